@@ -1,0 +1,55 @@
+"""Parallel workers for any Gymnasium environment and any PyTorch training loop."""
+
+from parenv.errors import (
+    ConfigurationError,
+    NotDataError,
+    NotPicklableError,
+    ObservationError,
+    ParenvError,
+    PolicyLagError,
+    PolicyOutputError,
+    PoolBusyError,
+    PoolClosedError,
+    ProtocolError,
+    SubEnvironmentError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerTimeoutError,
+)
+from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.rollout import Rollout, Transitions
+from parenv.options import Stop, WorkerOptions
+from parenv.policy.policy import Action, Policy, TorchPolicy
+from parenv.pool.pool import AsyncWorkerPool
+from parenv.pool.statistics import PoolStatistics
+from parenv.process.cores import recommended_num_workers
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Action",
+    "AsyncWorkerPool",
+    "ConfigurationError",
+    "EpisodeStatistics",
+    "NotDataError",
+    "NotPicklableError",
+    "ObservationError",
+    "ParenvError",
+    "Policy",
+    "PolicyLagError",
+    "PolicyOutputError",
+    "PoolBusyError",
+    "PoolClosedError",
+    "PoolStatistics",
+    "ProtocolError",
+    "Rollout",
+    "Stop",
+    "SubEnvironmentError",
+    "TorchPolicy",
+    "Transitions",
+    "WorkerDiedError",
+    "WorkerError",
+    "WorkerOptions",
+    "WorkerTimeoutError",
+    "recommended_num_workers",
+]

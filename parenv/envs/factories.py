@@ -1,0 +1,79 @@
+"""From what a user gives as ``env_fn`` to one factory per sub-environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from parenv.errors import ConfigurationError
+
+EnvFactory = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Factories:
+    """Factories for all sub-environments of a pool.
+
+    Args:
+        functions: one for all, or one for each.
+        registered: what the driver has registered with Gymnasium beside its own environments; a worker does not
+            import the user's script, and registers it before the first factory is called.
+    """
+
+    functions: tuple[EnvFactory, ...]
+    registered: tuple[EnvSpec, ...]
+
+    @property
+    def count(self) -> int | None:
+        """How many sub-environments there must be, or ``None`` where one factory serves any number."""
+        return len(self.functions) if len(self.functions) > 1 else None
+
+    def make(self, env_id: int) -> Any:
+        """Make one sub-environment, or, if the factory makes such, a whole ``VectorEnv``."""
+        return (self.functions[0] if len(self.functions) == 1 else self.functions[env_id])()
+
+    def register(self) -> None:
+        """Make known to Gymnasium in this process what was known in the driver."""
+        for spec in self.registered:
+            gym.registry.setdefault(spec.id, spec)
+
+
+def as_factories(env_fn: Any) -> Factories:
+    """Take a callable, an env id, or a sequence of those.
+
+    Raises:
+        ConfigurationError: it is none of them, or an id that Gymnasium does not know.
+    """
+    several = env_fn if isinstance(env_fn, Sequence) and not isinstance(env_fn, str) else [env_fn]
+    if not several:
+        raise ConfigurationError("env_fn is an empty sequence: give at least one factory")
+    return Factories(tuple(_as_factory(one) for one in several), _registered_by_the_user())
+
+
+def _as_factory(env_fn: Any) -> EnvFactory:
+    if isinstance(env_fn, str):
+        try:
+            module, _, name = env_fn.rpartition(":")
+            if not module:
+                gym.spec(name)
+        except gym.error.Error as error:
+            raise ConfigurationError(f"Gymnasium does not know the environment {env_fn!r}: {error}") from error
+        return partial(gym.make, env_fn)
+    if isinstance(env_fn, EnvSpec):
+        return partial(gym.make, env_fn)
+    if isinstance(env_fn, gym.Env | gym.vector.VectorEnv):
+        raise ConfigurationError(
+            f"env_fn must make environments, but it is one: {env_fn}. Give a factory, such as lambda: gym.make(...)"
+        )
+    if not callable(env_fn):
+        raise ConfigurationError(f"env_fn must be a callable, an env id or a sequence of those, got {env_fn!r}")
+    return env_fn  # type: ignore[no-any-return]
+
+
+def _registered_by_the_user() -> tuple[EnvSpec, ...]:
+    return tuple(spec for spec in gym.registry.values() if not str(spec.entry_point).startswith("gymnasium.envs."))

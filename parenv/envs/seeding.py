@@ -1,0 +1,71 @@
+"""Seeds that depend on what a random stream is for, never on how many workers there are."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+_SUB_ENVIRONMENT, _WORKER, _EVALUATION = 0, 1, 2
+
+
+def environment_seed(seed: int, env_id: int, generation: int = 0) -> int:
+    """Seed of a sub-environment's first reset."""
+    return _spawned(seed, _SUB_ENVIRONMENT, env_id, generation)
+
+
+def worker_seed(seed: int, worker: int, generation: int = 0) -> int:
+    """Seed of the random state with which a worker's policy samples."""
+    return _spawned(seed, _WORKER, worker, generation)
+
+
+def evaluation_seed(seed: int, worker: int, evaluation: int) -> int:
+    """Seed of one worker's part of one evaluation."""
+    return _spawned(seed, _EVALUATION, worker, evaluation)
+
+
+def _spawned(seed: int, *key: int) -> int:
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
+
+
+class RandomState:
+    """A random state of its own for ``random``, ``numpy`` and, where it is loaded, torch.
+
+    Used as a context manager it takes the place of the global ones and puts them back behind itself.
+
+    Args:
+        seed: where to begin.
+    """
+
+    def __init__(self, seed: int) -> None:
+        outer = _global_state()
+        random.seed(seed)
+        np.random.seed(seed)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.manual_seed(seed)
+        self._inner = _global_state()
+        _set_global_state(outer)
+        self._outer: list[Any] = []
+
+    def __enter__(self) -> RandomState:
+        self._outer.append(_global_state())
+        _set_global_state(self._inner)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._inner = _global_state()
+        _set_global_state(self._outer.pop())
+
+
+def _global_state() -> tuple[Any, ...]:
+    torch = sys.modules.get("torch")
+    return random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
+
+
+def _set_global_state(state: tuple[Any, ...]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    if state[2] is not None:
+        sys.modules["torch"].set_rng_state(state[2])

@@ -1,0 +1,306 @@
+"""Stepping a worker's share of sub-environments, observations written straight into the rows of a rollout slot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from parenv.errors import ConfigurationError, ObservationError
+from parenv.memory.progress import Progress
+from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+
+Rows = Sequence[Any]
+"""One array or list ``[B, *shape]`` per leaf of the observation space."""
+
+
+class Target(Protocol):
+    """Where a step writes to."""
+
+    finals: list[Any]
+    """``[K, *obs]`` per leaf: the observations that episodes end with."""
+    ends: list[tuple[int, int, float]]
+    """Step, column and seconds of the episodes that ended so far."""
+    rewards: Any
+    terminated: Any
+    truncated: Any
+
+    def observations(self, step: int) -> Rows:
+        """Rows of the observations at a step, 0 to T."""
+
+
+class Stepper(Protocol):
+    """A worker's sub-environments, however they are held."""
+
+    num_envs: int
+    observation_space: Space[Any]
+    action_space: Space[Any]
+
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
+        """Begin an episode in every sub-environment and write the first observations."""
+
+    def step(self, actions: Any, step: int, target: Target) -> None:
+        """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
+
+    def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
+        """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
+
+    def close(self) -> None:
+        """Close all."""
+
+
+def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress) -> Stepper:
+    """Hold environments of one kind: single ones, or one ``VectorEnv``.
+
+    Raises:
+        ConfigurationError: a ``VectorEnv`` that cannot give real transitions only, or different spaces.
+    """
+    if isinstance(envs[0], VectorEnv):
+        (vector_env,) = envs
+        if type(vector_env) is not SyncVectorEnv:
+            return VectorStepper(vector_env, first_env_id, progress)
+        envs = vector_env.envs
+    return EnvStepper(envs, first_env_id, progress)
+
+
+class EnvStepper:
+    """Single environments, stepped one after the other.
+
+    Args:
+        envs: the environments.
+        first_env_id: env_id of the first.
+        progress: where to say which one is at work.
+    """
+
+    def __init__(self, envs: Sequence[Any], first_env_id: int, progress: Progress) -> None:
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        self.observation_space: Space[Any] = self.envs[0].observation_space
+        self.action_space: Space[Any] = self.envs[0].action_space
+        self._first = first_env_id
+        self._progress = progress
+        self._check_spaces()
+        self._write = row_writer(leaves(self.observation_space))
+        self._action_leaves = leaves(self.action_space)
+        self._steps = [env.step for env in self.envs]
+        self._began = [0.0] * self.num_envs
+
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
+        """Begin an episode in every sub-environment and write the first observations."""
+        for column, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+            self._progress.begin("reset", self._first + column)
+            observation, _ = env.reset(seed=seed)
+            self._write(rows, column, observation)
+            self._began[column] = time.perf_counter()
+
+    def step(self, actions: Any, step: int, target: Target) -> None:
+        """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
+        rows, write, rewards = target.observations(step + 1), self._write, [0.0] * self.num_envs
+        column = 0
+        try:
+            for column, (step_env, action) in enumerate(
+                zip(self._steps, single_actions(self._action_leaves, actions), strict=True)
+            ):
+                observation, rewards[column], terminated, truncated, _ = step_env(action)
+                if terminated or truncated:
+                    observation = self._end(target, step, column, observation, terminated, truncated)
+                write(rows, column, observation)
+        except BaseException:
+            self._progress.begin(self._progress.doing, self._first + column)
+            raise
+        target.rewards[step] = rewards
+
+    def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
+        """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
+        results = []
+        for column in columns:
+            self._progress.begin("call", self._first + column)
+            results.append(function(self.envs[column]))
+        return results
+
+    def close(self) -> None:
+        """Close all."""
+        for env in self.envs:
+            env.close()
+
+    def _end(self, target: Target, step: int, column: int, observation: Any, terminated: Any, truncated: Any) -> Any:
+        now = time.perf_counter()
+        target.terminated[step, column] = terminated
+        target.truncated[step, column] = truncated
+        self._write(target.finals, len(target.ends), observation)
+        target.ends.append((step, column, now - self._began[column]))
+        self._progress.begin("reset", self._first + column)
+        observation, _ = self.envs[column].reset()
+        self._began[column] = time.perf_counter()
+        self._progress.begin("step")
+        return observation
+
+    def _check_spaces(self) -> None:
+        for column, env in enumerate(self.envs):
+            for name in ("observation_space", "action_space"):
+                if getattr(env, name) != getattr(self, name):
+                    raise ConfigurationError(
+                        f"env_id {self._first + column} has the {name} {getattr(env, name)}, "
+                        f"but env_id {self._first} has {getattr(self, name)}; all must have the same"
+                    )
+
+
+class VectorStepper:
+    """One ``VectorEnv``, stepped as a whole.
+
+    Args:
+        env: one whose autoreset mode is ``SAME_STEP`` or ``DISABLED``. ``NEXT_STEP`` spends one step per episode
+            end on a reset, and so cannot fill a rollout with real transitions only.
+        first_env_id: env_id of the first sub-environment.
+        progress: where to say what is going on.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], first_env_id: int, progress: Progress) -> None:
+        self._mode = env.metadata.get("autoreset_mode")
+        if self._mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+            raise ConfigurationError(
+                f"{env} has the autoreset mode {self._mode}, in which a step after an episode's end is spent on the "
+                "reset, so a rollout could not consist of real transitions. Make it with "
+                "autoreset_mode=AutoresetMode.SAME_STEP "
+                "or DISABLED, or give a factory of single environments "
+                '(gym.make_vec(..., vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}))'
+            )
+        self._env = env
+        self.num_envs = env.num_envs
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        self._leaves = leaves(self.observation_space)
+        self._progress = progress
+        self._began = np.zeros(self.num_envs)
+
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
+        """Begin an episode in every sub-environment and write the first observations."""
+        self._progress.begin("reset")
+        observations, _ = self._env.reset(seed=None if None in seeds else list(seeds))  # type: ignore[arg-type]
+        self._write(rows, observations)
+        self._began[:] = time.perf_counter()
+
+    def step(self, actions: Any, step: int, target: Target) -> None:
+        """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
+        observations, target.rewards[step], terminated, truncated, infos = self._env.step(actions)
+        target.terminated[step], target.truncated[step] = terminated, truncated
+        ended = np.flatnonzero(np.logical_or(terminated, truncated))
+        if len(ended):
+            observations = self._end(target, step, ended, observations, infos)
+        self._write(target.observations(step + 1), observations)
+
+    def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
+        """The sub-environments of a ``VectorEnv`` of the user's are its own: only all of them can be asked at once."""
+        raise ConfigurationError(
+            f"{name} needs single sub-environments, but the factory makes a {type(self._env).__name__}: "
+            "give a factory of single environments"
+        )
+
+    def close(self) -> None:
+        """Close it."""
+        self._env.close()
+
+    def _end(self, target: Target, step: int, ended: Any, observations: Any, infos: dict[str, Any]) -> Any:
+        now = time.perf_counter()
+        in_infos = self._mode is AutoresetMode.SAME_STEP
+        for column in ended.tolist():
+            final = infos["final_obs"][column] if in_infos else self._one(observations, column)
+            for rows, value in zip(target.finals, flatten(self._leaves, final), strict=True):
+                rows[len(target.ends)] = value
+            target.ends.append((step, column, now - self._began[column]))
+        self._began[ended] = now
+        if in_infos:
+            return observations
+        mask = np.zeros(self.num_envs, bool)
+        mask[ended] = True
+        fresh, _ = self._env.reset(options={"reset_mask": mask})
+        return fresh
+
+    def _one(self, observations: Any, column: int) -> Any:
+        return unflatten(self._leaves, [_copied(part[column]) for part in flatten(self._leaves, observations)])
+
+    def _write(self, rows: Rows, observations: Any) -> None:
+        for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
+            if leaf.dtype is not None and (values.shape != row.shape or values.dtype != row.dtype):
+                raise ObservationError(
+                    f"the VectorEnv returned an observation{leaf.name} of shape {values.shape} and dtype "
+                    f"{values.dtype}; its space says {row.shape} and {row.dtype}"
+                )
+            row[:] = values
+
+
+def row_writer(of: Sequence[Leaf]) -> Callable[[Rows, int, Any], None]:
+    """A function that writes one observation to index ``i`` of the given rows, and refuses what does not fit.
+
+    What is written is a copy, so that an environment may reuse its buffer.
+    """
+    if len(of) == 1 and not of[0].path and of[0].dtype is not None:
+        return _array_writer(of[0])
+    writers = [_list_writer(leaf) if leaf.dtype is None else _array_writer(leaf) for leaf in of]
+
+    def write(rows: Rows, i: int, observation: Any) -> None:
+        try:
+            values = flatten(of, observation)
+        except (KeyError, IndexError, TypeError) as error:
+            raise ObservationError(
+                f"the observation {observation!r} has not the structure of its space: {type(error).__name__} {error}"
+            ) from error
+        for j, write_leaf in enumerate(writers):
+            write_leaf(rows[j : j + 1], i, values[j])
+
+    return write
+
+
+def _array_writer(leaf: Leaf) -> Callable[[Rows, int, Any], None]:
+    shape, dtype = leaf.shape, np.dtype(leaf.dtype)
+
+    def write(rows: Rows, i: int, value: Any) -> None:
+        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+            value = _checked(leaf, value)
+        rows[0][i] = value
+
+    return write
+
+
+def _list_writer(leaf: Leaf) -> Callable[[Rows, int, Any], None]:
+    def write(rows: Rows, i: int, value: Any) -> None:
+        if i == len(rows[0]):
+            rows[0].append(None)
+        rows[0][i] = _copied(value)
+
+    return write
+
+
+def _checked(leaf: Leaf, value: Any) -> Any:
+    """Accept what has the right shape and dtype in another guise: numpy scalars, Python numbers, lists of them."""
+    typed = isinstance(value, np.ndarray | np.generic)
+    array = np.asarray(value)
+    expected = np.dtype(leaf.dtype)
+    exact = array.dtype == expected or (leaf.integral and array.dtype.kind in "iu")
+    if array.shape != leaf.shape or not (exact if typed else np.can_cast(array.dtype, expected, "same_kind")):
+        raise ObservationError(
+            f"the observation{leaf.name} has shape {array.shape} and dtype {array.dtype}; its space says "
+            f"{leaf.shape} and {expected}. Convert it in the environment, or correct the observation space"
+        )
+    return array
+
+
+def single_actions(of: Sequence[Leaf], actions: Any) -> Sequence[Any]:
+    """A batch of actions as one action per sub-environment: ``int`` for Discrete, a row for arrays."""
+    if len(of) == 1 and not of[0].path:
+        one_each: Sequence[Any] = _rows(of[0], actions)
+        return one_each
+    columns = [_rows(leaf, values) for leaf, values in zip(of, flatten(of, actions), strict=True)]
+    return [unflatten(of, values) for values in zip(*columns, strict=True)]
+
+
+def _rows(leaf: Leaf, values: Any) -> Any:
+    return values.tolist() if leaf.integral else values
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value

@@ -1,0 +1,179 @@
+"""The errors parenv raises, in one tree.
+
+::
+
+    ParenvError
+    ├── ConfigurationError (ValueError)      yours: an argument is wrong, nothing has started
+    │   ├── NotPicklableError                yours: an object cannot travel to a worker
+    │   └── PolicyOutputError                yours: what the policy returns does not fit
+    ├── SubEnvironmentError                  yours: where in which sub-environment an exception began
+    │   └── ObservationError                 yours: an observation does not fit its space
+    ├── WorkerError                          the world's: a process did not do what it should
+    │   ├── WorkerDiedError                  it is gone, with exit code or signal
+    │   └── WorkerTimeoutError               it did not answer in time
+    ├── PolicyLagError                       yours: a publish would break ``max_policy_lag``
+    ├── NotDataError (TypeError)             yours: a value cannot leave a worker as plain data
+    ├── ProtocolError                        ours: a message that may not be said now, or is malformed
+    ├── PoolBusyError                        another thread is using the pool
+    └── PoolClosedError                      the pool was closed before
+
+An exception raised inside a sub-environment is raised again in the driver in its own type; its
+``__cause__`` is the :class:`SubEnvironmentError` or :class:`WorkerError` that says where it happened and
+carries the remote traceback.
+"""
+
+from __future__ import annotations
+
+import signal as _signal
+from collections.abc import Sequence
+
+
+class ParenvError(Exception):
+    """Base class of every error that parenv itself raises."""
+
+
+class ConfigurationError(ParenvError, ValueError):
+    """An argument is wrong; nothing has been started and nothing is lost."""
+
+
+class NotPicklableError(ConfigurationError):
+    """An object that must travel to the workers cannot be pickled; the message names the offending part."""
+
+
+class PolicyOutputError(ConfigurationError):
+    """What the policy returned does not fit the action space or the layout of the rollout."""
+
+
+class SubEnvironmentError(ParenvError):
+    """Where an exception in a worker happened.
+
+    Attributes:
+        worker: index of the worker.
+        env_id: index of the sub-environment in the whole pool, or ``None`` where none was at work.
+        doing: what it was doing, such as ``"step"``.
+        remote_traceback: the traceback in the worker, as text.
+    """
+
+    def __init__(
+        self, message: str, *, worker: int = -1, env_id: int | None = None, doing: str = "", remote_traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.env_id = env_id
+        self.doing = doing
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n\n{self.remote_traceback}" if self.remote_traceback else message
+
+
+class ObservationError(SubEnvironmentError):
+    """A sub-environment returned an observation whose shape, dtype or structure is not that of its space."""
+
+
+class WorkerError(ParenvError):
+    """A worker process failed.
+
+    Attributes:
+        worker: index of the worker.
+        env_ids: the sub-environments it was stepping.
+        pid: its process id.
+        doing: what it was doing, as far as shared memory tells.
+    """
+
+    def __init__(
+        self, message: str, *, worker: int = -1, env_ids: Sequence[int] = (), pid: int = -1, doing: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.env_ids = tuple(env_ids)
+        self.pid = pid
+        self.doing = doing
+
+
+class WorkerDiedError(WorkerError):
+    """A worker process ended without being asked to.
+
+    Attributes:
+        exit_code: its exit code, or ``None`` where a signal ended it.
+        signal: the number of the signal that ended it, or ``None``.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker: int,
+        env_ids: Sequence[int],
+        pid: int,
+        doing: str,
+        exit_code: int | None = None,
+        signal: int | None = None,
+    ) -> None:
+        message = (
+            f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) {describe_exit(exit_code, signal)} while {doing}. "
+            f"{_likely_cause(exit_code, signal)}"
+        )
+        super().__init__(message, worker=worker, env_ids=env_ids, pid=pid, doing=doing)
+        self.exit_code = exit_code
+        self.signal = signal
+
+
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """A worker did not answer within its limit."""
+
+
+class PolicyLagError(ParenvError):
+    """Publishing now would make rollouts that are under way older than ``max_policy_lag`` allows."""
+
+
+class NotDataError(ParenvError, TypeError):
+    """A value cannot travel from a worker as plain data, and nothing a worker sends is ever unpickled."""
+
+
+class ProtocolError(ParenvError):
+    """A message was malformed, of another protocol version, or not allowed in the present state."""
+
+
+class PoolBusyError(ParenvError):
+    """Another thread is using the pool; give it to one thread at a time."""
+
+
+class PoolClosedError(ParenvError):
+    """The pool is closed."""
+
+
+def span(env_ids: Sequence[int]) -> str:
+    """Write sorted, adjacent env_ids as a range.
+
+    >>> span([4, 5, 6]), span([7]), span([])
+    ('4-6', '7', 'none')
+    """
+    if not env_ids:
+        return "none"
+    return str(env_ids[0]) if len(env_ids) == 1 else f"{env_ids[0]}-{env_ids[-1]}"
+
+
+def describe_exit(exit_code: int | None, signal: int | None) -> str:
+    """Say in words how a process ended.
+
+    >>> describe_exit(3, None), describe_exit(None, 9)
+    ('exited with code 3', 'was killed by SIGKILL')
+    """
+    if signal is None:
+        return "is gone" if exit_code is None else f"exited with code {exit_code}"
+    try:
+        name = _signal.Signals(signal).name
+    except ValueError:
+        name = f"signal {signal}"
+    return f"was killed by {name}"
+
+
+def _likely_cause(exit_code: int | None, signal: int | None) -> str:
+    if signal == _signal.SIGKILL:
+        return "SIGKILL usually means the kernel ran out of memory (see dmesg), or somebody's kill -9."
+    if signal in (_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGABRT, _signal.SIGILL, _signal.SIGFPE):
+        return "Native code crashed: run with num_workers=0 under a debugger to find where."
+    if signal is None and exit_code is not None:
+        return "Something called os._exit or sys.exit: look in the environment and the libraries under it."
+    return "Run with num_workers=0 to see it happen in this process."

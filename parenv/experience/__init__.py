@@ -1,0 +1,1 @@
+"""What a pool yields: containers of arrays. Pure, so that workers and driver use the same."""

@@ -1,0 +1,63 @@
+"""Statistics of episodes that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class EpisodeStatistics:
+    """Episodes in the order in which they ended.
+
+    Args:
+        returns: undiscounted sums of rewards, float64 ``[K]``.
+        lengths: env steps, int64 ``[K]``.
+        seconds: from the reset to the last step, float64 ``[K]``.
+        env_ids: sub-environments, int64 ``[K]``.
+    """
+
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+    env_ids: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.returns)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the returns; NaN if there are no episodes."""
+        return float(np.mean(self.returns)) if len(self) else float("nan")
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length in env steps; NaN if there are no episodes."""
+        return float(np.mean(self.lengths)) if len(self) else float("nan")
+
+    @classmethod
+    def of(
+        cls, returns: Sequence[float], lengths: Sequence[int], seconds: Sequence[float], env_ids: Sequence[int]
+    ) -> EpisodeStatistics:
+        """From any sequences."""
+        return cls(
+            np.asarray(returns, np.float64),
+            np.asarray(lengths, np.int64),
+            np.asarray(seconds, np.float64),
+            np.asarray(env_ids, np.int64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
+        """All episodes of several parts, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def column(name: str) -> Any:
+            return np.concatenate([getattr(part, name) for part in parts]) if parts else ()
+
+        return cls.of(column("returns"), column("lengths"), column("seconds"), column("env_ids"))

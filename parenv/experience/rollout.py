@@ -1,0 +1,252 @@
+"""Rollout: a time-major block of real transitions by one version of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from parenv.experience.episodes import EpisodeStatistics
+from parenv.memory.spaces import Tree
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where episodes ended in a rollout, and the observations they ended with.
+
+    Args:
+        steps: rows, int64 ``[K]``.
+        columns: columns, int64 ``[K]``.
+        observations: ``[K, *obs]``, nested as the space is.
+    """
+
+    steps: Any
+    columns: Any
+    observations: Tree
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ends]) -> Ends:
+        """The ends of several parts of one block."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            np.concatenate([part.steps for part in parts]),
+            np.concatenate([part.columns for part in parts]),
+            map_trees(_concatenated, *(part.observations for part in parts)),
+        )
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """A rollout flattened: ``N = T * B`` transitions in time-major order. For replay buffers.
+
+    Fields of spaces without a fixed size are lists of ``N`` values; all others are arrays ``[N, ...]``.
+
+    Args:
+        observations: ``[N, *obs]``.
+        actions: ``[N, *action]``.
+        rewards: float32 ``[N]``.
+        terminated: bool ``[N]``.
+        truncated: bool ``[N]``.
+        next_observations: the true next ones, ``[N, *obs]``.
+        env_ids: int64 ``[N]``.
+        extras: each ``[N, ...]``.
+    """
+
+    observations: Tree
+    actions: Tree
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    next_observations: Tree
+    env_ids: Any
+    extras: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """``T`` env steps of ``B`` sub-environments by one version of the policy; every ``[t, b]`` is a real transition.
+
+    Arrays lie in shared memory and stay valid and unchanged for as long as anybody holds one of them. ``to(device)``
+    gives the same fields as tensors. Fields of spaces without a fixed size are lists of lists.
+
+    Args:
+        observations: ``[T, B, *obs]``, nested as the space is.
+        actions: ``[T, B, *action]``, nested as the space is.
+        rewards: float32 ``[T, B]``.
+        terminated: bool ``[T, B]``.
+        truncated: bool ``[T, B]``.
+        last_observations: what the next rollout begins with, ``[B, *obs]``.
+        extras: what the policy and ``postprocess`` returned, each ``[T, B, ...]``.
+        env_ids: the sub-environments of the columns, int64 ``[B]``.
+        worker: the worker it came from; ``None`` for a block of all workers (sync).
+        policy_version: the version that acted.
+        policy_lag: version published when the rollout was yielded minus ``policy_version``, in publishes.
+        episodes: the episodes that ended in it.
+        ends: where they ended, as parts of one block.
+        successors: ``observations`` one step later, ``[T, B, *obs]``, before the final ones are put in.
+    """
+
+    observations: Tree
+    actions: Tree
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    last_observations: Tree
+    extras: Mapping[str, Any]
+    env_ids: Any
+    worker: int | None
+    policy_version: int
+    policy_lag: int
+    episodes: EpisodeStatistics
+    ends: Sequence[Ends] = field(repr=False)
+    successors: Tree = field(repr=False)
+
+    @property
+    def num_steps(self) -> int:
+        """Env steps in it, ``T * B``."""
+        return int(self.rewards.shape[0] * self.rewards.shape[1])
+
+    @property
+    def final_observations(self) -> Tree:
+        """The observations that episodes ended with, ``[K, *obs]``, at the places that ``final_index`` gives."""
+        return self._ends.observations
+
+    @property
+    def final_index(self) -> tuple[Any, Any]:
+        """Rows and columns where episodes ended, two int64 ``[K]``: ``terminated[final_index]`` says how."""
+        return self._ends.steps, self._ends.columns
+
+    def next_observations(self) -> Tree:
+        """The true next observation of every step, ``[T, B, *obs]``: the final one where an episode ended.
+
+        Without an episode end this is a view; otherwise a copy.
+        """
+        if not len(self._ends.steps):
+            return self.successors
+        return map_trees(self._with_finals, self.successors, self._ends.observations)
+
+    def next_values(self, values: Any, value_fn: Callable[[Tree], Any]) -> Any:
+        """Values of the true next observations, ``[T, B]``, for :func:`parenv.returns.gae` and its like.
+
+        Only the last and the final observations are evaluated; all other values are already there.
+
+        Args:
+            values: ``V(o_t)``, ``[T, B]``, array or tensor as the rollout's fields are.
+            value_fn: maps observations ``[N, *obs]`` to values ``[N]`` or ``[N, 1]``.
+        """
+        following = _copy(values)
+        following[:-1] = values[1:]
+        following[-1] = _reshaped(value_fn(self.last_observations), values[-1])
+        if len(self._ends.steps):
+            finals = value_fn(self.final_observations)
+            following[self.final_index] = _reshaped(finals, following[self.final_index])
+        return following
+
+    def transitions(self) -> Transitions:
+        """Flatten to ``T * B`` transitions with their true next observations. Views wherever that is possible."""
+        T = self.rewards.shape[0]
+        return Transitions(
+            observations=map_trees(_flat, self.observations),
+            actions=map_trees(_flat, self.actions),
+            rewards=_flat(self.rewards),
+            terminated=_flat(self.terminated),
+            truncated=_flat(self.truncated),
+            next_observations=map_trees(_flat, self.next_observations()),
+            env_ids=np.tile(np.asarray(self.env_ids), T),
+            extras={name: _flat(value) for name, value in self.extras.items()},
+        )
+
+    def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> Rollout:
+        """The same rollout as tensors. On the CPU they share the memory of the arrays.
+
+        Args:
+            device: torch device.
+            non_blocking: as in ``torch.Tensor.to``.
+        """
+        import torch
+
+        def tensor(value: Any) -> Any:
+            if isinstance(value, list):
+                return value
+            return torch.as_tensor(value).to(device, non_blocking=non_blocking)
+
+        moved = {
+            name: map_trees(tensor, getattr(self, name))
+            for name in (
+                "observations",
+                "actions",
+                "rewards",
+                "terminated",
+                "truncated",
+                "last_observations",
+                "successors",
+            )
+        }
+        ends = [
+            Ends(tensor(part.steps), tensor(part.columns), map_trees(tensor, part.observations))
+            for part in [self._ends]
+        ]
+        return replace(self, **moved, extras={k: tensor(v) for k, v in self.extras.items()}, ends=ends)
+
+    def copy(self) -> Rollout:
+        """The same rollout with memory of its own."""
+        moved = {
+            f.name: map_trees(_copy, getattr(self, f.name))
+            for f in fields(self)
+            if f.name
+            in ("observations", "actions", "rewards", "terminated", "truncated", "last_observations", "successors")
+        }
+        ends = [Ends(_copy(part.steps), _copy(part.columns), map_trees(_copy, part.observations)) for part in self.ends]
+        return replace(self, **moved, extras={k: _copy(v) for k, v in self.extras.items()}, ends=ends)
+
+    @cached_property
+    def _ends(self) -> Ends:
+        return Ends.joined(self.ends)
+
+    def _with_finals(self, successors: Any, finals: Any) -> Any:
+        filled = _copy(successors)
+        steps, columns = self.final_index
+        if isinstance(filled, list):
+            for step, column, final in zip(steps, columns, finals, strict=True):
+                filled[int(step)][int(column)] = final
+        else:
+            filled[steps, columns] = finals
+        return filled
+
+
+def map_trees(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply a function to the leaves of one or several trees of the same structure."""
+    if isinstance(tree, Mapping):
+        return {key: map_trees(function, part, *(other[key] for other in others)) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_trees(function, *parts) for parts in zip(tree, *others, strict=True))
+    return function(tree, *others)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copy(item) if isinstance(item, list) else item for item in value]
+    return value.clone() if hasattr(value, "clone") else value.copy()
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, list):
+        return [item for row in value for item in row]
+    return value.reshape(-1, *value.shape[2:])
+
+
+def _reshaped(values: Any, like: Any) -> Any:
+    if hasattr(values, "detach") and not hasattr(like, "detach"):
+        values = values.detach().cpu().numpy()
+    return values.reshape(like.shape)
+
+
+def _concatenated(*parts: Any) -> Any:
+    return [item for part in parts for item in part] if isinstance(parts[0], list) else np.concatenate(parts)

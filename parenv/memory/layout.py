@@ -1,0 +1,130 @@
+"""What a rollout slot holds and at which offset. Driver and worker compute it from the same specification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parenv.memory.spaces import Leaf
+
+ALIGNMENT = 64
+
+COMMIT_DTYPE = np.dtype(
+    [
+        ("sequence", "<i8"),
+        ("policy_version", "<i8"),
+        ("generation", "<i4"),
+        ("num_ends", "<i4"),
+        ("environment_s", "<f8"),
+        ("acting_s", "<f8"),
+        ("waiting_s", "<f8"),
+    ]
+)
+"""Written last by each worker of a slot: it says which credit the slot holds and how long its parts took."""
+
+END_DTYPE = np.dtype([("step", "<i4"), ("column", "<i4"), ("length", "<i8"), ("return", "<f8"), ("seconds", "<f8")])
+"""One episode end: row and column in the rollout, and the statistics of the episode."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An array ``[T, B, *shape]`` that the policy, or else ``postprocess``, adds to the rollout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    postprocessed: bool = False
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """What every rollout of a pool consists of.
+
+    Args:
+        rollout_length: ``T``.
+        observations: leaves of the observation space.
+        actions: leaves of the action space.
+        extras: what policy and ``postprocess`` add.
+    """
+
+    rollout_length: int
+    observations: tuple[Leaf, ...]
+    actions: tuple[Leaf, ...]
+    extras: tuple[Extra, ...] = ()
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a slot."""
+
+    name: tuple[str, Any]
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """All arrays of one slot.
+
+    Args:
+        fields: in the order of their offsets.
+        reserved_bytes: the part that every rollout uses; behind it lie the final observations, of which only as
+            many pages are ever touched as there were episode ends at once.
+        total_bytes: the whole slot.
+    """
+
+    fields: tuple[Field, ...]
+    reserved_bytes: int
+    total_bytes: int
+
+    def arrays(self, buffer: Any) -> dict[tuple[str, Any], npt.NDArray[Any]]:
+        """Every field as an array over ``buffer``, which holds one slot."""
+        return {
+            field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset)  # type: ignore[call-overload,unused-ignore]
+            for field in self.fields
+        }
+
+
+def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayout:
+    """Lay out a slot of ``num_envs`` columns that ``num_workers`` workers fill.
+
+    Every array begins on a cache line. Final observations and episode ends have room for an end at every step,
+    the columns of one worker after those of the one before.
+    """
+    T, B = spec.rollout_length, num_envs
+    always: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = [(("commits", 0), (num_workers,), COMMIT_DTYPE)]
+    always += [(("observations", i), (T + 1, B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.observations)]
+    always += [(("actions", i), (T, B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.actions)]
+    always += [(("rewards", 0), (T, B), "<f4"), (("terminated", 0), (T, B), "?"), (("truncated", 0), (T, B), "?")]
+    always += [(("extras", extra.name), (T, B, *extra.shape), extra.dtype) for extra in spec.extras]
+    sparse: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = [(("ends", 0), (T * B,), END_DTYPE)]
+    sparse += [(("finals", i), (T * B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.observations)]
+    placed, reserved = _place(always, 0)
+    more, total = _place(sparse, reserved)
+    return SlotLayout((*placed, *more), reserved, aligned(total, 4096))
+
+
+def aligned(size: int, to: int = ALIGNMENT) -> int:
+    """Round up.
+
+    >>> aligned(65), aligned(64), aligned(0)
+    (128, 64, 0)
+    """
+    return -(-size // to) * to
+
+
+def _arrays(of: Sequence[Leaf]) -> list[tuple[int, Leaf]]:
+    return [(i, leaf) for i, leaf in enumerate(of) if leaf.dtype is not None]
+
+
+def _place(wanted: Sequence[tuple[tuple[str, Any], tuple[int, ...], Any]], offset: int) -> tuple[list[Field], int]:
+    placed = []
+    for name, shape, dtype in wanted:
+        placed.append(Field(name, shape, dtype, offset))
+        offset = aligned(offset + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64)))
+    return placed, offset

@@ -1,0 +1,60 @@
+"""The one file that asks the operating system for shared memory: anonymous, and freed with its last holder."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+
+
+class SharedMemory:
+    """A file in memory that has a descriptor but no name, so that there is nothing to leak or to guess.
+
+    Args:
+        size: bytes to begin with.
+        fd: descriptor of existing shared memory to use instead of a new one.
+    """
+
+    def __init__(self, size: int = 0, fd: int | None = None) -> None:
+        self.fd = _anonymous_file() if fd is None else fd
+        if size:
+            os.ftruncate(self.fd, size)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self.fd).st_size
+
+    def grow(self, size: int) -> None:
+        """Extend to ``size`` bytes, none of which takes memory before it is touched or reserved."""
+        os.ftruncate(self.fd, size)
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Claim memory now, so that it cannot be missing when it is touched.
+
+        Raises:
+            MemoryError: there is not that much memory.
+        """
+        if not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            os.posix_fallocate(self.fd, offset, nbytes)
+        except OSError as error:
+            raise MemoryError(f"cannot reserve {nbytes / 1e6:.0f} MB of shared memory: {error}") from error
+
+    def map(self) -> mmap.mmap:
+        """Map all of it. The mapping stays valid after :meth:`close`, for as long as somebody holds it."""
+        return mmap.mmap(self.fd, self.size)
+
+    def close(self) -> None:
+        """Give the descriptor back. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("parenv", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

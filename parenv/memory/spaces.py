@@ -1,0 +1,235 @@
+"""Spaces as leaves: which arrays hold a batch of values of a space, and spaces as plain data for the wire.
+
+A space is a tree; its leaves are arrays of a fixed shape and dtype, or, for spaces without a fixed size, lists. The
+functions dispatch on the class of the space, so that a subclass is treated as its base.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from parenv.errors import ConfigurationError
+
+Tree = Any
+"""Arrays, nested in dicts and tuples as the space is."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a space.
+
+    Args:
+        path: keys from the root: ``str`` into a dict, ``int`` into a tuple.
+        shape: shape of one value; ``()`` for lists.
+        dtype: numpy dtype string; ``None`` where values have no fixed size and are kept in lists.
+    """
+
+    path: tuple[str | int, ...]
+    shape: tuple[int, ...] = ()
+    dtype: str | None = None
+
+    @property
+    def integral(self) -> bool:
+        """Whether one value is a single integer, given to environments as an ``int``."""
+        return self.shape == () and self.dtype is not None and np.dtype(self.dtype).kind in "iu"
+
+    @property
+    def name(self) -> str:
+        """The path as text, for messages."""
+        return "".join(f"[{key!r}]" for key in self.path)
+
+
+@singledispatch
+def leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
+    """Flatten a space into its leaves, in the order of the space.
+
+    Text, Sequence, Graph, OneOf and custom spaces have no fixed size and become lists.
+    """
+    return (Leaf(path),)
+
+
+@leaves.register(spaces.Box)
+@leaves.register(spaces.Discrete)
+@leaves.register(spaces.MultiDiscrete)
+@leaves.register(spaces.MultiBinary)
+def _array_leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
+    assert space.shape is not None
+    return (Leaf(path, tuple(space.shape), np.dtype(space.dtype).str),)
+
+
+@leaves.register(spaces.Dict)
+def _dict_leaves(space: spaces.Dict, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
+    for key in space.spaces:
+        if not isinstance(key, str):
+            raise ConfigurationError(f"keys of a Dict space must be strings, got {key!r}")
+    return tuple(leaf for key, part in space.spaces.items() for leaf in leaves(part, (*path, key))) or (Leaf(path),)
+
+
+@leaves.register(spaces.Tuple)
+def _tuple_leaves(space: spaces.Tuple[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
+    return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, (*path, i))) or (Leaf(path),)
+
+
+def flatten(of: Sequence[Leaf], tree: Tree) -> list[Any]:
+    """The values of a tree at the given leaves.
+
+    Raises:
+        KeyError, IndexError, TypeError: the tree has not that structure.
+    """
+    return [_at(tree, leaf.path) for leaf in of]
+
+
+def unflatten(of: Sequence[Leaf], values: Sequence[Any]) -> Tree:
+    """Nest values again as the space does: the inverse of :func:`flatten`."""
+    if len(of) == 1 and not of[0].path:
+        return values[0]
+    tree: Tree = {}
+    for leaf, value in zip(of, values, strict=True):
+        node = tree
+        for key in leaf.path[:-1]:
+            node = node.setdefault(key, {})
+        node[leaf.path[-1]] = value
+    return _tuples(tree)
+
+
+def _at(tree: Tree, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _tuples(tree: Tree) -> Tree:
+    if not isinstance(tree, dict):
+        return tree
+    if tree and all(isinstance(key, int) for key in tree):
+        return tuple(_tuples(tree[i]) for i in range(len(tree)))
+    return {key: _tuples(part) for key, part in tree.items()}
+
+
+@singledispatch
+def describe(space: Space[Any]) -> Any:
+    """A space as plain data; a custom space becomes the nearest base that Gymnasium defines, or an opaque one."""
+    return ["opaque", repr(space)]
+
+
+@describe.register(spaces.Box)
+def _describe_box(space: spaces.Box) -> Any:
+    return ["box", _compact(space.low), _compact(space.high), list(space.shape), np.dtype(space.dtype).str]
+
+
+@describe.register(spaces.Discrete)
+def _describe_discrete(space: spaces.Discrete) -> Any:
+    return ["discrete", int(space.n), int(space.start), np.dtype(space.dtype).str]
+
+
+@describe.register(spaces.MultiDiscrete)
+def _describe_multi_discrete(space: spaces.MultiDiscrete) -> Any:
+    return ["multi_discrete", np.asarray(space.nvec), np.asarray(space.start), np.dtype(space.dtype).str]
+
+
+@describe.register(spaces.MultiBinary)
+def _describe_multi_binary(space: spaces.MultiBinary) -> Any:
+    return ["multi_binary", list(space.shape)]
+
+
+@describe.register(spaces.Text)
+def _describe_text(space: spaces.Text) -> Any:
+    return ["text", space.min_length, space.max_length, "".join(sorted(space.character_set))]
+
+
+@describe.register(spaces.Sequence)
+def _describe_sequence(space: spaces.Sequence) -> Any:
+    return ["sequence", describe(space.feature_space), bool(space.stack)]
+
+
+@describe.register(spaces.Graph)
+def _describe_graph(space: spaces.Graph) -> Any:
+    return ["graph", describe(space.node_space), None if space.edge_space is None else describe(space.edge_space)]
+
+
+@describe.register(spaces.OneOf)
+def _describe_one_of(space: spaces.OneOf[Any]) -> Any:
+    return ["one_of", [describe(part) for part in space.spaces]]
+
+
+@describe.register(spaces.Dict)
+def _describe_dict(space: spaces.Dict) -> Any:
+    return ["dict", {key: describe(part) for key, part in space.spaces.items()}]
+
+
+@describe.register(spaces.Tuple)
+def _describe_tuple(space: spaces.Tuple[Any]) -> Any:
+    return ["tuple", [describe(part) for part in space.spaces]]
+
+
+class OpaqueSpace(Space[Any]):
+    """Stands in the driver for a custom space of which only the text is known. It cannot be sampled.
+
+    Args:
+        text: ``repr`` of the space in the worker.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpaqueSpace) and self.text == other.text
+
+    def contains(self, x: Any) -> bool:
+        """Every value: nothing is known about the space."""
+        return True
+
+
+def rebuild(description: Any) -> Space[Any]:
+    """The space of a description made by :func:`describe`.
+
+    >>> rebuild(describe(spaces.Tuple([spaces.Discrete(3), spaces.Text(4)])))
+    Tuple(Discrete(3), Text(1, 4, charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz))
+    """
+    kind, *rest = description
+    space: Space[Any] = _REBUILD[kind](*rest)
+    return space
+
+
+def _rebuild_box(low: Any, high: Any, shape: list[int], dtype: str) -> spaces.Box:
+    with np.errstate(all="ignore"):
+        return spaces.Box(
+            np.broadcast_to(low, shape).astype(dtype),
+            np.broadcast_to(high, shape).astype(dtype),
+            dtype=np.dtype(dtype).type,
+        )
+
+
+_REBUILD: dict[str, Any] = {
+    "opaque": OpaqueSpace,
+    "box": _rebuild_box,
+    "discrete": lambda n, start, dtype: spaces.Discrete(n, start=start, dtype=_type(dtype)),
+    "multi_discrete": lambda nvec, start, dtype: spaces.MultiDiscrete(nvec, dtype=_type(dtype), start=start),
+    "multi_binary": lambda shape: spaces.MultiBinary(shape if len(shape) > 1 else shape[0]),
+    "text": lambda least, most, characters: spaces.Text(most, min_length=least, charset=characters),
+    "sequence": lambda feature, stack: spaces.Sequence(rebuild(feature), stack=stack),
+    "graph": lambda node, edge: spaces.Graph(rebuild(node), None if edge is None else rebuild(edge)),
+    "one_of": lambda parts: spaces.OneOf([rebuild(part) for part in parts]),
+    "dict": lambda parts: spaces.Dict(OrderedDict((key, rebuild(part)) for key, part in parts.items())),
+    "tuple": lambda parts: spaces.Tuple([rebuild(part) for part in parts]),
+}
+
+
+def _type(dtype: str) -> Any:
+    return np.dtype(dtype).type
+
+
+def _compact(bound: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """One number for a bound that is the same everywhere."""
+    return bound.flat[0].reshape(()) if bound.size and (bound == bound.flat[0]).all() else bound

@@ -1,0 +1,99 @@
+"""Frozen option objects: what a user may set beyond the few arguments that matter most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from parenv.errors import ConfigurationError
+
+Mode = Literal["sync", "async"]
+Parallelism = Literal["experience", "gradient"]
+OnStale = Literal["pace", "drop"]
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How a worker process is set up and how long it may take.
+
+    Args:
+        device: torch device on which the worker's snapshot of the policy acts. With ``"cpu"`` the GPUs are
+            hidden from the workers.
+        threads: intra-op threads per worker (OpenMP, BLAS, torch), set before anything is imported.
+        environment: environment variables, set before anything is imported.
+        preload: modules imported once, before workers are started, and shared by all of them. For modules that
+            are slow to import and start no threads of their own.
+        setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made.
+        cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
+        start_timeout_s: seconds that all workers together may take until they are ready.
+        close_timeout_s: seconds that a worker may take to end by itself before it is killed.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    setup_fn: Callable[[int], object] | None = None
+    cleanup_fn: Callable[[int], object] | None = None
+    start_timeout_s: float = 120.0
+    close_timeout_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigurationError(f"WorkerOptions.threads must be at least 1, got {self.threads}")
+        for name in ("start_timeout_s", "close_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"WorkerOptions.{name} must be positive seconds, got {getattr(self, name)}")
+        for name in ("setup_fn", "cleanup_fn"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")
+        if not isinstance(self.preload, tuple):
+            raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a stream ends: at the first criterion that holds. Counted from the start of that stream.
+
+    Args:
+        env_steps: env steps delivered.
+        episodes: episodes ended.
+        mean_return: mean return of the last ``window`` episodes, once there are that many.
+        window: episodes over which the mean return is taken.
+        seconds: wall-clock seconds.
+
+    >>> Stop(env_steps=1000).reason(env_steps=1024, episodes=3, mean_return=9.5, seconds=0.1)
+    'env_steps'
+    """
+
+    env_steps: float = math.inf
+    episodes: float = math.inf
+    mean_return: float = math.inf
+    window: int = 100
+    seconds: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigurationError(f"Stop.window must be at least 1 episode, got {self.window}")
+        for name in ("env_steps", "episodes", "seconds"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"Stop.{name} must be positive, got {getattr(self, name)}")
+
+    def reason(self, *, env_steps: int, episodes: int, mean_return: float, seconds: float) -> str | None:
+        """Name the first criterion that holds, or ``None``.
+
+        Args:
+            env_steps: env steps so far.
+            episodes: episodes so far.
+            mean_return: mean return over the window, NaN while there are fewer than ``window`` episodes.
+            seconds: seconds so far.
+        """
+        reached = {
+            "env_steps": env_steps >= self.env_steps,
+            "episodes": episodes >= self.episodes,
+            "mean_return": mean_return >= self.mean_return,
+            "seconds": seconds >= self.seconds,
+        }
+        return next((name for name, holds in reached.items() if holds), None)

@@ -1,0 +1,106 @@
+"""Workers as processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from parenv.memory.shared import SharedMemory
+from parenv.placement.base import Ended, Event, Launch, Received
+from parenv.process.launcher import Exited, Launcher, ZygoteSpec
+from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import Message
+from parenv.transport.zeromq import DriverSocket, remaining
+
+KILL_TIMEOUT_S = 2.0
+
+
+class LocalPlacement:
+    """Forked from the zygote, spoken to over ``ipc://`` in a directory that only this user may enter.
+
+    Args:
+        entry: ``module:function`` that a worker process runs.
+    """
+
+    def __init__(self, entry: str) -> None:
+        self._entry = entry
+        self._launcher: Launcher | None = None
+        self._socket: DriverSocket | None = None
+        self._address = ""
+        self._handles: dict[int, Sender] = {}
+
+    def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
+        """Start workers; returns at once."""
+        launcher, _ = self._open(launch)
+        for worker in workers:
+            handle = len(self._handles)
+            self._handles[handle] = worker
+            arguments = {"address": self._address, "worker": worker.worker, "generation": worker.generation}
+            launcher.launch(handle, self._entry, arguments, (launch.memory_fd, self._job.fd))
+
+    def send(self, to: Sender, message: Message) -> None:
+        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
+        if self._socket is not None:
+            self._socket.send(*to, to_frames(to, message))
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """Everything that has happened; waits up to the limit for the first thing to happen.
+
+        An end is reported behind every message that had come before it.
+        """
+        if self._socket is None or self._launcher is None:
+            return []
+        exited = self._launcher.events() if self._socket.wait(timeout_s) else []
+        events: list[Event] = []
+        while (frames := self._socket.receive()) is not None:
+            events.append(Received(*from_frames(frames)))
+        return events + [self._ended(exit) for exit in exited]
+
+    def pid(self, worker: Sender) -> int:
+        """Process id of a worker, or -1 while it is not known."""
+        handles = [handle for handle, sender in self._handles.items() if sender == worker]
+        return self._launcher.pid(handles[0]) if self._launcher is not None and handles else -1
+
+    def alive(self) -> int:
+        """How many workers run."""
+        return len(self._launcher.running) if self._launcher is not None else 0
+
+    def close(self, timeout_s: float) -> None:
+        """End every worker: by themselves within the limit, or by force after it. Idempotent."""
+        if self._launcher is None or self._socket is None:
+            return
+        try:
+            self._wait_for_ends(timeout_s)
+            for handle in self._launcher.running:
+                self._launcher.signal(handle, signal.SIGKILL)
+            self._wait_for_ends(KILL_TIMEOUT_S)
+        finally:
+            self._launcher.close()
+            self._socket.close()
+            self._job.close()
+            self._launcher = self._socket = None
+            path = self._address.removeprefix("ipc://")
+            if os.path.exists(path):
+                os.unlink(path)
+
+    def _open(self, launch: Launch) -> tuple[Launcher, DriverSocket]:
+        if self._launcher is None or self._socket is None:
+            spec = ZygoteSpec(launch.preload, tuple(sorted(launch.environment.items())), launch.threads)
+            self._launcher = Launcher(spec)
+            self._address = f"ipc://{self._launcher.directory}/{id(self):x}"
+            self._socket = DriverSocket(self._address)
+            self._socket.watch(self._launcher.fileno())
+            self._job = SharedMemory(len(launch.job))
+            with self._job.map() as mapping:
+                mapping[:] = launch.job
+        return self._launcher, self._socket
+
+    def _wait_for_ends(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.alive() and remaining(deadline):
+            self.wait(remaining(deadline))
+
+    def _ended(self, exit: Exited) -> Ended:
+        return Ended(self._handles[exit.handle], exit.pid, exit.exit_code, exit.signal, exit.refused)

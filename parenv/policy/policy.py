@@ -1,0 +1,157 @@
+"""Policy: what turns observations into actions."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from parenv.errors import ConfigurationError
+
+
+class Action(NamedTuple):
+    """What a policy returns for a batch of ``B`` observations.
+
+    Args:
+        actions: ``[B, *action]``, nested as the action space is.
+        extras: arrays ``[B, ...]`` that come along in ``Rollout.extras``, such as ``log_prob`` and ``value``.
+        carry: state for the next step, arrays ``[B, ...]`` in any nesting, or ``None``.
+    """
+
+    actions: Any
+    extras: Mapping[str, Any] = {}
+    carry: Any = None
+
+
+class Policy(ABC):
+    """Base class for policies of any kind.
+
+    Each worker acts with a pickled copy of it. ``publish`` replaces the copy, or, where the policy has a ``module``,
+    only copies the module's parameters and buffers, which is much faster.
+
+    Attributes:
+        settings: what ``publish(policy, name=value)`` has set; ``settings["deterministic"]`` is true while
+            ``evaluate`` asks for actions without exploration.
+        module: the ``torch.nn.Module`` whose parameters and buffers are all that changes between versions, or ``None``.
+        takes_tensors: whether ``act`` wants tensors on the worker's device, under ``inference_mode``, instead of
+            numpy arrays.
+    """
+
+    settings: Mapping[str, Any] = {}
+    module: Any = None
+    takes_tensors: bool = False
+
+    @abstractmethod
+    def act(self, observations: Any, carry: Any) -> Action:
+        """Choose actions.
+
+        Args:
+            observations: ``[B, *obs]``, nested as the space is; read-only where they are numpy arrays.
+            carry: what the last call returned, with the rows of ended episodes set back to :meth:`initial_carry`.
+        """
+
+    def initial_carry(self, batch: int) -> Any:
+        """The carry at an episode's beginning for ``batch`` sub-environments, arrays ``[batch, ...]``, or ``None``."""
+        return None
+
+
+class FunctionPolicy(Policy):
+    """A plain callable ``observations -> actions`` on numpy arrays.
+
+    Args:
+        function: the callable.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        """Call the function."""
+        return Action(self.function(observations))
+
+
+class TorchPolicy(Policy):
+    """An agent that is a torch module, in the CleanRL style or any other.
+
+    Args:
+        module: the module.
+        method: the method that acts, called with observations, and with the carry if ``outputs`` names one.
+        outputs: what the method returns, in order: ``"actions"``, optionally ``"carry"``, any names for extras, and
+            ``None`` for what is not wanted.
+        deterministic_method: the method that acts in ``evaluate(deterministic=True)``, returning actions alone or the
+            same outputs; without it, ``method`` acts there too.
+        initial_carry: ``initial_carry(batch)``; by default the module's method of that name.
+
+    >>> TorchPolicy(agent, outputs=("actions", "log_prob", None, "value"))  # doctest: +SKIP
+    """
+
+    takes_tensors = True
+
+    def __init__(
+        self,
+        module: Any,
+        method: str = "get_action_and_value",
+        outputs: tuple[str | None, ...] = ("actions", "log_prob", None, "value"),
+        *,
+        deterministic_method: str | None = None,
+        initial_carry: Any = None,
+    ) -> None:
+        for name in (method, deterministic_method):
+            if name is not None and not callable(getattr(module, name, None)):
+                raise ConfigurationError(f"{type(module).__name__} has no method {name!r} for TorchPolicy to call")
+        if "actions" not in outputs:
+            raise ConfigurationError(f'TorchPolicy.outputs must name "actions", got {outputs!r}')
+        self.module = module
+        self.method = method
+        self.outputs = tuple(outputs)
+        self.deterministic_method = deterministic_method
+        self._initial_carry = initial_carry
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        """Call the method and name what it returns."""
+        method = self.method
+        if self.deterministic_method is not None and self.settings.get("deterministic"):
+            method = self.deterministic_method
+        arguments = (observations, carry) if "carry" in self.outputs else (observations,)
+        returned = getattr(self.module, method)(*arguments)
+        if not isinstance(returned, tuple):
+            return Action(returned, {}, carry)
+        named = {name: value for name, value in zip(self.outputs, returned, strict=False) if name is not None}
+        return Action(named.pop("actions"), named, named.pop("carry", None))
+
+    def initial_carry(self, batch: int) -> Any:
+        """From the argument, from the module, or ``None``."""
+        function = self._initial_carry or getattr(self.module, "initial_carry", None)
+        return function(batch) if function is not None else None
+
+
+def as_policy(policy: Any) -> Policy:
+    """Adapt a Policy, a torch module or a plain callable.
+
+    Raises:
+        ConfigurationError: it is none of them.
+    """
+    if isinstance(policy, Policy):
+        return policy
+    if is_module(policy):
+        return TorchPolicy(policy, "forward", ("actions",))
+    if callable(policy):
+        return FunctionPolicy(policy)
+    raise ConfigurationError(
+        f"policy must be a Policy, a torch.nn.Module or a callable observations -> actions, got {policy!r}"
+    )
+
+
+def is_module(value: Any) -> bool:
+    """Whether it is a ``torch.nn.Module``, without importing torch to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def apply_settings(policy: Any, settings: Mapping[str, Any]) -> None:
+    """Set ``policy.settings`` on the user's own object, where it lets us."""
+    try:
+        policy.settings = dict(settings)
+    except AttributeError:
+        return

@@ -1,0 +1,160 @@
+"""How new versions of a policy reach the workers' copies.
+
+A torch module's parameters and buffers lie one after the other in one flat block: the driver writes a block of
+shared memory, a worker copies it in one go behind its own module. A policy without a module travels pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from parenv.errors import ConfigurationError
+from parenv.memory.layout import aligned
+from parenv.policy.policy import is_module
+
+
+@dataclass(frozen=True)
+class FlatTensor:
+    """Where one parameter or buffer lies in the flat block."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    offset: int
+    nbytes: int
+
+
+def module_of(policy: Any) -> Any:
+    """The torch module whose tensors are what changes between versions, or ``None``."""
+    return policy if is_module(policy) else getattr(policy, "module", None)
+
+
+def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
+    """Lay out all parameters and buffers of a module, each once; the layout and the size of the block in bytes.
+
+    Raises:
+        ConfigurationError: a tensor without a plain dense memory.
+    """
+    placed, offset = [], 0
+    for name, tensor in _tensors(module).items():
+        if tensor.is_sparse or tensor.is_quantized or tensor.is_meta:
+            raise ConfigurationError(f"the tensor {name!r} of the policy is not dense, so it cannot be published")
+        nbytes = tensor.numel() * tensor.element_size()
+        placed.append(FlatTensor(name, tuple(tensor.shape), tensor.dtype, offset, nbytes))
+        offset = aligned(offset + nbytes)
+    return tuple(placed), offset
+
+
+def _tensors(module: Any) -> dict[str, Any]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _views(flat: Any, layout: Sequence[FlatTensor]) -> list[Any]:
+    return [flat[t.offset : t.offset + t.nbytes].view(t.dtype).view(t.shape) for t in layout]
+
+
+class WeightsWriter:
+    """The driver's side: writes versions into places in shared memory.
+
+    Args:
+        module: the module whose tensors will be published; gives names, shapes and dtypes.
+        memory: buffer that holds ``places`` blocks from ``offset`` on.
+        offset: where the first block begins, in bytes.
+        places: how many versions can lie there at once.
+    """
+
+    def __init__(self, module: Any, memory: Any, offset: int, places: int) -> None:
+        import torch
+
+        self._layout, nbytes = flat_layout(module)
+        self._names = [t.name for t in self._layout]
+        in_state_dict = set(module.state_dict())
+        self._not_persistent = set(self._names) - in_state_dict
+        self._tied = in_state_dict - set(self._names)
+        self._places = []
+        for place in range(places):
+            if nbytes:
+                flat = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset + place * nbytes)
+                self._places.append(_views(flat, self._layout))
+            else:
+                self._places.append([])
+
+    def write(self, source: Any, place: int, previous: int | None) -> None:
+        """Copy a module's tensors, or a state dict's, to a place.
+
+        Args:
+            source: a module like the one given at first, or its state dict. Buffers that are not in a state dict keep
+                their values of the place ``previous``.
+            place: where to.
+            previous: the place of the version before, or ``None``.
+
+        Raises:
+            ConfigurationError: names, shapes or dtypes differ from those of the first module.
+        """
+        import torch
+
+        views = self._places[place]
+        tensors = self._checked(_tensors(source) if is_module(source) else dict(source), views, source)
+        if previous is not None:
+            tensors = [old if new is None else new for new, old in zip(tensors, self._places[previous], strict=True)]
+        if views:
+            with torch.no_grad():
+                torch._foreach_copy_(views, tensors)
+
+    def _checked(self, given: Mapping[str, Any], views: Sequence[Any], source: Any) -> list[Any]:
+        optional = set() if is_module(source) else self._not_persistent
+        missing = [name for name in self._names if name not in given and name not in optional]
+        unexpected = [name for name in given if name not in self._names and name not in self._tied]
+        if missing or unexpected:
+            raise ConfigurationError(
+                f"what was published is not the policy that the pool was made with: missing {missing}, "
+                f"unexpected {unexpected}"
+            )
+        tensors = [given.get(name) for name in self._names]
+        for name, tensor, view in zip(self._names, tensors, views, strict=True):
+            if tensor is not None and (tensor.shape != view.shape or tensor.dtype != view.dtype):
+                raise ConfigurationError(
+                    f"the published tensor {name!r} is {tuple(tensor.shape)} {tensor.dtype}, "
+                    f"but the pool was made with {tuple(view.shape)} {view.dtype}"
+                )
+        return tensors
+
+
+class WeightsReader:
+    """A worker's side: puts one flat block behind a module and fills it from shared memory.
+
+    Args:
+        module: the worker's copy of the module; its tensors become views of the block.
+        memory: the shared memory.
+        offset: where the first version lies, in bytes.
+        device: where the module acts.
+    """
+
+    def __init__(self, module: Any, memory: Any, offset: int, device: str) -> None:
+        import torch
+
+        layout, self._nbytes = flat_layout(module)
+        self._memory, self._offset = memory, offset
+        module.to(device)
+        self._flat = torch.empty(self._nbytes, dtype=torch.uint8, device=device)
+        with torch.no_grad():
+            for tensor, view in zip(_tensors(module).values(), _views(self._flat, layout), strict=True):
+                view.copy_(tensor)
+                tensor.data = view
+
+    def load(self, place: int) -> None:
+        """Copy the version at a place behind the module."""
+        import torch
+
+        if self._nbytes:
+            offset = self._offset + place * self._nbytes
+            self._flat.copy_(torch.frombuffer(self._memory, dtype=torch.uint8, count=self._nbytes, offset=offset))
+
+
+def pickled_policy(policy: Any) -> bytes:
+    """A policy without a module, as it travels."""
+    return bytes(cloudpickle.dumps(policy))

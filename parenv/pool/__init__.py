@@ -1,0 +1,1 @@
+"""AsyncWorkerPool: the driver's side of experience parallelism."""

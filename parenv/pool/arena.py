@@ -1,0 +1,52 @@
+"""The shared memory of a pool: what everybody is doing, the weights, and behind them the rollout slots."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+from parenv.memory.layout import SlotLayout, aligned
+from parenv.memory.progress import Progress, header_bytes
+from parenv.memory.shared import SharedMemory
+from parenv.memory.slots import Slots
+from parenv.policy.snapshots import WeightsWriter, flat_layout
+
+MAX_WEIGHTS_BYTES = 1 << 30
+MIN_WEIGHTS_PLACES = 4
+
+
+class Arena:
+    """Shared memory, in three parts.
+
+    Args:
+        num_workers: how many workers.
+        module: the torch module whose weights will be published, or ``None``.
+        versions: how many versions may be in use at once; there are fewer places where they would take too much
+            memory, and whoever publishes waits.
+    """
+
+    def __init__(self, num_workers: int, module: Any, versions: int) -> None:
+        self.weights_offset = header_bytes(num_workers)
+        self._module = module
+        nbytes = flat_layout(module)[1] if module is not None else 0
+        fitting = MAX_WEIGHTS_BYTES // nbytes if nbytes else versions
+        self.places = max(MIN_WEIGHTS_PLACES, min(versions, fitting))
+        self.slots_offset = aligned(self.weights_offset + self.places * nbytes, 4096)
+        self.memory = SharedMemory(self.slots_offset)
+        head = self.memory.map()
+        self.progress = [Progress(head, worker) for worker in range(num_workers)]
+        self.weights: WeightsWriter | None = None
+        if module is not None:
+            self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
+
+    def add_slots(self, layout: SlotLayout, count: int) -> Slots:
+        """Make room for rollout slots, and claim the memory that every rollout needs."""
+        self.memory.grow(self.slots_offset + count * layout.total_bytes)
+        for slot in range(count):
+            self.memory.reserve(self.slots_offset + slot * layout.total_bytes, layout.reserved_bytes)
+        self.mapping: mmap.mmap = self.memory.map()
+        return Slots(self.mapping, self.slots_offset, layout.total_bytes, count)
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with the last array over it. Idempotent."""
+        self.memory.close()

@@ -1,0 +1,183 @@
+"""Which worker may produce a rollout, by which version, and which rollout comes next: a pure state machine.
+
+A *credit* lets one worker produce one rollout. It is outstanding from its issue until the learner is done with the
+rollout, that is, until it asks for the next one. ``prefetch`` bounds the outstanding credits of a worker to
+``1 + prefetch``.
+
+``max_policy_lag`` is kept by two rules. At most ``1 + max_policy_lag`` credits are outstanding at once, so that with
+one publish per rollout they can all be taken in time; and whenever the taking in time gets tight, only a rollout that
+has to come now is yielded, even if others are there already.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from parenv.errors import PolicyLagError
+
+
+class CreditKey(NamedTuple):
+    """One credit: of this worker, the so-manieth."""
+
+    worker: int
+    sequence: int
+
+
+@dataclass
+class _Credited:
+    version: int
+    committed: bool = False
+    yielded: bool = False
+
+
+class Dispatch:
+    """The credits of an asynchronous pool.
+
+    Args:
+        num_workers: how many workers.
+        prefetch: how many rollouts a worker may run ahead of the learner.
+        max_policy_lag: bound on the lag of what is yielded, in publishes, or ``None``.
+        pace: keep the bound by pacing; otherwise the one who yields drops what is too old.
+    """
+
+    def __init__(self, num_workers: int, prefetch: int, max_policy_lag: int | None = None, pace: bool = True) -> None:
+        self._per_worker = 1 + prefetch
+        self._max_lag = max_policy_lag if pace else None
+        self._sequences = [0] * num_workers
+        self._held = [0] * num_workers
+        self._outstanding: dict[CreditKey, _Credited] = {}
+        self._arrived: deque[CreditKey] = deque()
+        self._turn = 0
+        self.version = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Credits issued whose rollouts the learner is not done with."""
+        return len(self._outstanding)
+
+    def version_of(self, key: CreditKey) -> int:
+        """The version that a credit names."""
+        return self._outstanding[key].version
+
+    def versions_in_use(self) -> set[int]:
+        """The versions that credits name whose rollouts have not been committed yet."""
+        return {credited.version for credited in self._outstanding.values() if not credited.committed}
+
+    def publish(self) -> int:
+        """Count a version; the new one.
+
+        Raises:
+            PolicyLagError: rollouts that are not yielded yet would become older than the bound.
+        """
+        if self._max_lag is not None:
+            late = [
+                c for c in self._outstanding.values() if not c.yielded and self.version + 1 - c.version > self._max_lag
+            ]
+            if late:
+                raise PolicyLagError(
+                    f"publishing version {self.version + 1} now would make {len(late)} rollouts that are under "
+                    f"way older than "
+                    f"max_policy_lag={self._max_lag}. Publish at most once per rollout taken from the stream, raise "
+                    'max_policy_lag, or pass on_stale="drop"'
+                )
+        self.version += 1
+        return self.version
+
+    def issue(self) -> list[CreditKey]:
+        """Credits that may be given now, by the newest version; from here on they are outstanding."""
+        issued = []
+        for worker in self._turns():
+            while self._may_issue(worker):
+                key = CreditKey(worker, self._sequences[worker])
+                self._sequences[worker] += 1
+                self._held[worker] += 1
+                self._outstanding[key] = _Credited(self.version)
+                issued.append(key)
+        return sorted(issued, key=lambda key: key.sequence)
+
+    def commit(self, key: CreditKey) -> bool:
+        """A rollout is complete; false if no such credit is outstanding, or it was committed before."""
+        credited = self._outstanding.get(key)
+        if credited is None or credited.committed:
+            return False
+        credited.committed = True
+        self._arrived.append(key)
+        return True
+
+    def next(self) -> CreditKey | None:
+        """The rollout to yield now, or ``None`` while it has to be waited for."""
+        urgent = self._urgent_version()
+        for key in self._arrived:
+            if urgent is None or self._outstanding[key].version <= urgent:
+                self._arrived.remove(key)
+                self._outstanding[key].yielded = True
+                return key
+        return None
+
+    def done(self, key: CreditKey) -> None:
+        """The learner is done with a rollout: its worker may have another credit."""
+        del self._outstanding[key]
+        self._held[key.worker] -= 1
+
+    def _may_issue(self, worker: int) -> bool:
+        if self._max_lag is not None and len(self._outstanding) > self._max_lag:
+            return False
+        return self._held[worker] < self._per_worker
+
+    def _turns(self) -> Iterable[int]:
+        """Every worker once, beginning behind the one that came first last time."""
+        count = len(self._sequences)
+        self._turn = (self._turn + 1) % count
+        return [(self._turn + i) % count for i in range(count)]
+
+    def _urgent_version(self) -> int | None:
+        """The newest version such that everything by it or older has to be yielded from now on without a break."""
+        if self._max_lag is None:
+            return None
+        waiting = sorted(c.version for c in self._outstanding.values() if not c.yielded)
+        for count, version in enumerate(waiting, start=1):
+            if count > version + self._max_lag - self.version:
+                return version
+        return None
+
+
+class Rounds:
+    """The credits of a synchronous pool: one round at a time, all by one version, and nobody ahead.
+
+    Args:
+        num_workers: how many workers.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._round = -1
+        self._missing: set[int] = set()
+        self.version = 0
+        self.round_version = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a round has been issued that is not complete."""
+        return bool(self._missing)
+
+    def publish(self) -> int:
+        """Count a version; the new one."""
+        self.version += 1
+        return self.version
+
+    def issue(self) -> list[CreditKey]:
+        """Begin a round: a credit for everybody."""
+        self._round += 1
+        self._missing = set(range(self._num_workers))
+        self.round_version = self.version
+        return [CreditKey(worker, self._round) for worker in range(self._num_workers)]
+
+    def commit(self, key: CreditKey) -> bool:
+        """A worker's part is complete; false if it was not asked for."""
+        if key.sequence != self._round or key.worker not in self._missing:
+            return False
+        self._missing.remove(key.worker)
+        return True

@@ -1,0 +1,77 @@
+"""From what a worker says or how it ends to the exception that the user sees."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from parenv.errors import SubEnvironmentError, WorkerDiedError, WorkerError
+from parenv.placement.base import Ended
+from parenv.protocol.messages import Failure
+
+
+def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]) -> Exception:
+    """The worker's exception in its own type, with where it happened as its cause.
+
+    The type is looked up among what this process has imported already, never imported. ``SystemExit`` and its like, and
+    types that are not found here, become :class:`~parenv.errors.WorkerError`.
+    """
+    env_id = failure.env_id if failure.env_id >= 0 else None
+    cause = where_it_happened(worker, pid, env_id, failure.doing, failure.traceback)
+    kind = _find_exception(failure.kind)
+    if kind is None:
+        error: Exception = WorkerError(
+            f"{'.'.join(failure.kind)}: {failure.message}", worker=worker, env_ids=env_ids, pid=pid, doing=failure.doing
+        )
+    elif issubclass(kind, SubEnvironmentError):
+        where = f"env_id {env_id}: {failure.message}" if env_id is not None else failure.message
+        error = kind(where, worker=worker, env_id=env_id, doing=failure.doing)
+    else:
+        error = kind.__new__(kind, failure.message)
+        error.args = (failure.message,)
+    error.__cause__ = cause
+    return error
+
+
+def where_it_happened(
+    worker: int, pid: int, env_id: int | None, doing: str, remote_traceback: str = ""
+) -> SubEnvironmentError:
+    """The cause that says where an exception comes from."""
+    place = f"worker {worker} (pid {pid})" + (f", env_id {env_id}" if env_id is not None else "")
+    return SubEnvironmentError(
+        f"in {place}, while doing: {doing}",
+        worker=worker,
+        env_id=env_id,
+        doing=doing,
+        remote_traceback=remote_traceback,
+    )
+
+
+def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
+    """The error for a process that ended without being asked to."""
+    if end.refused:
+        error = WorkerError(
+            f"worker {end.sender.worker} could not be started", worker=end.sender.worker, env_ids=env_ids
+        )
+        error.__cause__ = SubEnvironmentError(
+            "in the process that imports for all workers", remote_traceback=end.refused
+        )
+        return error
+    return WorkerDiedError(
+        worker=end.sender.worker, env_ids=env_ids, pid=end.pid, doing=doing, exit_code=end.exit_code, signal=end.signal
+    )
+
+
+def _find_exception(kind: Any) -> type[Exception] | None:
+    module, name = kind
+    found: Any = sys.modules.get(str(module))
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, Exception):
+        try:
+            str(found.__new__(found, ""))
+        except Exception:
+            return found if issubclass(found, SubEnvironmentError) else None
+        return found
+    return None

@@ -1,0 +1,213 @@
+"""Feeds: from credits to rollouts, one class per mode. ``dispatch`` decides, a feed carries it out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+from parenv.experience.assembly import Share, assemble
+from parenv.experience.rollout import Rollout
+from parenv.memory.layout import RolloutSpec, slot_layout
+from parenv.memory.slots import Slots
+from parenv.pool.crew import FOREVER_S, Crew
+from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
+from parenv.pool.statistics import Tally
+from parenv.pool.versions import Versions
+from parenv.protocol.messages import Commit, Credit
+
+
+class Feed(Protocol):
+    """Yields rollouts."""
+
+    def next(self, deadline: float) -> Rollout | None:
+        """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
+
+    def publish(self) -> int:
+        """Count a version; the new one."""
+
+    def versions_in_use(self) -> set[int]:
+        """Versions by which rollouts are under way."""
+
+    def listen(self) -> None:
+        """Wait until a rollout comes in, which may free the version it was made by."""
+
+
+class Slotted:
+    """Rollouts in slots of shared memory: what both modes have in common.
+
+    Args:
+        spec: what a slot holds.
+        slots: the slots.
+        max_leases: how many of them the user may hold before rollouts are copied out.
+        crew: the workers.
+        versions: the versions they act by.
+        tally: counts.
+    """
+
+    def __init__(
+        self, spec: RolloutSpec, slots: Slots, max_leases: int, crew: Crew, versions: Versions, tally: Tally
+    ) -> None:
+        self.spec, self.slots, self.crew, self.versions, self.tally = spec, slots, crew, versions, tally
+        self._max_leases = max_leases
+
+    def give(self, key: CreditKey, slot: int, version: int) -> None:
+        """Let a worker fill its part of a slot."""
+        which = self.versions[version]
+        self.crew.say(key.worker, Credit(key.sequence, slot, version, which.place, which.snapshot))
+
+    def take(self, slot: int, layout: Any, shares: list[Share], **about: Any) -> Rollout:
+        """The rollout that a slot holds; over the slot itself, or a copy if the user holds too many."""
+        lend = self.slots.leased < self._max_leases
+        arrays = layout.arrays(self.slots.lease(slot) if lend else self.slots.peek(slot))
+        extras = [extra.name for extra in self.spec.extras]
+        rollout = assemble(self.spec, arrays, shares, extras=extras, **about)
+        self.tally.add_seconds(arrays["commits", 0])
+        if not lend:
+            rollout = rollout.copy()
+            self.slots.release(slot)
+            self.tally.copied += 1
+        self.tally.add(rollout)
+        return rollout
+
+
+class SyncFeed:
+    """All workers fill one slot by one version; nobody runs ahead of the learner."""
+
+    def __init__(self, slotted: Slotted) -> None:
+        self._slotted = slotted
+        crew = slotted.crew
+        self._rounds = Rounds(len(crew.shares))
+        self._layout = slot_layout(slotted.spec, sum(crew.shares), len(crew.shares))
+        self._env_ids = np.arange(sum(crew.shares))
+        self._slot = -1
+        self._commits: dict[int, Commit] = {}
+
+    def next(self, deadline: float) -> Rollout | None:
+        """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
+        if not self._rounds.under_way and not self._commits:
+            self._slot = self._slotted.slots.claim()
+            for key in self._rounds.issue():
+                self._slotted.give(key, self._slot, self._rounds.version)
+        while self._rounds.under_way:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self._hear(left)
+        return self._take()
+
+    def publish(self) -> int:
+        """Count a version; the new one."""
+        return self._rounds.publish()
+
+    def versions_in_use(self) -> set[int]:
+        """Versions by which rollouts are under way."""
+        return {self._rounds.round_version} if self._rounds.under_way else set()
+
+    def listen(self) -> None:
+        """Wait until a rollout comes in, which may free the version it was made by."""
+        self._hear(FOREVER_S)
+
+    def _hear(self, timeout_s: float) -> None:
+        for worker, commit in self._slotted.crew.commits(timeout_s):
+            if self._rounds.commit(CreditKey(worker, commit.sequence)):
+                self._commits[worker] = commit
+
+    def _take(self) -> Rollout:
+        commits, self._commits = self._commits, {}
+        crew = self._slotted.crew
+        shares = [
+            Share(worker, crew.env_ids(worker).start, crew.env_ids(worker).stop, commits[worker].objects)
+            for worker in range(len(crew.shares))
+        ]
+        return self._slotted.take(
+            self._slot,
+            self._layout,
+            shares,
+            env_ids=self._env_ids,
+            worker=None,
+            policy_version=self._rounds.round_version,
+            policy_lag=self._rounds.version - self._rounds.round_version,
+        )
+
+
+class AsyncFeed:
+    """Every worker fills slots of its own, by the newest version there was when it got the credit.
+
+    Args:
+        slotted: the slots.
+        dispatch: decides.
+        drop_lag: drop what is older than this at its turn, in publishes, or ``None``.
+    """
+
+    def __init__(self, slotted: Slotted, dispatch: Dispatch, drop_lag: int | None) -> None:
+        self._slotted, self._dispatch, self._drop_lag = slotted, dispatch, drop_lag
+        shares = slotted.crew.shares
+        self._layouts = [slot_layout(slotted.spec, share, 1) for share in shares]
+        self._env_ids = [np.array(slotted.crew.env_ids(worker)) for worker in range(len(shares))]
+        self._slot_of: dict[CreditKey, int] = {}
+        self._commits: dict[CreditKey, Commit] = {}
+        self._done: list[CreditKey] = []
+
+    def next(self, deadline: float) -> Rollout | None:
+        """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
+        while True:
+            self._finish_last()
+            for key in self._dispatch.issue():
+                self._slot_of[key] = self._slotted.slots.claim()
+                self._slotted.give(key, self._slot_of[key], self._dispatch.version)
+            chosen = self._wait(deadline)
+            if chosen is None:
+                return None
+            self._done.append(chosen)
+            lag = self._dispatch.version - self._dispatch.version_of(chosen)
+            if self._drop_lag is None or lag <= self._drop_lag:
+                return self._take(chosen, lag)
+            self._slotted.slots.release(self._slot_of.pop(chosen))
+            del self._commits[chosen]
+            self._slotted.tally.dropped += 1
+
+    def publish(self) -> int:
+        """Count a version; the new one."""
+        return self._dispatch.publish()
+
+    def versions_in_use(self) -> set[int]:
+        """Versions by which rollouts are under way."""
+        return self._dispatch.versions_in_use()
+
+    def listen(self) -> None:
+        """Wait until a rollout comes in, which may free the version it was made by."""
+        self._hear(FOREVER_S)
+
+    def _finish_last(self) -> None:
+        for key in self._done:
+            self._dispatch.done(key)
+        self._done.clear()
+
+    def _wait(self, deadline: float) -> CreditKey | None:
+        self._hear(0.0)
+        while (chosen := self._dispatch.next()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self._hear(left)
+        return chosen
+
+    def _hear(self, timeout_s: float) -> None:
+        for worker, commit in self._slotted.crew.commits(timeout_s):
+            key = CreditKey(worker, commit.sequence)
+            if self._dispatch.commit(key):
+                self._commits[key] = commit
+
+    def _take(self, key: CreditKey, lag: int) -> Rollout:
+        commit = self._commits.pop(key)
+        return self._slotted.take(
+            self._slot_of.pop(key),
+            self._layouts[key.worker],
+            [Share(0, 0, len(self._env_ids[key.worker]), commit.objects)],
+            env_ids=self._env_ids[key.worker],
+            worker=key.worker,
+            policy_version=self._dispatch.version_of(key),
+            policy_lag=lag,
+        )

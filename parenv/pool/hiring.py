@@ -1,0 +1,79 @@
+"""What workers get when they are started, and where they are started."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from parenv.memory.shared import SharedMemory
+from parenv.placement.base import Launch, Placement
+from parenv.placement.inline import InlinePlacement
+from parenv.placement.local import LocalPlacement
+from parenv.pool.configuration import Plan, pickled
+from parenv.worker.job import Job
+from parenv.worker.worker import Worker
+
+WORKER_ENTRY = "parenv.worker.process:main"
+
+
+def as_job(plan: Plan, weights_offset: int) -> Job:
+    """What every worker needs to know."""
+    return Job(
+        factories=plan.factories,
+        policy=plan.policy,
+        postprocess=plan.postprocess,
+        options=plan.options,
+        rollout_length=plan.rollout_length,
+        shares=plan.shares,
+        num_envs_is_given=plan.num_envs_is_given,
+        seed=plan.seed,
+        weights_offset=weights_offset,
+    )
+
+
+def launch_for(plan: Plan, job: Job) -> Callable[[int], Launch]:
+    """Pickle the job; a function that makes the launch from the descriptor of the pool's memory.
+
+    Raises:
+        NotPicklableError: something of the user's cannot travel.
+    """
+    if plan.inline:
+        return lambda memory_fd: Launch(memory_fd, b"", (), {}, plan.options.threads)
+    named = {"env_fn": plan.factories, "policy": plan.policy, "postprocess": plan.postprocess, "workers": plan.options}
+    payload = pickled(named, job)
+    torch = ("torch",) if b"torch" in payload or plan.postprocess is not None else ()
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if plan.options.device == "cpu" else {}
+    return lambda memory_fd: Launch(
+        memory_fd=memory_fd,
+        job=payload,
+        preload=(WORKER_ENTRY.partition(":")[0], *torch, *plan.options.preload),
+        environment={**hidden, **plan.options.environment},
+        threads=plan.options.threads,
+    )
+
+
+def placement_for(plan: Plan, job: Job) -> Placement:
+    """In this process, or in processes on this machine."""
+    if not plan.inline:
+        return LocalPlacement(WORKER_ENTRY)
+    return InlinePlacement(
+        lambda sender, launch, say: Worker(
+            sender,
+            SharedMemory(fd=launch.memory_fd),
+            lambda: replace(job, policy=_another(job.policy)),
+            say,
+            owns_process=False,
+        )
+    )
+
+
+def _another(policy: Any) -> Any:
+    """A copy that shares no state: pickled and unpickled as for a process, or else copied deeply."""
+    try:
+        return cloudpickle.loads(cloudpickle.dumps(policy))
+    except Exception:
+        return copy.deepcopy(policy)

@@ -1,0 +1,272 @@
+"""AsyncWorkerPool: the public class."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from gymnasium import Space
+
+from parenv.errors import ConfigurationError, PoolBusyError, PoolClosedError
+from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.rollout import Rollout
+from parenv.options import Mode, OnStale, Parallelism, Stop, WorkerOptions
+from parenv.pool.configuration import make_plan
+from parenv.pool.session import Session
+from parenv.pool.statistics import PoolStatistics
+
+
+class AsyncWorkerPool:
+    """Workers that step environments and act, while this process learns.
+
+    The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by letting go
+    of it.
+
+    Args:
+        env_fn: what makes a sub-environment: a callable, an env id, or a sequence of those with one for each; or a
+            callable that makes a whole ``VectorEnv`` per worker. Lambdas, closures and classes of the user's script
+            are fine.
+        policy: a :class:`~parenv.Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``. Workers act
+            with snapshots of it.
+        num_envs: sub-environments in all workers together, split as evenly as can be; one per worker by default.
+        num_workers: worker processes; ``None`` takes :func:`~parenv.recommended_num_workers`, 0 runs everything in
+            this process.
+        mode: ``"sync"``: every rollout is ``[T, num_envs]``, all of it by the newest version. ``"async"``: one
+            ``[T, B]`` per worker, in the order of arrival.
+        parallelism: ``"experience"``.
+        rollout_length: ``T``, env steps per sub-environment and rollout.
+        postprocess: ``(policy, rollout) -> {name: array [T, B, ...]}``, called on the worker with tensors and without
+            gradients; the arrays join ``Rollout.extras``.
+        prefetch: async: rollouts that a worker may run ahead of the learner; 0: it waits for the learner's update.
+        max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what comes of it.
+        on_stale: ``"pace"``: keep that bound by waiting for the worker that needs it; ``"drop"``: by dropping, counted.
+        seed: root of all seeds, for environments by env_id and for policies by worker; ``None`` draws one, see
+            :attr:`seed`.
+        workers: how workers are set up and how long they may take.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+
+    >>> import gymnasium as gym
+    >>> with AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0, num_workers=0, num_envs=2) as
+    pool: ...     rollout = next(pool.rollouts())
+    >>> rollout.observations.shape, rollout.rewards.shape
+    ((128, 2, 4), (128, 2))
+    """
+
+    def __init__(
+        self,
+        env_fn: Any,
+        policy: Any,
+        *,
+        num_envs: int | None = None,
+        num_workers: int | None = None,
+        mode: Mode = "async",
+        parallelism: Parallelism = "experience",
+        rollout_length: int = 128,
+        postprocess: Callable[[Any, Any], Any] | None = None,
+        prefetch: int = 1,
+        max_policy_lag: int | None = None,
+        on_stale: OnStale = "pace",
+        seed: int | None = None,
+        workers: WorkerOptions | None = None,
+    ) -> None:
+        plan = make_plan(
+            env_fn,
+            policy,
+            num_envs=num_envs,
+            num_workers=num_workers,
+            mode=mode,
+            parallelism=parallelism,
+            rollout_length=rollout_length,
+            postprocess=postprocess,
+            prefetch=prefetch,
+            max_policy_lag=max_policy_lag,
+            on_stale=on_stale,
+            seed=seed,
+            options=WorkerOptions() if workers is None else workers,
+        )
+        self._lock = threading.Lock()
+        self._session = Session(plan)
+        self._close = weakref.finalize(self, self._session.close, plan.options.close_timeout_s)
+
+    @property
+    def num_envs(self) -> int:
+        """Sub-environments in all workers."""
+        return sum(self._session.crew.shares)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers; 1 where the only one runs in this process."""
+        return len(self._session.crew.shares)
+
+    @property
+    def single_observation_space(self) -> Space[Any]:
+        """Observation space of one sub-environment."""
+        return self._session.observation_space
+
+    @property
+    def single_action_space(self) -> Space[Any]:
+        """Action space of one sub-environment."""
+        return self._session.action_space
+
+    @property
+    def seed(self) -> int:
+        """The root of all seeds: give it to another pool of the same layout to repeat this one."""
+        return self._session.plan.seed
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version; 0 is the policy the pool was made with."""
+        return self._session.version
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool is closed."""
+        return not self._close.alive
+
+    def rollouts(self, stop: Stop | None = None) -> Iterator[Rollout]:
+        """Rollouts, until a criterion holds; for ever without one.
+
+        Asking for the next rollout says that the learner is done with the one before. What is under way when a stream
+        ends is not lost: the next stream yields it.
+
+        Args:
+            stop: criteria, counted from here on.
+        """
+        if stop is not None and not isinstance(stop, Stop):
+            raise ConfigurationError(f"stop must be a parenv.Stop, got {stop!r}")
+        self._check_open()
+        return self._rollouts(stop or Stop())
+
+    def publish(self, policy: Any, **settings: Any) -> int:
+        """Make a new version, by which every rollout that begins from now on acts.
+
+        Args:
+            policy: a policy like the one the pool was made with, its module, or the module's state dict.
+            **settings: reach the workers as ``policy.settings`` with this version, and stay until they are changed.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            ConfigurationError: names, shapes or dtypes are not those of the pool's policy.
+            PolicyLagError: rollouts under way would become older than ``max_policy_lag``.
+        """
+        with self._using() as session:
+            return session.publish(policy, settings)
+
+    def synchronize(self) -> int:
+        """Have every worker load the newest version now, and wait until all have; its number."""
+        with self._using() as session:
+            return session.synchronize()
+
+    def evaluate(self, episodes: int, deterministic: bool = True) -> EpisodeStatistics:
+        """Run whole episodes by the newest version, on the workers, in sub-environments made for it.
+
+        The training environments, their random states and the policy's carry are not touched.
+
+        Args:
+            episodes: how many.
+            deterministic: what ``policy.settings["deterministic"]`` says meanwhile.
+        """
+        if episodes < 1:
+            raise ConfigurationError(f"episodes must be at least 1, got {episodes}")
+        with self._using() as session:
+            return session.evaluate(episodes, deterministic)
+
+    def statistics(self) -> PoolStatistics:
+        """The figures so far."""
+        return self._session.statistics()
+
+    def call(self, name: str, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of sub-environments, found through their wrappers, between two rollouts.
+
+        Args:
+            name: of the method; the value of an attribute that is not callable.
+            *args: for the method.
+            env_ids: which sub-environments; all by default.
+            **kwargs: for the method.
+
+        Returns:
+            What they returned, in the order of ``env_ids``: plain data only.
+        """
+        with self._using() as session:
+            return session.ask_environments("call", env_ids, name, args, kwargs)
+
+    def get_attr(self, name: str, *, env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """An attribute of sub-environments, found through their wrappers: plain data only.
+
+        Args:
+            name: of the attribute.
+            env_ids: which sub-environments; all by default.
+        """
+        with self._using() as session:
+            return session.ask_environments("get_attr", env_ids, name)
+
+    def set_attr(self, name: str, values: Any, *, env_ids: Sequence[int] | None = None) -> None:
+        """Set an attribute of sub-environments, on the wrapper that has it.
+
+        Args:
+            name: of the attribute.
+            values: one for all, or a list or tuple with one for each.
+            env_ids: which sub-environments; all by default.
+        """
+        with self._using() as session:
+            session.set_attr(env_ids, name, values)
+
+    def close(self) -> None:
+        """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
+        self._close()
+
+    def __enter__(self) -> AsyncWorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _rollouts(self, stop: Stop) -> Iterator[Rollout]:
+        began = time.monotonic()
+        deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
+        env_steps = episodes = 0
+        returns: deque[float] = deque(maxlen=stop.window)
+        while True:
+            enough = len(returns) == stop.window
+            mean_return = sum(returns) / stop.window if enough else math.nan
+            seconds = time.monotonic() - began
+            if stop.reason(env_steps=env_steps, episodes=episodes, mean_return=mean_return, seconds=seconds):
+                return
+            with self._using() as session:
+                rollout = session.next(deadline)
+            if rollout is None:
+                return
+            env_steps += rollout.num_steps
+            episodes += len(rollout.episodes)
+            returns.extend(rollout.episodes.returns.tolist())
+            yield rollout
+            del rollout
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Session]:
+        self._check_open()
+        if not self._lock.acquire(blocking=False):
+            raise PoolBusyError("another thread is using the pool: give it to one thread at a time")
+        try:
+            yield self._session
+        finally:
+            self._lock.release()
+            if self._session.crew.broken:
+                self.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise PoolClosedError("the pool is closed")

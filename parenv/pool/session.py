@@ -1,0 +1,209 @@
+"""A pool at work: everything behind the public class, so that it can be closed when that one is garbage."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parenv.errors import ConfigurationError
+from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.rollout import Rollout
+from parenv.memory.layout import Extra, RolloutSpec, slot_layout
+from parenv.memory.progress import header_bytes
+from parenv.memory.spaces import leaves, rebuild
+from parenv.policy.snapshots import module_of
+from parenv.pool.arena import Arena
+from parenv.pool.configuration import Plan
+from parenv.pool.crew import Crew
+from parenv.pool.dispatch import Dispatch
+from parenv.pool.feeds import AsyncFeed, Feed, Slotted, SyncFeed
+from parenv.pool.hiring import as_job, launch_for, placement_for
+from parenv.pool.statistics import PoolStatistics, Tally, mean
+from parenv.pool.versions import Versions
+from parenv.protocol.data import pack
+from parenv.protocol.messages import Layout, Ready
+
+SYNC_LEASES = 3
+
+
+class Session:
+    """Arena, crew, versions and feed of one pool.
+
+    Args:
+        plan: checked.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._tally = Tally()
+        self._began = time.monotonic()
+        self._first_asked = math.nan
+        self._evaluations = 0
+        job = as_job(plan, header_bytes(len(plan.shares)))
+        with_launch = launch_for(plan, job)
+        per_worker = 1 if plan.mode == "sync" else 1 + plan.prefetch
+        self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
+        self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
+        self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
+        try:
+            ready = self.crew.start(with_launch(self._arena.memory.fd), plan.options.start_timeout_s)
+            self._lay_out(ready)
+        except BaseException:
+            self.close(plan.options.close_timeout_s)
+            raise
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self._versions.newest.number
+
+    def next(self, deadline: float) -> Rollout | None:
+        """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
+        if math.isnan(self._first_asked):
+            self._first_asked = time.monotonic()
+        return self._feed.next(deadline)
+
+    def publish(self, policy: Any, settings: Mapping[str, Any]) -> int:
+        """Write a new version, once there is room for it."""
+        while not self._versions.has_room(self._feed.versions_in_use()):
+            self._feed.listen()
+        return self._versions.add(policy, settings, self._feed.publish)
+
+    def synchronize(self) -> int:
+        """Have every worker load the newest version; its number."""
+        newest = self._versions.newest
+        self.crew.ask("load", dict.fromkeys(range(len(self.crew.shares)), tuple(newest)))
+        return newest.number
+
+    def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
+        """Run episodes by the newest version, spread over the workers."""
+        self._evaluations += 1
+        workers = len(self.crew.shares)
+        wanted = {w: episodes // workers + (w < episodes % workers) for w in range(workers)}
+        newest = self._versions.newest
+        answers = self.crew.ask(
+            "evaluate", {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
+        )
+        return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
+
+    def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
+        """``call`` or ``get_attr`` on some sub-environments; the answers in the order of ``env_ids``."""
+        return self._ask(method, self._places(env_ids), {}, arguments)
+
+    def set_attr(self, env_ids: Sequence[int] | None, name: str, values: Any) -> None:
+        """Set an attribute: one value for all, or a list or tuple with one for each."""
+        places = self._places(env_ids)
+        if not isinstance(values, list | tuple):
+            values = [values] * len(places)
+        if len(values) != len(places):
+            raise ConfigurationError(f"set_attr got {len(values)} values for {len(places)} sub-environments")
+        self._ask("set_attr", places, dict(zip(places, values, strict=True)), (name,))
+
+    def statistics(self) -> PoolStatistics:
+        """The figures so far."""
+        now, tally = time.monotonic(), self._tally
+        collecting = now - self._first_asked
+        return PoolStatistics(
+            env_steps=tally.env_steps,
+            rollouts=tally.rollouts,
+            episodes=tally.episodes,
+            mean_return=mean(tally.returns),
+            mean_length=mean(tally.lengths),
+            seconds=now - self._began,
+            env_steps_per_second=tally.env_steps / collecting if collecting > 0 else 0.0,
+            policy_version=self.version,
+            policy_lag=dict(sorted(tally.lag.items())),
+            copied_rollouts=tally.copied,
+            dropped_rollouts=tally.dropped,
+            workers_alive=self.crew.alive,
+            environment_seconds=tally.environment_s,
+            acting_seconds=tally.acting_s,
+            waiting_seconds=tally.waiting_s,
+            messages=self.crew.messages,
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """End the workers, by themselves within the limit or by force after it. Idempotent."""
+        try:
+            self.crew.close(timeout_s)
+        finally:
+            self._arena.close()
+
+    def _lay_out(self, ready: Sequence[Ready]) -> None:
+        plan, crew = self.plan, self.crew
+        _check_same_spaces(ready)
+        self.observation_space, self.action_space = (rebuild(space) for space in ready[0].spaces)
+        extras = tuple(Extra(name, tuple(shape), dtype, post) for name, shape, dtype, post in ready[0].extras)
+        spec = RolloutSpec(plan.rollout_length, leaves(self.observation_space), leaves(self.action_space), extras)
+        workers, together = len(crew.shares), plan.mode == "sync"
+        largest = slot_layout(spec, sum(crew.shares), workers) if together else slot_layout(spec, max(crew.shares), 1)
+        leases = SYNC_LEASES if together else workers + 2
+        slots = self._arena.add_slots(largest, leases + (1 if together else workers * (1 + plan.prefetch)))
+        for worker in range(workers):
+            first = crew.env_ids(worker).start
+            crew.say(
+                worker,
+                Layout(
+                    slots_offset=self._arena.slots_offset,
+                    slot_bytes=largest.total_bytes,
+                    slot_envs=sum(crew.shares) if together else crew.shares[worker],
+                    slot_workers=workers if together else 1,
+                    first_column=first if together else 0,
+                    share=worker if together else 0,
+                    first_env_id=first,
+                    extras=ready[0].extras,
+                ),
+            )
+        self._feed = self._make_feed(Slotted(spec, slots, leases, crew, self._versions, self._tally))
+
+    def _make_feed(self, slotted: Slotted) -> Feed:
+        plan = self.plan
+        if plan.mode == "sync":
+            return SyncFeed(slotted)
+        drop = plan.on_stale == "drop"
+        dispatch = Dispatch(len(self.crew.shares), plan.prefetch, plan.max_policy_lag, pace=not drop)
+        return AsyncFeed(slotted, dispatch, plan.max_policy_lag if drop else None)
+
+    def _places(self, env_ids: Sequence[int] | None) -> list[int]:
+        total = sum(self.crew.shares)
+        chosen = list(range(total)) if env_ids is None else [int(env_id) for env_id in env_ids]
+        for env_id in chosen:
+            if not 0 <= env_id < total:
+                raise ConfigurationError(f"there is no env_id {env_id}: the pool has 0 to {total - 1}")
+        if len(set(chosen)) < len(chosen):
+            raise ConfigurationError(f"env_ids names a sub-environment twice: {chosen}")
+        return chosen
+
+    def _ask(
+        self, method: str, places: list[int], values: Mapping[int, Any], arguments: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        asked: dict[int, list[int]] = {}
+        for worker in range(len(self.crew.shares)):
+            mine = [env_id for env_id in places if env_id in self.crew.env_ids(worker)]
+            if mine:
+                asked[worker] = mine
+        questions = {}
+        for worker, mine in asked.items():
+            first = self.crew.env_ids(worker).start
+            more = ([values[env_id] for env_id in mine],) if values else ()
+            questions[worker] = ([env_id - first for env_id in mine], *arguments, *more)
+        answers = self.crew.ask(method, questions)
+        by_env_id = {
+            env_id: answer
+            for worker, mine in asked.items()
+            for env_id, answer in zip(mine, answers[worker] or [None] * len(mine), strict=True)
+        }
+        return tuple(by_env_id[env_id] for env_id in places)
+
+
+def _check_same_spaces(ready: Sequence[Ready]) -> None:
+    first = pack(ready[0].spaces)
+    for worker, other in enumerate(ready):
+        if pack(other.spaces) != first:
+            mine, theirs = ([rebuild(space) for space in one.spaces] for one in (ready[0], other))
+            raise ConfigurationError(
+                f"all sub-environments must have the same spaces, but worker {worker} has observations {theirs[0]} and "
+                f"actions {theirs[1]}, and worker 0 has observations {mine[0]} and actions {mine[1]}"
+            )

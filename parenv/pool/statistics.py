@@ -1,0 +1,86 @@
+"""What a pool has done so far, in figures."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from parenv.experience.rollout import Rollout
+
+WINDOW = 100
+"""Episodes over which the mean return and length are taken."""
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """A pool's figures at one moment.
+
+    Args:
+        env_steps: env steps in the rollouts yielded.
+        rollouts: rollouts yielded.
+        episodes: episodes that ended in them.
+        mean_return: mean return of the last 100 episodes, NaN if there are none.
+        mean_length: their mean length in env steps, NaN if there are none.
+        seconds: since the pool was made.
+        env_steps_per_second: ``env_steps`` over the seconds since the first rollout was asked for.
+        policy_version: the newest version.
+        policy_lag: how many rollouts were yielded with which lag.
+        copied_rollouts: yielded as copies, because the user holds so many others.
+        dropped_rollouts: not yielded, because they were older than ``max_policy_lag`` with ``on_stale="drop"``.
+        workers_alive: workers that run.
+        environment_seconds: seconds that workers spent in environments, all workers together.
+        acting_seconds: the same in the policy.
+        waiting_seconds: the same waiting for a credit.
+        messages: messages sent and received by the driver.
+    """
+
+    env_steps: int
+    rollouts: int
+    episodes: int
+    mean_return: float
+    mean_length: float
+    seconds: float
+    env_steps_per_second: float
+    policy_version: int
+    policy_lag: Mapping[int, int]
+    copied_rollouts: int
+    dropped_rollouts: int
+    workers_alive: int
+    environment_seconds: float
+    acting_seconds: float
+    waiting_seconds: float
+    messages: int
+
+
+class Tally:
+    """Counts what is yielded."""
+
+    def __init__(self) -> None:
+        self.env_steps = self.rollouts = self.episodes = self.copied = self.dropped = 0
+        self.lag: Counter[int] = Counter()
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
+        self.environment_s = self.acting_s = self.waiting_s = 0.0
+
+    def add(self, rollout: Rollout) -> None:
+        """Count a rollout that is yielded."""
+        self.env_steps += rollout.num_steps
+        self.rollouts += 1
+        self.episodes += len(rollout.episodes)
+        self.lag[rollout.policy_lag] += 1
+        self.returns.extend(rollout.episodes.returns.tolist())
+        self.lengths.extend(rollout.episodes.lengths.tolist())
+
+    def add_seconds(self, commits: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
+        """Count what the workers of a slot say of their time."""
+        self.environment_s += float(commits["environment_s"].sum())
+        self.acting_s += float(commits["acting_s"].sum())
+        self.waiting_s += float(commits["waiting_s"].sum())
+
+
+def mean(values: deque[float] | deque[int]) -> float:
+    """Mean, NaN of nothing."""
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,88 @@
+"""The versions of the policy: where each lies, for as long as a credit names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from parenv.errors import ConfigurationError
+from parenv.policy.policy import as_policy
+from parenv.policy.snapshots import WeightsWriter, module_of
+
+
+class Version(NamedTuple):
+    """One version.
+
+    Args:
+        number: counts the publishes.
+        place: where its weights lie in shared memory.
+        snapshot: pickled settings, and the policy where it has no module; empty where there is nothing to say.
+    """
+
+    number: int
+    place: int
+    snapshot: bytes
+
+
+class Versions:
+    """Versions that workers may still need.
+
+    Args:
+        policy: what the user gave; it is version 0.
+        weights: writes the weights of a policy with a module; ``None`` for one without.
+        places: how many versions' weights there is room for.
+    """
+
+    def __init__(self, policy: Any, weights: WeightsWriter | None, places: int) -> None:
+        self._weights, self._num_places = weights, places
+        self.settings: dict[str, Any] = dict(getattr(policy, "settings", {}))
+        self._kept: dict[int, Version] = {0: Version(0, 0, b"")}
+        self.newest = self._kept[0]
+        if weights is not None:
+            weights.write(module_of(policy), 0, None)
+
+    def __getitem__(self, number: int) -> Version:
+        return self._kept[number]
+
+    def has_room(self, in_use: Iterable[int]) -> bool:
+        """Whether another version can be written, if of the old ones only these are still needed."""
+        self._forget_all_but({*in_use, self.newest.number})
+        return len(self._kept) < self._num_places
+
+    def add(self, given: Any, settings: Mapping[str, Any], number: Callable[[], int]) -> int:
+        """Write a version.
+
+        Args:
+            given: a policy, a module or a state dict.
+            settings: what changes in ``policy.settings``.
+            number: counts it, once it is known to be right.
+
+        Raises:
+            ConfigurationError: it is not a version of the policy that the pool was made with.
+        """
+        settings = {**self.settings, **settings}
+        taken = {version.place for version in self._kept.values()}
+        place = next(place for place in range(self._num_places) if place not in taken)
+        if self._weights is None:
+            as_policy(given)
+            snapshot = cloudpickle.dumps((settings, given))
+        else:
+            snapshot = cloudpickle.dumps((settings, None)) if settings else b""
+            self._weights.write(self._source(given), place, self.newest.place)
+        self.settings = settings
+        self.newest = Version(number(), place, bytes(snapshot))
+        self._kept[self.newest.number] = self.newest
+        return self.newest.number
+
+    def _source(self, given: Any) -> Any:
+        source = module_of(given) if not isinstance(given, Mapping) else given
+        if source is None:
+            raise ConfigurationError(
+                f"publish needs the module, the policy that holds it or its state dict, got {given!r}"
+            )
+        return source
+
+    def _forget_all_but(self, needed: set[int]) -> None:
+        self._kept = {number: version for number, version in self._kept.items() if number in needed}

@@ -1,0 +1,47 @@
+"""How many cores this process may use, and how many workers suit them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from parenv.options import Parallelism
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: CPU affinity and the container's CPU limit respected, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, math.ceil(_container_limit())))
+
+
+def recommended_num_workers(parallelism: Parallelism = "experience", cores: int | None = None) -> int:
+    """Workers that suit this machine.
+
+    Experience parallelism leaves a third of the cores, at least one, to the learner; gradient parallelism, where
+    the workers do the learning, uses all.
+
+    Args:
+        parallelism: ``"experience"`` or ``"gradient"``.
+        cores: instead of what this machine has.
+
+    >>> recommended_num_workers("experience", cores=6), recommended_num_workers("gradient", cores=6)
+    (4, 6)
+    """
+    cores = usable_cores() if cores is None else cores
+    return cores if parallelism == "gradient" else max(1, cores - max(1, cores // 3))
+
+
+def _container_limit() -> float:
+    """CPU limit of the control group, v2 or v1; infinite where there is none."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        group = Path("/sys/fs/cgroup/cpu")
+        micros = int((group / "cpu.cfs_quota_us").read_text())
+        return math.inf if micros <= 0 else micros / int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return math.inf

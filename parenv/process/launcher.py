@@ -1,0 +1,235 @@
+"""The driver's side of the zygote: one per set of imports and settings, shared by all pools of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from parenv.process.zygote import Lines
+
+MAX_SOCKET_PATH = 100
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+
+
+@dataclass(frozen=True)
+class ZygoteSpec:
+    """What must be settled before the first import, and so cannot be shared between different pools.
+
+    Args:
+        preload: modules imported before workers are forked.
+        environment: environment variables beside the driver's.
+        threads: threads per worker.
+    """
+
+    preload: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    threads: int
+
+
+class Exited(NamedTuple):
+    """A process ended: its handle, its pid (-1: never started), and its exit code or the signal that ended it.
+
+    ``refused`` is the traceback that kept the zygote from starting it at all.
+    """
+
+    handle: int
+    pid: int
+    exit_code: int | None
+    signal: int | None
+    refused: str = ""
+
+
+class Launcher:
+    """The processes of one pool, started through a zygote.
+
+    Args:
+        spec: which zygote.
+    """
+
+    def __init__(self, spec: ZygoteSpec) -> None:
+        self._spec = spec
+        self._zygote = _zygote(spec)
+        ours, theirs = socket.socketpair()
+        self._lines = Lines(ours)
+        _close_in_forked_children(ours)
+        with theirs:
+            self._zygote.open_session(theirs)
+        self._pids: dict[int, int] = {}
+        self._running: set[int] = set()
+
+    @property
+    def directory(self) -> str:
+        """A directory that only this user may enter, removed when this process ends, however it ends."""
+        return self._zygote.directory
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Handles of the processes that were launched and have not been seen to end."""
+        return frozenset(self._running)
+
+    def fileno(self) -> int:
+        """Becomes readable when there is something for :meth:`events`."""
+        return self._lines.socket.fileno()
+
+    def pid(self, handle: int) -> int:
+        """Process id, or -1 while it is not known."""
+        return self._pids.get(handle, -1)
+
+    def launch(self, handle: int, entry: str, arguments: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        """Start a process that calls ``entry`` (``module:function``) with the arguments and its own descriptors.
+
+        Raises:
+            ChildProcessError: the zygote is gone.
+        """
+        launch = {
+            "handle": handle,
+            "entry": entry,
+            "arguments": arguments,
+            "descriptors": len(descriptors),
+            "environment": _environment(self._spec),
+            "sys_path": sys.path,
+            "argv": sys.argv,
+            "directory": os.getcwd(),
+        }
+        self._send({"fork": launch}, descriptors)
+        self._running.add(handle)
+
+    def signal(self, handle: int, signum: int) -> None:
+        """Send a signal to a process and all that it has started."""
+        with contextlib.suppress(ChildProcessError):
+            self._send({"signal": [handle, int(signum)]})
+
+    def events(self) -> list[Exited]:
+        """The processes that have ended since the last call. Blocks unless :meth:`fileno` is readable."""
+        lines = self._lines.receive()
+        if lines is None:
+            return self._all_gone()
+        return [exited for line in lines if (exited := self._apply(line))]
+
+    def close(self) -> None:
+        """End the session: what still runs is killed. Idempotent."""
+        self._lines.socket.close()
+
+    def _send(self, line: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        try:
+            self._lines.send(line, descriptors)
+        except OSError as error:
+            raise ChildProcessError("the helper process that starts workers is gone") from error
+
+    def _apply(self, line: dict[str, Any]) -> Exited | None:
+        if "started" in line:
+            handle, pid = line["started"]
+            self._pids[handle] = pid
+            return None
+        handle, *how = line.get("exited") or line["refused"]
+        self._running.discard(handle)
+        if "refused" in line:
+            return Exited(handle, -1, None, None, how[0])
+        return Exited(handle, self.pid(handle), *how)
+
+    def _all_gone(self) -> list[Exited]:
+        gone = [Exited(handle, self.pid(handle), None, None) for handle in sorted(self._running)]
+        self._running.clear()
+        return gone
+
+
+class _ZygoteProcess:
+    def __init__(self, spec: ZygoteSpec) -> None:
+        self.owner = os.getpid()
+        self.directory = _private_directory()
+        ours, theirs = socket.socketpair()
+        self._lines = Lines(ours)
+        _close_in_forked_children(ours)
+        command = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from parenv.process.zygote import main; main({theirs.fileno()}, {self.directory!r}, "
+            f"{list(spec.preload)!r})"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", command],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=_environment(spec),
+                start_new_session=True,
+            )
+        weakref.finalize(self, _end_zygote, self.owner, self._lines, self._process, self.directory)
+
+    @property
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def open_session(self, theirs: socket.socket) -> None:
+        self._lines.send({"session": True}, (theirs.fileno(),))
+
+
+def _end_zygote(owner: int, lines: Lines, process: subprocess.Popen[bytes], directory: str) -> None:
+    """At interpreter exit, after every pool: the zygote ends at the end of file, and with it what it started."""
+    if owner != os.getpid():
+        return
+    lines.socket.close()
+    try:
+        process.wait(timeout=2.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+_zygotes: dict[ZygoteSpec, _ZygoteProcess] = {}
+_zygotes_lock = threading.Lock()
+_driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _zygote(spec: ZygoteSpec) -> _ZygoteProcess:
+    with _zygotes_lock:
+        zygote = _zygotes.get(spec)
+        if zygote is None or not zygote.alive:
+            zygote = _zygotes[spec] = _ZygoteProcess(spec)
+        return zygote
+
+
+def _close_in_forked_children(sock: socket.socket) -> None:
+    """A child that the user forks must not keep the zygote's end of file from coming."""
+    _driver_only.add(sock)
+
+
+def _after_fork_in_child() -> None:
+    for sock in list(_driver_only):
+        sock.close()
+    _zygotes.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _environment(spec: ZygoteSpec) -> dict[str, str]:
+    return {**os.environ, **_thread_caps(spec.threads), **dict(spec.environment)}
+
+
+def _thread_caps(threads: int) -> Mapping[str, str]:
+    return dict.fromkeys(_THREAD_VARIABLES, str(threads))
+
+
+def _private_directory() -> str:
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if parent and len(parent) < MAX_SOCKET_PATH - 40 and os.access(parent, os.W_OK | os.X_OK):
+            return tempfile.mkdtemp(prefix="parenv-", dir=parent)
+    raise FileNotFoundError("no writable directory with a path short enough for a socket; set XDG_RUNTIME_DIR")

@@ -1,0 +1,65 @@
+"""Messages to frames and back: a fixed header, typed fields as JSON, raw buffers behind it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from parenv.errors import ProtocolError
+from parenv.protocol.data import Buffer, pack, unpack
+from parenv.protocol.messages import KINDS, Message
+
+PROTOCOL_VERSION = 1
+_MAGIC = b"PENV"
+_HEADER = struct.Struct("!4sHHII")
+_INDEX = {kind: i for i, kind in enumerate(KINDS)}
+_FIELDS = {
+    kind: tuple((f.name, {"int": int, "str": str, "bytes": bytes}.get(str(f.type))) for f in fields(kind))
+    for kind in KINDS
+}
+
+
+class Sender(NamedTuple):
+    """Which process a message is from or for: the worker's index and how often it has been started."""
+
+    worker: int
+    generation: int
+
+
+def to_frames(sender: Sender, message: Message) -> list[Buffer]:
+    """Encode a message: the header with the JSON behind it, then the raw buffers."""
+    kind = type(message)
+    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, _INDEX[kind], *sender)
+    text, buffers = pack([getattr(message, name) for name, _ in _FIELDS[kind]])
+    return [header + text, *buffers]
+
+
+def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Message]:
+    """Decode a message.
+
+    Raises:
+        ProtocolError: another protocol version, an unknown kind, or malformed fields.
+    """
+    if not frames or len(frames[0]) < _HEADER.size:
+        raise ProtocolError("a message is shorter than its header")
+    magic, version, index, worker, generation = _HEADER.unpack_from(frames[0])
+    if magic != _MAGIC:
+        raise ProtocolError("a message does not begin as parenv's do")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(f"the other side speaks protocol version {version}, this one {PROTOCOL_VERSION}")
+    if index >= len(KINDS):
+        raise ProtocolError(f"unknown kind of message: {index}")
+    values = unpack(memoryview(frames[0])[_HEADER.size :], frames[1:])
+    return Sender(worker, generation), _build(KINDS[index], values)
+
+
+def _build(kind: type[Message], values: Any) -> Message:
+    expected = _FIELDS[kind]
+    if not isinstance(values, list) or len(values) != len(expected):
+        raise ProtocolError(f"{kind.__name__} has {len(expected)} fields")
+    for (name, wanted), value in zip(expected, values, strict=True):
+        if wanted is not None and type(value) is not wanted:
+            raise ProtocolError(f"{kind.__name__}.{name} must be {wanted.__name__}, got {type(value).__name__}")
+    return kind(*values)

@@ -1,0 +1,135 @@
+"""The words of the protocol, as frozen messages. Small ones: arrays stay in shared memory, a message names a slot.
+
+Bytes fields hold cloudpickle and go from driver to worker only. What comes from a worker is plain data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Worker: the sub-environments exist and are reset; this is what a rollout of theirs looks like.
+
+    Args:
+        spaces: described observation and action space.
+        num_envs: sub-environments in this worker.
+        extras: ``[name, shape, dtype]`` of every extra that policy and postprocess return; empty from all workers but
+            the first.
+    """
+
+    spaces: Any
+    num_envs: int
+    extras: Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Driver: where everything lies in shared memory.
+
+    Args:
+        slots_offset: where the rollout slots begin, in bytes.
+        slot_bytes: distance between two slots.
+        slot_envs: sub-environments per slot, ``B`` or ``num_envs``.
+        slot_workers: workers that write into one slot.
+        first_column: this worker's first column in a slot.
+        share: this worker's position among those that write into one slot.
+        first_env_id: the env_id of that column.
+        extras: ``[name, shape, dtype]`` of every extra.
+    """
+
+    slots_offset: int
+    slot_bytes: int
+    slot_envs: int
+    slot_workers: int
+    first_column: int
+    share: int
+    first_env_id: int
+    extras: Any
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Driver: you may produce one more rollout.
+
+    Args:
+        sequence: counts the credits of one worker.
+        slot: where to write it.
+        policy_version: the version that must act.
+        weights_slot: where its weights lie.
+        snapshot: pickled settings, and the policy where it has no flat weights; empty where the worker has them.
+    """
+
+    sequence: int
+    slot: int
+    policy_version: int
+    weights_slot: int
+    snapshot: bytes
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Worker: the rollout of this credit is complete in its slot.
+
+    Args:
+        sequence: that of the credit.
+        objects: values of spaces without a fixed size, which do not lie in the slot.
+    """
+
+    sequence: int
+    objects: Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """Driver: do this between two rollouts and answer.
+
+    Args:
+        sequence: counts the calls.
+        method: ``"call"``, ``"get_attr"``, ``"set_attr"``, ``"evaluate"`` or ``"load"``.
+        arguments: pickled arguments of that method.
+    """
+
+    sequence: int
+    method: str
+    arguments: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Worker: the answer to the call of this sequence."""
+
+    sequence: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Worker: an exception.
+
+    Args:
+        call: sequence of the call that raised, or -1 where it was not a call; then the worker only waits to be closed.
+        env_id: the sub-environment at work, or -1.
+        doing: what was being done.
+        kind: ``[module, qualified name]`` of the exception.
+        message: its text.
+        traceback: its traceback as text.
+    """
+
+    call: int
+    env_id: int
+    doing: str
+    kind: Any
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """Driver: clean up and end."""
+
+
+Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close
+KINDS: tuple[type[Message], ...] = (Ready, Layout, Credit, Commit, Call, Reply, Failure, Close)

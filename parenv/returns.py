@@ -1,0 +1,181 @@
+"""Advantages and return targets over time-major blocks ``[T, B]``.
+
+All functions take and give arrays of shape ``[T, B]`` (or ``[T]``), dtype float32 or float64; CPU tensors are
+accepted in place of arrays and read without a copy. ``next_values[t]`` is the value of the *true* next observation
+of step ``t``: the final one where an episode ended at ``t``, the last one at the edge of the rollout.
+``Rollout.next_values`` computes it.
+
+A terminated step bootstraps nothing. A truncated step bootstraps from ``next_values`` and, like a terminated one,
+stops the recursion: what follows belongs to another episode.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class VTrace(NamedTuple):
+    """What :func:`vtrace` returns: value targets ``v_s`` and policy-gradient advantages, both ``[T, B]``."""
+
+    targets: Array
+    advantages: Array
+
+
+def gae(
+    rewards: Any,
+    values: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+) -> tuple[Array, Array]:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+
+    Args:
+        rewards: ``[T, B]``.
+        values: ``V(o_t)`` as ``[T, B]``.
+        next_values: ``V`` of the true next observation, ``[T, B]``.
+        terminated: bool ``[T, B]``.
+        truncated: bool ``[T, B]``.
+        gamma: discount per step.
+        gae_lambda: the lambda of the exponential average.
+
+    Returns:
+        Advantages and return targets ``advantages + values``, each ``[T, B]``.
+
+    >>> never = [False, False]
+    >>> advantages, targets = gae([1.0, 1.0], [0.5, 0.5], [0.5, 9.0], [False, True], never, gamma=1, gae_lambda=1)
+    >>> targets.tolist()
+    [2.0, 1.0]
+    """
+    rewards, values, next_values = _floats(rewards, values, next_values)
+    continues = ~(_bools(terminated) | _bools(truncated))
+    deltas = rewards + gamma * next_values * ~_bools(terminated) - values
+    decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
+    advantages = _backward_sum(deltas, decay)
+    return advantages, advantages + values
+
+
+def discounted_returns(
+    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99
+) -> Array:
+    """Discounted sum of rewards until the episode or the rollout ends, then bootstrapped (Sutton and Barto, eq. 3.8).
+
+    Args:
+        rewards: ``[T, B]``.
+        next_values: ``V`` of the true next observation, ``[T, B]``; zeros for a pure Monte-Carlo return.
+        terminated: bool ``[T, B]``.
+        truncated: bool ``[T, B]``.
+        gamma: discount per step.
+
+    Returns:
+        ``[T, B]``.
+    """
+    rewards, next_values = _floats(rewards, next_values)
+    bootstraps = _bools(truncated) & ~_bools(terminated)
+    continues = ~(_bools(terminated) | _bools(truncated))
+    bootstraps[-1:] |= continues[-1:]
+    return _backward_sum(rewards + gamma * next_values * bootstraps, gamma * continues.astype(rewards.dtype))
+
+
+def n_step_returns(
+    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, n: int, gamma: float = 0.99
+) -> Array:
+    """n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
+
+    The sum runs over at most ``n`` rewards, fewer where the episode or the rollout ends before, and
+    bootstraps from the value of the true next observation of the last step that it uses.
+
+    Args:
+        rewards: ``[T, B]``.
+        next_values: ``V`` of the true next observation, ``[T, B]``.
+        terminated: bool ``[T, B]``.
+        truncated: bool ``[T, B]``.
+        n: steps per target, at least 1.
+        gamma: discount per step.
+
+    Returns:
+        Targets ``[T, B]``.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    rewards, next_values = _floats(rewards, next_values)
+    ended = _bools(terminated) | _bools(truncated)
+    one_step = rewards + gamma * next_values * ~_bools(terminated)
+    targets: Array = one_step.copy()
+    for _ in range(min(n, len(rewards)) - 1):
+        longer = rewards[:-1] + gamma * targets[1:]
+        targets[:-1] = np.where(ended[:-1], one_step[:-1], longer)
+    return targets
+
+
+def vtrace(
+    behaviour_log_prob: Any,
+    target_log_prob: Any,
+    rewards: Any,
+    values: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    gamma: float = 0.99,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    trace_lambda: float = 1.0,
+) -> VTrace:
+    """V-trace targets for rollouts by an older policy (Espeholt et al. 2018, arXiv:1802.01561, eq. 1 and remark 2).
+
+    Args:
+        behaviour_log_prob: log-probability of the actions under the policy that acted, ``[T, B]``.
+        target_log_prob: the same under the policy that learns, ``[T, B]``.
+        rewards: ``[T, B]``.
+        values: ``V(o_t)`` under the policy that learns, ``[T, B]``.
+        next_values: ``V`` of the true next observation, ``[T, B]``.
+        terminated: bool ``[T, B]``.
+        truncated: bool ``[T, B]``.
+        gamma: discount per step.
+        rho_bar: truncation of the importance weights in the temporal differences.
+        c_bar: truncation of the importance weights in the trace.
+        trace_lambda: the lambda of remark 2; 1 gives the n-step Bellman target on policy.
+
+    Returns:
+        Value targets and policy-gradient advantages ``rho_t (r_t + gamma v_{t+1} - V(o_t))``.
+    """
+    rewards, values, next_values = _floats(rewards, values, next_values)
+    behaviour, target = _floats(behaviour_log_prob, target_log_prob)
+    ratio = np.exp(target - behaviour)
+    rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
+    discount = gamma * ~_bools(terminated)
+    ended = _bools(terminated) | _bools(truncated)
+    deltas = rho * (rewards + discount * next_values - values)
+    targets: Array = values + _backward_sum(deltas, gamma * trace * ~ended)
+    next_targets = np.array(next_values)
+    next_targets[:-1] = np.where(ended[:-1], next_values[:-1], targets[1:])
+    return VTrace(targets, rho * (rewards + discount * next_targets - values))
+
+
+def _backward_sum(terms: Array, decay: Array) -> Array:
+    """``s_t = terms_t + decay_t * s_{t+1}`` with zero after the last step."""
+    sums = np.empty_like(terms)
+    later: Array = np.zeros_like(terms[:1])[0] if len(terms) else terms
+    for t in range(len(terms) - 1, -1, -1):
+        later = terms[t] + decay[t] * later
+        sums[t] = later
+    return sums
+
+
+def _floats(*blocks: Any) -> tuple[Array, ...]:
+    arrays = [np.asarray(block) for block in blocks]
+    dtype = np.result_type(np.float32, *arrays)
+    return tuple(array.astype(dtype, copy=False) for array in arrays)
+
+
+def _bools(block: Any) -> Array:
+    return np.asarray(block, dtype=bool)

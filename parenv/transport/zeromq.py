@@ -1,0 +1,106 @@
+"""A ROUTER socket in the driver, a DEALER socket in each worker."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+
+import zmq
+
+Frames = Sequence[bytes | bytearray | memoryview]
+_ROUTING_ID = struct.Struct("!cII")
+LINGER_MS = 1000
+MAX_WAIT_S = 3600.0
+
+
+class DriverSocket:
+    """The driver's end: frames to and from every worker.
+
+    Args:
+        address: where to listen, such as ``ipc:///run/user/1000/x``.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def watch(self, descriptor: int) -> None:
+        """Have :meth:`wait` return also when this descriptor is readable."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> set[int]:
+        """Wait until a message has come or a watched descriptor is readable, or until the limit, or :data:`MAX_WAIT_S`.
+
+        Returns:
+            The watched descriptors that are readable.
+        """
+        ready = self._poller.poll(round(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000))
+        return {source for source, _ in ready if isinstance(source, int)}
+
+    def send(self, worker: int, generation: int, frames: Frames) -> bool:
+        """Send to one worker; whether there is such a worker to send to."""
+        try:
+            self._socket.send_multipart([_routing_id(worker, generation), *frames], zmq.NOBLOCK)
+        except (zmq.Again, zmq.ZMQError):
+            return False
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        """The next message, or ``None``."""
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)[1:]
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        """Close; what was not sent yet is dropped. Idempotent."""
+        self._socket.close()
+        self._context.term()
+
+
+class WorkerSocket:
+    """A worker's end.
+
+    Args:
+        address: where the driver listens.
+        worker: index of the worker.
+        generation: how often it has been started.
+    """
+
+    def __init__(self, address: str, worker: int, generation: int) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = LINGER_MS
+        self._socket.setsockopt(zmq.ROUTING_ID, _routing_id(worker, generation))
+        self._socket.connect(address)
+
+    def send(self, frames: Frames) -> None:
+        """Send to the driver."""
+        self._socket.send_multipart(frames)
+
+    def receive(self, block: bool) -> list[bytes] | None:
+        """The next message; ``None`` if there is none and ``block`` is false."""
+        try:
+            return self._socket.recv_multipart(0 if block else zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        """Close, after what was sent is on its way or :data:`LINGER_MS` is over."""
+        self._socket.close()
+        self._context.term()
+
+
+def _routing_id(worker: int, generation: int) -> bytes:
+    return _ROUTING_ID.pack(b"w", worker, generation)
+
+
+def remaining(deadline: float) -> float:
+    """Seconds until a deadline on the monotonic clock, never negative."""
+    return max(0.0, deadline - time.monotonic())

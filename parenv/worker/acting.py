@@ -1,0 +1,220 @@
+"""Acting: the worker's snapshot of the policy, with arrays on one side and whatever the policy likes on the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from parenv.errors import PolicyOutputError
+from parenv.experience.rollout import map_trees
+from parenv.memory.layout import Extra
+from parenv.memory.spaces import Leaf, flatten, unflatten
+from parenv.policy.policy import Policy, apply_settings, as_policy
+from parenv.policy.snapshots import WeightsReader, module_of
+
+
+class Acted(NamedTuple):
+    """Actions as one array or list ``[B, ...]`` per leaf, extras as arrays ``[B, ...]``, and the carry."""
+
+    actions: list[Any]
+    extras: dict[str, Any]
+    carry: Any
+
+
+class Actor:
+    """A worker's snapshot of the policy. The carry is its user's to keep.
+
+    Args:
+        policy: what the user gave, in a copy of this worker's own.
+        observations: leaves of the observation space.
+        actions: leaves of the action space.
+        device: where the policy acts.
+        weights: makes the reader of the flat weights for a module, or ``None`` where none will come.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        observations: Sequence[Leaf],
+        actions: Sequence[Leaf],
+        device: str,
+        weights: Callable[[Any], WeightsReader] | None = None,
+    ) -> None:
+        self._observations, self._actions = observations, actions
+        self.device = device
+        self._use(policy)
+        module = module_of(policy)
+        self._weights = None if module is None or weights is None else weights(module)
+        self._settings: Mapping[str, Any] = dict(getattr(policy, "settings", {}))
+
+    def load(self, place: int, snapshot: bytes) -> None:
+        """Become another version.
+
+        Args:
+            place: where its weights lie in shared memory, for a policy with a module.
+            snapshot: pickled settings, and the policy itself where it has no module; empty where nothing changed.
+        """
+        if self._weights is not None:
+            self._weights.load(place)
+        if snapshot:
+            settings, policy = cloudpickle.loads(snapshot)
+            if policy is not None:
+                self._use(policy)
+            self._settings = settings
+            self._apply(settings)
+
+    @contextlib.contextmanager
+    def deterministic(self, wanted: bool) -> Iterator[None]:
+        """Have ``settings["deterministic"]`` say so meanwhile."""
+        self._apply({**self._settings, "deterministic": wanted})
+        try:
+            yield
+        finally:
+            self._apply(self._settings)
+
+    def initial_carry(self, batch: int) -> Any:
+        """The carry at the beginning of an episode."""
+        with self._context():
+            return self._policy.initial_carry(batch)
+
+    def act(self, rows: Sequence[Any], carry: Any) -> Acted:
+        """Act on one batch of observations, one array or list per leaf."""
+        observations = unflatten(self._observations, rows)
+        with self._context():
+            observations = map_trees(self._tensor if self._policy.takes_tensors else _read_only, observations)
+            action = self._policy.act(observations, carry)
+            return Acted(
+                [to_array(values) for values in flatten(self._actions, action.actions)],
+                {name: to_array(value) for name, value in action.extras.items()},
+                action.carry,
+            )
+
+    def with_initial_rows(self, carry: Any, initial: Any, columns: Sequence[int]) -> Any:
+        """A copy of the carry with the rows of these sub-environments set back to the initial ones."""
+        rows = list(columns)
+
+        def replaced(values: Any, at_first: Any) -> Any:
+            values = _cloned(values)
+            values[rows] = at_first[rows]
+            return values
+
+        with self._context():
+            return map_trees(replaced, carry, initial)
+
+    def own_carry(self, carry: Any) -> Any:
+        """A copy of the carry that shares no memory with a rollout slot."""
+        with self._context():
+            return map_trees(_cloned, carry)
+
+    def postprocess(self, function: Callable[[Any, Any], Any], rollout: Any) -> dict[str, Any]:
+        """Call the user's ``postprocess`` on a rollout of arrays; what it returned, as arrays."""
+        import torch
+
+        with torch.no_grad():
+            returned = function(self._given, rollout.to(self.device))
+        if not isinstance(returned, Mapping):
+            raise PolicyOutputError(f"postprocess must return a dict of arrays, got {type(returned).__name__}")
+        return {str(name): to_array(value) for name, value in returned.items()}
+
+    def _use(self, policy: Any) -> None:
+        self._given = policy
+        self._policy: Policy = as_policy(policy)
+        self._context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        if self._policy.takes_tensors:
+            import torch
+
+            self._context = torch.inference_mode
+
+    def _apply(self, settings: Mapping[str, Any]) -> None:
+        apply_settings(self._policy, settings)
+        if self._given is not self._policy:
+            apply_settings(self._given, settings)
+
+    def _tensor(self, value: Any) -> Any:
+        import torch
+
+        if isinstance(value, list):
+            return value
+        tensor = torch.from_numpy(value)
+        return tensor if self.device == "cpu" else tensor.to(self.device)
+
+
+def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch: int) -> None:
+    """Check that a batch of actions fits the action space.
+
+    Raises:
+        PolicyOutputError: it does not; the message says what would.
+    """
+    for leaf, values in zip(of, actions, strict=True):
+        if leaf.dtype is None:
+            fits, got = len(values) == batch, f"length {len(values)}"
+        else:
+            array = np.asarray(values)
+            wanted = np.dtype(leaf.dtype)
+            castable = (
+                array.dtype.kind in "iub" if wanted.kind in "iub" else np.can_cast(array.dtype, wanted, "same_kind")
+            )
+            fits = array.shape == (batch, *leaf.shape) and castable
+            got = f"shape {array.shape} and dtype {array.dtype}"
+        if not fits:
+            raise PolicyOutputError(
+                f"the policy returned actions{leaf.name} of {got}, but {space} needs shape {(batch, *leaf.shape)} and "
+                f"dtype {leaf.dtype} for {batch} sub-environments. A network that returns logits or a tuple "
+                f"goes through "
+                'TorchPolicy(module, method="...", outputs=("actions", ...)) or a callable that picks the actions'
+            )
+    if all(leaf.dtype is not None and np.dtype(leaf.dtype).kind in "iub" for leaf in of):
+        for row in range(batch):
+            action = unflatten(of, [np.asarray(values)[row] for values in actions])
+            if not space.contains(action):
+                raise PolicyOutputError(f"the policy returned the action {action!r}, which is not in {space}")
+
+
+def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> tuple[Extra, ...]:
+    """Shape and dtype of extras.
+
+    Args:
+        arrays: each ``[*leading, ...]``.
+        leading: the dimensions that every one must begin with.
+        by: who returned them, ``"policy"`` or ``"postprocess"``.
+
+    Raises:
+        PolicyOutputError: an extra does not begin with these dimensions or has no numeric dtype.
+    """
+    extras = []
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        if array.shape[: len(leading)] != leading or array.dtype.kind not in "?biufc":
+            raise PolicyOutputError(
+                f"{by} returned {name!r} of shape {array.shape} and dtype {array.dtype}; "
+                f"it must be numeric and its shape begin with {leading}"
+            )
+        extras.append(Extra(name, array.shape[len(leading) :], array.dtype.str, by == "postprocess"))
+    return tuple(extras)
+
+
+def to_array(value: Any) -> Any:
+    """A tensor, array, list or number as a numpy array; lists stay lists."""
+    if isinstance(value, np.ndarray | list):
+        return value
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    return np.asarray(value)
+
+
+def _read_only(value: Any) -> Any:
+    if isinstance(value, list):
+        return value
+    view = value.view()
+    view.flags.writeable = False
+    return view
+
+
+def _cloned(value: Any) -> Any:
+    if value is None:
+        return None
+    return value.clone() if hasattr(value, "clone") else np.array(value)

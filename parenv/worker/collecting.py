@@ -1,0 +1,119 @@
+"""Collecting: the loop that acts and steps, once per row of a rollout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parenv.envs.stepping import Stepper
+from parenv.experience.assembly import Share, assemble
+from parenv.experience.rollout import Rollout
+from parenv.memory.layout import RolloutSpec, slot_layout
+from parenv.memory.progress import Progress
+from parenv.memory.spaces import Leaf, unflatten
+from parenv.worker.acting import Actor
+from parenv.worker.writing import OpenEpisodes, RolloutWriter
+
+
+class StopCollectingError(Exception):
+    """The driver wants this worker to end."""
+
+
+class Seconds(NamedTuple):
+    """Where the time of a rollout went."""
+
+    environment: float
+    acting: float
+
+
+class Collector:
+    """Sub-environments under way, with all that lasts from one rollout to the next.
+
+    Args:
+        stepper: the sub-environments.
+        actor: chooses the actions.
+        spec: what a rollout consists of.
+        rows: the first observations, one array or list ``[B, ...]`` per leaf.
+        env_ids: of the sub-environments, int64 ``[B]``.
+        worker: index of the worker.
+        progress: where to say what is going on.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        actor: Actor,
+        spec: RolloutSpec,
+        rows: Sequence[Any],
+        env_ids: Any,
+        worker: int,
+        progress: Progress,
+    ) -> None:
+        self.stepper, self.actor, self.spec = stepper, actor, spec
+        self._rows, self._env_ids, self._worker, self._progress = rows, env_ids, worker, progress
+        self._open = OpenEpisodes(stepper.num_envs)
+        self._carry = actor.initial_carry(stepper.num_envs)
+
+    def collect(self, writer: RolloutWriter) -> Seconds:
+        """Fill a rollout.
+
+        Raises:
+            StopCollectingError: the driver wants this worker to end.
+        """
+        clock, progress, stepper = time.perf_counter, self._progress, self.stepper
+        environment = acting = 0.0
+        initial = self.actor.initial_carry(stepper.num_envs)
+        writer.begin(self._rows)
+        for step in range(self.spec.rollout_length):
+            if progress.closing:
+                raise StopCollectingError
+            began = clock()
+            progress.begin("act")
+            actions, extras, self._carry = self.actor.act(writer.observations(step), self._carry)
+            writer.write_actions(step, actions, extras)
+            acted = clock()
+            progress.begin("step")
+            known = len(writer.ends)
+            stepper.step(unflatten(self.spec.actions, actions), step, writer)
+            if initial is not None and len(writer.ends) > known:
+                columns = [column for _, column, _ in writer.ends[known:]]
+                self._carry = self.actor.with_initial_rows(self._carry, initial, columns)
+            progress.add_env_steps(stepper.num_envs)
+            acting += acted - began
+            environment += clock() - acted
+        self._rows = [row.copy() for row in writer.observations(self.spec.rollout_length)]
+        self._carry = self.actor.own_carry(self._carry)
+        writer.write_ends(self._open.close(writer.rewards, writer.ends))
+        return Seconds(environment, acting)
+
+    def rollout(self, writer: RolloutWriter, policy_version: int) -> Rollout:
+        """What a writer holds, as a rollout with what the policy has returned."""
+        return assemble(
+            self.spec,
+            writer.arrays,
+            [writer.share],
+            env_ids=self._env_ids,
+            worker=self._worker,
+            policy_version=policy_version,
+            policy_lag=0,
+            extras=[extra.name for extra in self.spec.extras if not extra.postprocessed],
+        )
+
+
+def reset(stepper: Stepper, observations: Sequence[Leaf], seeds: Sequence[int | None]) -> list[Any]:
+    """Begin an episode in every sub-environment; the first observations, one array or list ``[B, ...]`` per leaf."""
+    batch = stepper.num_envs
+    rows: list[Any] = [
+        [None] * batch if leaf.dtype is None else np.zeros((batch, *leaf.shape), leaf.dtype) for leaf in observations
+    ]
+    stepper.reset(seeds, rows)
+    return rows
+
+
+def private_writer(spec: RolloutSpec, batch: int) -> RolloutWriter:
+    """A writer over memory of its own, for rollouts that nobody else reads."""
+    layout = slot_layout(spec, batch, 1)
+    return RolloutWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Share(0, 0, batch))

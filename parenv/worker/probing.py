@@ -1,0 +1,54 @@
+"""Finding out what a policy and ``postprocess`` return, before the first rollout is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from parenv.errors import PolicyOutputError
+from parenv.memory.layout import Extra
+from parenv.worker.acting import check_actions, extras_of
+from parenv.worker.collecting import Collector, private_writer
+
+
+def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[Extra, ...]:
+    """Act once on real observations, and postprocess a rollout in which nothing moves.
+
+    Args:
+        collector: one whose actor has a copy of the policy that is thrown away afterwards.
+        postprocess: the user's, or ``None``.
+        rows: the first observations, one array or list ``[B, ...]`` per leaf.
+
+    Returns:
+        What has to be laid out beside the spaces.
+
+    Raises:
+        PolicyOutputError: actions or extras do not fit.
+    """
+    actor, spec, action_space = collector.actor, collector.spec, collector.stepper.action_space
+    batch = collector.stepper.num_envs
+    try:
+        actions, extras, _ = actor.act(rows, actor.initial_carry(batch))
+    except (KeyError, IndexError) as error:
+        raise PolicyOutputError(
+            f"the policy must return actions for {action_space}, nested as the space is: {type(error).__name__} {error}"
+        ) from error
+    check_actions(spec.actions, action_space, actions, batch)
+    found = extras_of(extras, (batch,), "policy")
+    if postprocess is None:
+        return found
+    collector.spec = replace(spec, extras=found)
+    writer = private_writer(collector.spec, batch)
+    writer.begin(rows)
+    for step in range(spec.rollout_length):
+        writer.write_actions(step, actions, extras)
+        for block, row in zip(writer.observations(step + 1), rows, strict=True):
+            block[:] = row
+    writer.write_ends([])
+    returned = actor.postprocess(postprocess, collector.rollout(writer, policy_version=0))
+    more = extras_of(returned, (spec.rollout_length, batch), "postprocess")
+    both = {extra.name for extra in found} & {extra.name for extra in more}
+    if both:
+        raise PolicyOutputError(f"policy and postprocess both return {sorted(both)}: choose other names")
+    return (*found, *more)

@@ -1,0 +1,65 @@
+"""The main function of a worker process."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import traceback
+from typing import Any
+
+import cloudpickle
+
+from parenv.memory.shared import SharedMemory
+from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import Failure
+from parenv.transport.zeromq import WorkerSocket
+from parenv.worker.worker import Worker
+
+
+def main(arguments: dict[str, Any], memory_fd: int, job_fd: int) -> int:
+    """Serve the driver until it says ``Close``; the exit code."""
+    faulthandler.enable()
+    sender = Sender(arguments["worker"], arguments["generation"])
+    socket = WorkerSocket(arguments["address"], *sender)
+    job = mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)
+    memory = SharedMemory(fd=memory_fd)
+    worker = Worker(
+        sender,
+        memory,
+        lambda: cloudpickle.loads(job),
+        lambda message: socket.send(to_frames(sender, message)),
+        owns_process=True,
+    )
+    while worker.open:
+        busy = _guarded(worker)
+        while worker.open and (frames := socket.receive(block=not busy)) is not None:
+            worker.receive(from_frames(frames)[1])
+            busy = True
+    worker.close()
+    socket.close()
+    return 0
+
+
+def _guarded(worker: Worker) -> bool:
+    """Let it work; whatever is raised, ``SystemExit`` included, becomes a message before anything else happens."""
+    try:
+        return worker.work()
+    except BaseException as error:
+        worker.say(failure(error, worker))
+        if worker.answering < 0:
+            worker.give_up()
+        return True
+
+
+def failure(error: BaseException, worker: Worker) -> Failure:
+    """An exception as a message."""
+    kind = type(error)
+    return Failure(
+        call=worker.answering,
+        env_id=worker.progress.env_id,
+        doing=worker.progress.doing,
+        kind=[kind.__module__, kind.__qualname__],
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+    )

@@ -1,0 +1,105 @@
+"""Starting: from the pickled job to sub-environments that have been reset."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from parenv.envs.seeding import RandomState, environment_seed, worker_seed
+from parenv.envs.stepping import Stepper, make_stepper
+from parenv.errors import ConfigurationError
+from parenv.memory.layout import Extra, RolloutSpec
+from parenv.memory.progress import Progress
+from parenv.memory.spaces import describe, leaves
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Ready
+from parenv.worker.acting import Actor
+from parenv.worker.collecting import Collector, reset
+from parenv.worker.job import Job
+from parenv.worker.probing import probe
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker whose sub-environments exist and wait in their first observations.
+
+    Args:
+        job: this worker's copy.
+        stepper: the sub-environments.
+        spec: what a rollout of theirs consists of, so far without extras.
+        rows: the first observations, one array or list ``[B, ...]`` per leaf.
+        extras: what policy and ``postprocess`` add; known to worker 0 only.
+    """
+
+    job: Job
+    stepper: Stepper
+    spec: RolloutSpec
+    rows: Sequence[Any]
+    extras: tuple[Extra, ...]
+
+    @property
+    def ready(self) -> Ready:
+        """What the driver needs to know of it."""
+        spaces = [describe(self.stepper.observation_space), describe(self.stepper.action_space)]
+        extras = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in self.extras]
+        return Ready(spaces, self.stepper.num_envs, extras)
+
+
+def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progress) -> Started:
+    """Call the user's setup, make and reset the sub-environments, and, in worker 0, find out what a rollout holds."""
+    if job.options.setup_fn is not None:
+        progress.begin("setup_fn")
+        job.options.setup_fn(sender.worker)
+    first, count = sum(job.shares[: sender.worker]), job.shares[sender.worker]
+    stepper = make_envs(job, first, count, progress)
+    if job.num_envs_is_given and stepper.num_envs != count:
+        raise ConfigurationError(
+            f"env_fn makes a VectorEnv of {stepper.num_envs} sub-environments, but worker {sender.worker} is to have "
+            f"{count}: give num_envs={stepper.num_envs * len(job.shares)} for {len(job.shares)} workers, or "
+            f"leave it out"
+        )
+    first = first if stepper.num_envs == count else sender.worker * stepper.num_envs
+    seeds = [environment_seed(job.seed, first + column, sender.generation) for column in range(stepper.num_envs)]
+    spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
+    rows = reset(stepper, spec.observations, seeds)
+    extras = _probe(load_job, stepper, spec, rows, progress) if sender.worker == 0 else ()
+    return Started(job, stepper, spec, rows, extras)
+
+
+def make_envs(job: Job, first: int, count: int, progress: Progress) -> Stepper:
+    """Make sub-environments, or one ``VectorEnv`` with as many as it has."""
+    envs: list[Any] = []
+    while len(envs) < count and not (envs and isinstance(envs[0], VectorEnv)):
+        progress.begin("making the environment", first + len(envs))
+        envs.append(job.factories.make(first + len(envs)))
+    progress.begin("making the environment")
+    return make_stepper(envs, first, progress)
+
+
+def prepare_process(sender: Sender, job: Job) -> None:
+    """Settle what belongs to the whole process: threads and random states."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(job.options.threads)
+    worker_random_state(sender, job).__enter__()
+
+
+def worker_random_state(sender: Sender, job: Job) -> RandomState:
+    """The random state with which a worker's policy samples."""
+    return RandomState(worker_seed(job.seed, *sender))
+
+
+def _probe(
+    load_job: Callable[[], Job], stepper: Stepper, spec: RolloutSpec, rows: Sequence[Any], progress: Progress
+) -> tuple[Extra, ...]:
+    """With another copy of the job, whose policy is thrown away, and another random state."""
+    progress.begin("act")
+    with RandomState(0):
+        job = load_job()
+        actor = Actor(job.policy, spec.observations, spec.actions, job.options.device)
+        collector = Collector(stepper, actor, spec, rows, np.arange(stepper.num_envs), 0, progress)
+        return probe(collector, job.postprocess, rows)

@@ -1,0 +1,150 @@
+"""A worker at work: rollouts into slots, answers to calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from parenv.envs.seeding import RandomState, evaluation_seed
+from parenv.experience.assembly import Share
+from parenv.memory.layout import Extra, slot_layout
+from parenv.memory.progress import Progress
+from parenv.policy.snapshots import WeightsReader
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Call, Commit, Credit, Layout
+from parenv.worker.acting import Actor
+from parenv.worker.collecting import Collector, reset
+from parenv.worker.evaluation import evaluate, evaluation_spec
+from parenv.worker.starting import Started, make_envs
+from parenv.worker.writing import RolloutWriter
+
+
+class Station:
+    """A started worker for which everything is laid out.
+
+    Args:
+        sender: who this is.
+        started: the sub-environments.
+        layout: where everything lies.
+        mapping: the shared memory, all of it.
+        progress: where to say what is going on.
+    """
+
+    def __init__(self, sender: Sender, started: Started, layout: Layout, mapping: Any, progress: Progress) -> None:
+        self._sender, self._job, self._progress, self._mapping = sender, started.job, progress, mapping
+        self._layout = layout
+        extras = tuple(Extra(name, tuple(shape), dtype, post) for name, shape, dtype, post in layout.extras)
+        spec = replace(started.spec, extras=extras)
+        self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
+        self._share = Share(layout.share, layout.first_column, layout.first_column + started.stepper.num_envs)
+        self._writers: dict[int, RolloutWriter] = {}
+        device = self._job.options.device
+        self._actor = Actor(
+            self._job.policy,
+            spec.observations,
+            spec.actions,
+            device,
+            lambda module: WeightsReader(module, mapping, self._job.weights_offset, device),
+        )
+        env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
+        self._collector = Collector(started.stepper, self._actor, spec, started.rows, env_ids, sender.worker, progress)
+        self._evaluation_envs: Any = None
+        self._policy_version = -1
+        self._idle_since = time.perf_counter()
+
+    def collect(self, credit: Credit) -> Commit:
+        """Produce the rollout of a credit and stamp its slot.
+
+        Raises:
+            StopCollectingError: the driver wants this worker to end.
+        """
+        began = time.perf_counter()
+        self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
+        writer = self._writer(credit.slot)
+        seconds = self._collector.collect(writer)
+        if self._job.postprocess is not None:
+            self._progress.begin("postprocess")
+            rollout = self._collector.rollout(writer, credit.policy_version)
+            writer.write_extras(self._actor.postprocess(self._job.postprocess, rollout))
+        writer.stamp(
+            environment_s=seconds.environment,
+            acting_s=seconds.acting,
+            waiting_s=began - self._idle_since,
+            generation=self._sender.generation,
+            policy_version=credit.policy_version,
+            sequence=credit.sequence,
+        )
+        self._idle_since = time.perf_counter()
+        return Commit(credit.sequence, dict(writer.share.objects))
+
+    def answer(self, call: Call) -> Any:
+        """Answer a call."""
+        arguments = cloudpickle.loads(call.arguments)
+        answers: dict[str, Callable[..., Any]] = {
+            "call": self._call,
+            "get_attr": self._get_attr,
+            "set_attr": self._set_attr,
+            "evaluate": self._evaluate,
+            "load": self._load,
+        }
+        self._progress.begin("evaluate" if call.method == "evaluate" else "call")
+        return answers[call.method](*arguments)
+
+    def close_envs(self) -> None:
+        """Close the sub-environments."""
+        try:
+            self._collector.stepper.close()
+        finally:
+            if self._evaluation_envs is not None:
+                self._evaluation_envs.close()
+
+    def _load(self, version: int, place: int, snapshot: bytes) -> int:
+        if version != self._policy_version:
+            self._progress.begin("loading the policy")
+            self._actor.load(place, snapshot)
+            self._policy_version = version
+        return version
+
+    def _writer(self, slot: int) -> RolloutWriter:
+        if slot not in self._writers:
+            offset = self._layout.slots_offset + slot * self._layout.slot_bytes
+            view = memoryview(self._mapping)[offset : offset + self._layout.slot_bytes]
+            self._writers[slot] = RolloutWriter(self._collector.spec, self._slots.arrays(view), self._share)
+        return self._writers[slot]
+
+    def _call(self, columns: list[int], name: str, args: Any, kwargs: Any) -> list[Any]:
+        def called(env: Any) -> Any:
+            attribute = env.get_wrapper_attr(name)
+            return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+        return self._collector.stepper.each(name, called, columns)
+
+    def _get_attr(self, columns: list[int], name: str) -> list[Any]:
+        return self._collector.stepper.each(name, lambda env: env.get_wrapper_attr(name), columns)
+
+    def _set_attr(self, columns: list[int], name: str, values: list[Any]) -> None:
+        left = iter(values)
+        self._collector.stepper.each(name, lambda env: env.set_wrapper_attr(name, next(left)), columns)
+
+    def _evaluate(
+        self, episodes: int, deterministic: bool, evaluation: int, version: int, place: int, snapshot: bytes
+    ) -> tuple[Any, ...]:
+        self._load(version, place, snapshot)
+        seed = evaluation_seed(self._job.seed, self._sender.worker, evaluation)
+        spec = evaluation_spec(self._collector.spec)
+        with RandomState(seed), self._actor.deterministic(deterministic):
+            if self._evaluation_envs is None:
+                count = self._collector.stepper.num_envs
+                self._evaluation_envs = make_envs(self._job, self._layout.first_env_id, count, self._progress)
+            envs = self._evaluation_envs
+            seeds = np.random.SeedSequence(seed).generate_state(envs.num_envs).tolist()
+            rows = reset(envs, spec.observations, seeds)
+            env_ids = np.arange(envs.num_envs) + self._layout.first_env_id
+            collector = Collector(envs, self._actor, spec, rows, env_ids, self._sender.worker, self._progress)
+            returns, lengths, seconds, columns = evaluate(collector, episodes)
+        return returns, lengths, seconds, env_ids[columns]

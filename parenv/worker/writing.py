@@ -1,0 +1,132 @@
+"""Writing one worker's columns of a rollout slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.experience.assembly import Arrays, Share
+from parenv.memory.layout import END_DTYPE, RolloutSpec
+
+
+class RolloutWriter:
+    """One worker's columns of one slot; a target for steppers.
+
+    Args:
+        spec: what the slot holds.
+        arrays: its arrays.
+        share: this worker's part of it.
+    """
+
+    def __init__(self, spec: RolloutSpec, arrays: Arrays, share: Share) -> None:
+        self._spec, self._share = spec, share
+        self.arrays = arrays
+        columns = slice(share.first, share.stop)
+        T = spec.rollout_length
+        self.rewards = arrays["rewards", 0][:, columns]
+        self.terminated = arrays["terminated", 0][:, columns]
+        self.truncated = arrays["truncated", 0][:, columns]
+        self._extras = {extra.name: arrays["extras", extra.name][:, columns] for extra in spec.extras}
+        self._ends_table = arrays["ends", 0][T * share.first : T * share.stop]
+        self._fixed = {
+            (name, i): arrays[name, i][:, columns]
+            for name, of in (("observations", spec.observations), ("actions", spec.actions))
+            for i, leaf in enumerate(of)
+            if leaf.dtype is not None
+        }
+        self._fixed_finals = {
+            ("finals", i): arrays["finals", i][T * share.first : T * share.stop]
+            for i, leaf in enumerate(spec.observations)
+            if leaf.dtype is not None
+        }
+        self.share = share
+        self.ends: list[tuple[int, int, float]] = []
+        self.finals: list[Any] = []
+
+    def begin(self, rows: Sequence[Any]) -> None:
+        """Begin a rollout with these observations."""
+        T, B = self._spec.rollout_length, self._share.stop - self._share.first
+        self.terminated[:] = False
+        self.truncated[:] = False
+        self.ends = []
+        objects: dict[tuple[str, Any], Any] = {}
+        for name, of, length in (("observations", self._spec.observations, T + 1), ("actions", self._spec.actions, T)):
+            objects |= {
+                (name, i): [[None] * B for _ in range(length)] for i, leaf in enumerate(of) if leaf.dtype is None
+            }
+        objects |= {("finals", i): [] for i, leaf in enumerate(self._spec.observations) if leaf.dtype is None}
+        self.share = self._share._replace(objects=objects)
+        blocks = {**self._fixed, **self._fixed_finals, **objects}
+        self._observation_blocks = [blocks["observations", i] for i in range(len(self._spec.observations))]
+        self._action_blocks = [blocks["actions", i] for i in range(len(self._spec.actions))]
+        self.finals = [blocks["finals", i] for i in range(len(self._spec.observations))]
+        for block, row in zip(self._observation_blocks, rows, strict=True):
+            block[0][:] = row
+
+    def observations(self, step: int) -> list[Any]:
+        """Rows of the observations at a step, 0 to T, one per leaf."""
+        return [block[step] for block in self._observation_blocks]
+
+    def write_actions(self, step: int, actions: Sequence[Any], extras: dict[str, Any]) -> None:
+        """Write what the policy returned."""
+        for block, values in zip(self._action_blocks, actions, strict=True):
+            block[step][:] = values
+        for name, value in extras.items():
+            self._extras[name][step] = value
+
+    def write_extras(self, extras: dict[str, Any]) -> None:
+        """Write what ``postprocess`` returned, ``[T, B, ...]``."""
+        for name, value in extras.items():
+            self._extras[name][:] = value
+
+    def write_ends(self, statistics: Sequence[tuple[float, int]]) -> None:
+        """Write the episode ends with the return and length of each."""
+        if self.ends:
+            first = self._share.first
+            records = [
+                (step, first + column, length, total, seconds)
+                for (step, column, seconds), (total, length) in zip(self.ends, statistics, strict=True)
+            ]
+            self._ends_table[: len(records)] = np.array(records, END_DTYPE)
+        self.arrays["commits", 0]["num_ends"][self._share.position] = len(self.ends)
+
+    def end_records(self) -> Any:
+        """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
+        return self._ends_table[: len(self.ends)]
+
+    def stamp(self, **commit: float) -> None:
+        """Write the commit record, field by field, ``sequence`` last: from then on the slot holds this rollout."""
+        record = self.arrays["commits", 0]
+        for name, value in commit.items():
+            record[name][self._share.position] = value
+
+
+class OpenEpisodes:
+    """Return and length so far of the episodes that rollouts cut in two.
+
+    Args:
+        num_envs: sub-environments.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._returns = [0.0] * num_envs
+        self._lengths = [0] * num_envs
+
+    def close(self, rewards: Any, ends: Sequence[tuple[int, int, float]]) -> list[tuple[float, int]]:
+        """Return and length of each episode that ended in a rollout; what is left over is kept for the next.
+
+        Args:
+            rewards: ``[T, B]``.
+            ends: step and column of each end, in the order of steps.
+        """
+        sums = np.cumsum(rewards, axis=0, dtype=np.float64)
+        statistics = []
+        for step, column, _ in ends:
+            total, length = float(sums[step, column]), step + 1
+            statistics.append((self._returns[column] + total, self._lengths[column] + length))
+            self._returns[column], self._lengths[column] = -total, -length
+        self._returns = (np.asarray(self._returns) + sums[-1]).tolist()
+        self._lengths = [length + len(rewards) for length in self._lengths]
+        return statistics
