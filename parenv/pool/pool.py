@@ -54,9 +54,10 @@ class AsyncWorkerPool:
     Raises:
         ConfigurationError: an argument is wrong.
 
-    >>> import gymnasium as gym
-    >>> with AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0, num_workers=0, num_envs=2) as
-    pool: ...     rollout = next(pool.rollouts())
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2) as pool:
+    ...     rollout = next(pool.rollouts())
     >>> rollout.observations.shape, rollout.rewards.shape
     ((128, 2, 4), (128, 2))
     """

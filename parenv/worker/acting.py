@@ -169,7 +169,9 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
             )
     if all(leaf.dtype is not None and np.dtype(leaf.dtype).kind in "iub" for leaf in of):
         for row in range(batch):
-            action = unflatten(of, [np.asarray(values)[row] for values in actions])
+            action = unflatten(
+                of, [np.asarray(values).astype(leaf.dtype)[row] for leaf, values in zip(of, actions, strict=True)]
+            )
             if not space.contains(action):
                 raise PolicyOutputError(f"the policy returned the action {action!r}, which is not in {space}")
 

@@ -77,7 +77,7 @@ class Collector:
             acted = clock()
             progress.begin("step")
             known = len(writer.ends)
-            stepper.step(unflatten(self.spec.actions, actions), step, writer)
+            stepper.step(unflatten(self.spec.actions, writer.actions(step)), step, writer)
             if initial is not None and len(writer.ends) > known:
                 columns = [column for _, column, _ in writer.ends[known:]]
                 self._carry = self.actor.with_initial_rows(self._carry, initial, columns)

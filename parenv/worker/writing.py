@@ -69,6 +69,10 @@ class RolloutWriter:
         """Rows of the observations at a step, 0 to T, one per leaf."""
         return [block[step] for block in self._observation_blocks]
 
+    def actions(self, step: int) -> list[Any]:
+        """A copy of the actions of a step, in the dtypes of the space, that an environment may keep or change."""
+        return [block[step].copy() for block in self._action_blocks]
+
     def write_actions(self, step: int, actions: Sequence[Any], extras: dict[str, Any]) -> None:
         """Write what the policy returned."""
         for block, values in zip(self._action_blocks, actions, strict=True):
