@@ -65,12 +65,11 @@ class Launcher:
 
     def __init__(self, spec: ZygoteSpec) -> None:
         self._spec = spec
-        self._zygote = _zygote(spec)
         ours, theirs = socket.socketpair()
         self._lines = Lines(ours)
         _close_in_forked_children(ours)
         with theirs:
-            self._zygote.open_session(theirs)
+            self._zygote = _open_session(spec, theirs)
         self._pids: dict[int, int] = {}
         self._running: set[int] = set()
 
@@ -198,11 +197,16 @@ _zygotes_lock = threading.Lock()
 _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def _zygote(spec: ZygoteSpec) -> _ZygoteProcess:
+def _open_session(spec: ZygoteSpec, theirs: socket.socket) -> _ZygoteProcess:
+    """Hand one end of a session to the zygote of this spec, or to a new one if there is none or it has died."""
     with _zygotes_lock:
         zygote = _zygotes.get(spec)
-        if zygote is None or not zygote.alive:
-            zygote = _zygotes[spec] = _ZygoteProcess(spec)
+        if zygote is not None and zygote.alive:
+            with contextlib.suppress(OSError):
+                zygote.open_session(theirs)
+                return zygote
+        zygote = _zygotes[spec] = _ZygoteProcess(spec)
+        zygote.open_session(theirs)
         return zygote
 
 

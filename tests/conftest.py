@@ -1,0 +1,55 @@
+"""Every test leaves nothing behind: no worker process, no descriptor, no socket file."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from parenv.process import launcher
+
+ZYGOTE_WORDS = "parenv.process.zygote"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = _descriptors()
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 3
+    while (left := _left_behind(before)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left, f"left behind: {left}"
+
+
+def _left_behind(before: dict[str, str]) -> list[str]:
+    workers = [f"process {child}" for child in psutil.Process().children(recursive=True) if not _is_zygote(child)]
+    sockets = [str(path) for zygote in launcher._zygotes.values() for path in Path(zygote.directory).iterdir()]
+    descriptors = [f"descriptor {fd} -> {to}" for fd, to in _descriptors().items() if fd not in before]
+    return workers + sockets + descriptors
+
+
+def _is_zygote(process: psutil.Process) -> bool:
+    try:
+        return process.ppid() == os.getpid() and any(ZYGOTE_WORDS in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _descriptors() -> dict[str, str]:
+    """Open descriptors but those to a zygote, which outlives the pools."""
+    zygote_sockets = {str(zygote._lines.socket.fileno()) for zygote in launcher._zygotes.values()}
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if fd not in zygote_sockets and ("memfd" in target or "socket" in target or "eventfd" in target):
+            found[fd] = target
+    return found

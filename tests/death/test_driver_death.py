@@ -1,0 +1,192 @@
+"""However the driver ends, nothing stays behind; and plain scripts need no guard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PREAMBLE = """
+import os, sys, time
+import gymnasium as gym, numpy as np
+import parenv
+from parenv import AsyncWorkerPool, Stop
+
+class Env(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        DELAY
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+pool = AsyncWorkerPool(lambda: Env(), lambda o: np.zeros(len(o), int), num_workers=2, num_envs=4, rollout_length=10)
+print("ready", *(pool._session.crew._placement.pid(s) for s in pool._session.crew._senders), flush=True)
+"""
+ENDINGS = {
+    "end of the script": "next(pool.rollouts())",
+    "exception": "next(pool.rollouts()); raise RuntimeError('mine')",
+    "sys.exit": "next(pool.rollouts()); sys.exit(3)",
+    "os._exit": "next(pool.rollouts()); os._exit(3)",
+    "SIGKILL": "next(pool.rollouts()); os.kill(os.getpid(), 9)",
+    "SIGTERM": "next(pool.rollouts()); os.kill(os.getpid(), 15)",
+    "SIGKILL before the first rollout": "os.kill(os.getpid(), 9)",
+    "SIGKILL while a forked child of the driver lives on": (
+        "next(pool.rollouts())\nif os.fork() == 0: os.close(1); os.close(2); time.sleep(5); os._exit(0)\nos.kill(os.getpid(), 9)"
+    ),
+    "pool in a global that is never closed": "next(pool.rollouts()); sys.modules['parenv'].kept = pool",
+}
+STEPS = {"quick steps": "pass", "a hung step": "time.sleep(100)", "a step that holds the GIL": "sum(range(10**12))"}
+
+
+def run(
+    script: str, directory: Path, stdin: str | None = None, arguments: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
+    return subprocess.Popen(
+        [sys.executable, *(arguments or ("-c", script))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+
+
+@pytest.fixture
+def directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="t-"))
+
+
+def residue(directory: Path, pids: list[int]) -> list[str]:
+    alive = []
+    for process in psutil.process_iter(["pid"]):
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.pid in pids or str(directory) in " ".join(process.cmdline()):
+                alive.append(f"{process.pid}: {' '.join(process.cmdline())[:80]}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return alive + [str(path) for path in directory.iterdir()]
+
+
+def assert_nothing_is_left(directory: Path, pids: list[int], within_s: float = 2.0) -> None:
+    deadline = time.monotonic() + within_s
+    while (left := residue(directory, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_is_left_however_the_driver_ends(ending: str, directory: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    driver = run(PREAMBLE.replace("DELAY", "pass") + ENDINGS[ending], directory)
+    output, errors = driver.communicate(timeout=30)
+    pids = [int(pid) for pid in output.split()[1:]]
+    assert len(pids) == 2, errors
+    assert_nothing_is_left(directory, pids)
+    assert errors.count("Traceback") == (ending == "exception"), errors
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, signum: int, directory: Path) -> None:
+    driver = run(PREAMBLE.replace("DELAY", STEPS[step]) + "list(pool.rollouts())", directory)
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()[1:]]
+    time.sleep(0.2)
+    driver.send_signal(signum)
+    driver.communicate(timeout=10)
+    assert_nothing_is_left(directory, pids)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_ctrl_c_gives_one_traceback_within_two_seconds(step: str, directory: Path) -> None:
+    script = PREAMBLE.replace("DELAY", STEPS[step]) + "with pool:\n    list(pool.rollouts())"
+    driver = run(script, directory)
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()[1:]]
+    time.sleep(0.3)
+    for process in [driver.pid, *pids]:
+        os.kill(process, signal.SIGINT)
+    began = time.monotonic()
+    _, errors = driver.communicate(timeout=10)
+    assert time.monotonic() - began < 2.5
+    assert errors.count("Traceback") == 1
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert_nothing_is_left(directory, pids)
+
+
+def test_ctrl_c_while_the_pool_starts_leaves_nothing(directory: Path) -> None:
+    script = PREAMBLE.replace(
+        "def reset", "def __init__(self):\n        print('making', flush=True); time.sleep(100)\n    def reset"
+    )
+    driver = run(script, directory)
+    assert driver.stdout is not None
+    driver.stdout.readline()
+    driver.send_signal(signal.SIGINT)
+    _, errors = driver.communicate(timeout=10)
+    assert errors.count("Traceback") == 1
+    assert_nothing_is_left(directory, [])
+
+
+GUARDLESS = """
+import gymnasium as gym, torch
+from parenv import AsyncWorkerPool, Stop, TorchPolicy
+
+class Agent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor = torch.nn.Linear(4, 2)
+    def get_action_and_value(self, observations):
+        actions = torch.distributions.Categorical(logits=self.actor(observations)).sample()
+        return actions, actions, None, actions
+
+class Shifted(gym.Wrapper):
+    def step(self, action):
+        return self.env.step(action)
+
+scale = 1.0
+with AsyncWorkerPool(lambda: Shifted(gym.make("CartPole-v1")), TorchPolicy(Agent()), num_envs=4, num_workers=2) as pool:
+    for rollout in pool.rollouts(Stop(env_steps=2000)):
+        pool.publish(pool and Agent())
+    print("steps", pool.statistics().env_steps)
+
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "-c", "stdin"])
+def test_a_plain_script_needs_no_main_guard(how: str, directory: Path, tmp_path: Path) -> None:
+    if how == "stdin":
+        driver = run("", directory, stdin="", arguments=("-i",))
+        output, errors = driver.communicate(GUARDLESS, timeout=60)
+    else:
+        path = tmp_path / "plain.py"
+        path.write_text(GUARDLESS)
+        driver = run(GUARDLESS, directory, arguments=(str(path),) if how == "script" else ())
+        output, errors = driver.communicate(timeout=60)
+    assert "steps 2" in output, errors
+    assert "Traceback" not in errors
+    assert_nothing_is_left(directory, [])
+
+
+def test_modules_beside_the_script_are_found_in_workers(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("import gymnasium as gym\ndef make():\n    return gym.make('CartPole-v1')\n")
+    (tmp_path / "main.py").write_text(
+        "import beside, numpy as np\nfrom parenv import AsyncWorkerPool\n"
+        "with AsyncWorkerPool(beside.make, lambda o: np.zeros(len(o), int), num_workers=1) as pool:\n"
+        "    print(next(pool.rollouts()).observations.shape)\n"
+    )
+    driver = run("", directory, arguments=(str(tmp_path / "main.py"),))
+    output, errors = driver.communicate(timeout=60)
+    assert output.strip() == "(128, 1, 4)", errors

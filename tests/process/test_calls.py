@@ -1,0 +1,228 @@
+"""Calls to sub-environments, evaluation, set-up and cleaning up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, Policy, Stop, SubEnvironmentError, TorchPolicy
+from parenv.options import WorkerOptions
+from parenv.policy.policy import Action
+from parenv.testing import LedgerEnv, check_ledger
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class Talkative(LedgerEnv):
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self.level = env_id
+        self.me = env_id
+
+    def add(self, number: int, *, twice: bool = False) -> Any:
+        return {"sum": self.me + number * (2 if twice else 1), "pid": os.getpid()}
+
+    def secret(self) -> Any:
+        return object()
+
+    def broken(self) -> Any:
+        raise LookupError(f"no such thing in {self.me}")
+
+
+def talkative(count: int) -> list[Any]:
+    return [lambda env_id=env_id: gym.Wrapper(Talkative(env_id)) for env_id in range(count)]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_calls_reach_the_sub_environments_by_env_id_and_disturb_nothing(num_workers: int, mode: Any) -> None:
+    expected: dict[int, tuple[int, int]] = {}
+    with AsyncWorkerPool(talkative(5), zeros, num_workers=num_workers, mode=mode, rollout_length=3) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=150)):
+            check_ledger(rollout, expected)
+            assert [r["sum"] for r in pool.call("add", 10)] == [10, 11, 12, 13, 14]
+            assert [r["sum"] for r in pool.call("add", 10, twice=True, env_ids=[4, 0])] == [24, 20]
+        pool.set_attr("level", 7)
+        pool.set_attr("level", [1, 2], env_ids=[3, 1])
+        assert pool.get_attr("level") == (7, 2, 7, 1, 7)
+        assert pool.get_attr("level", env_ids=[3]) == (1,)
+        pids = {r["pid"] for r in pool.call("add", 0)}
+        assert len(pids) == max(1, num_workers)
+        assert (os.getpid() in pids) == (num_workers == 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_call_that_raises_says_where_and_leaves_the_pool_usable(num_workers: int) -> None:
+    with AsyncWorkerPool(talkative(3), zeros, num_workers=num_workers, rollout_length=3) as pool:
+        with pytest.raises(LookupError, match="no such thing in 2") as raised:
+            pool.call("broken", env_ids=[2])
+        cause = raised.value.__cause__
+        assert isinstance(cause, SubEnvironmentError)
+        assert cause.env_id == 2
+        with pytest.raises(NotDataError, match="builtins.object"):
+            pool.call("secret", env_ids=[0])
+        with pytest.raises(AttributeError):
+            pool.get_attr("no_such_attribute")
+        with pytest.raises(ConfigurationError, match="there is no env_id 3"):
+            pool.call("add", 1, env_ids=[3])
+        with pytest.raises(ConfigurationError, match="2 values for 3"):
+            pool.set_attr("level", [1, 2])
+        expected: dict[int, tuple[int, int]] = {}
+        for rollout in pool.rollouts(Stop(env_steps=60)):
+            check_ledger(rollout, expected)
+
+
+class Mixed(Policy):
+    """Noisy while training, still while evaluated; its carry counts."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return np.zeros(batch)
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        still = self.settings.get("deterministic", False)
+        batch = len(observations)
+        noise = np.zeros(batch, int) if still else np.random.randint(0, 2, batch)  # noqa: NPY002
+        return Action(noise, {"carry": carry}, carry + 1)
+
+
+def fingerprint(with_evaluation: bool, mode: Any, num_workers: int) -> list[Any]:
+    found = []
+    with AsyncWorkerPool(
+        "CartPole-v1", Mixed(), num_envs=4, num_workers=num_workers, mode=mode, prefetch=0, rollout_length=8, seed=5
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=320)):
+            found.append((rollout.worker, rollout.observations.tobytes(), rollout.actions.tobytes()))
+            if with_evaluation:
+                statistics = pool.evaluate(3)
+                assert len(statistics) == 3
+                assert (statistics.returns == statistics.lengths).all()
+    return sorted(found, key=lambda item: -1 if item[0] is None else item[0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_evaluation_disturbs_neither_environments_nor_random_states_nor_carry(num_workers: int) -> None:
+    assert fingerprint(True, "sync", num_workers) == fingerprint(False, "sync", num_workers)
+
+
+def test_evaluation_runs_as_many_episodes_as_asked_and_spreads_them() -> None:
+    with AsyncWorkerPool([lambda i=i: LedgerEnv(i) for i in range(4)], zeros, num_workers=2) as pool:
+        for episodes in (1, 3, 4, 11):
+            statistics = pool.evaluate(episodes)
+            assert len(statistics) == episodes
+        counts = np.bincount(statistics.env_ids, minlength=4)
+        assert counts.max() - counts.min() <= 1
+
+
+def test_evaluation_acts_deterministically_with_the_newest_version() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action = torch.nn.Parameter(torch.zeros(()))
+
+        def act(self, observations: Any) -> Any:
+            raise AssertionError("training does not act here")
+
+        def best(self, observations: Any) -> Any:
+            return self.action.long().expand(len(observations))
+
+    class Payer(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            observation, _, terminated, truncated, info = super().step(action)
+            return observation, float(action), terminated, truncated, info
+
+    class Either(Net):
+        act = Net.best
+
+    policy = TorchPolicy(Either(), "act", ("actions",), deterministic_method="best")
+    with AsyncWorkerPool(lambda: Payer(0), policy, num_workers=1) as pool:
+        assert pool.evaluate(5).mean_return == 0
+        with torch.no_grad():
+            policy.module.action += 1
+        pool.publish(policy)
+        statistics = pool.evaluate(5)
+        assert (statistics.returns == statistics.lengths).all()
+
+
+def test_setup_environment_preload_threads_and_cleanup(tmp_path: Path) -> None:
+    class Curious(LedgerEnv):
+        def facts(self) -> Any:
+            import sys
+
+            import torch
+
+            return [
+                os.environ["PARENV_TEST"],
+                os.environ.get("SETUP"),
+                os.environ["OMP_NUM_THREADS"],
+                os.environ["CUDA_VISIBLE_DEVICES"],
+                torch.get_num_threads(),
+                "colorsys" in sys.modules,
+            ]
+
+    def setup(worker: int) -> None:
+        os.environ["SETUP"] = f"set up {worker}"
+
+    def cleanup(worker: int) -> None:
+        (tmp_path / f"cleaned {worker}").touch()
+
+    options = WorkerOptions(
+        threads=2,
+        environment={"PARENV_TEST": "yes"},
+        preload=("colorsys", "torch"),
+        setup_fn=setup,
+        cleanup_fn=cleanup,
+        close_timeout_s=20,
+    )
+    with AsyncWorkerPool(lambda: Curious(0), zeros, num_workers=2, workers=options) as pool:
+        facts = pool.call("facts")
+    assert facts == tuple(["yes", f"set up {worker}", "2", "", 2, True] for worker in range(2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned 0", "cleaned 1"]
+
+
+def test_a_worker_has_one_thread_unless_told_otherwise() -> None:
+    class Counting(LedgerEnv):
+        def threads(self) -> Any:
+            return [os.environ["OMP_NUM_THREADS"], torch.get_num_threads()]
+
+    with AsyncWorkerPool(lambda: Counting(0), zeros, num_workers=1) as pool:
+        assert pool.call("threads") == (["1", 1],)
+
+
+def test_what_the_driver_registered_with_gymnasium_is_known_in_workers() -> None:
+    class Mine(LedgerEnv):
+        def __init__(self) -> None:
+            super().__init__(3)
+
+    gym.register("Mine-v0", Mine)
+    try:
+        with AsyncWorkerPool(lambda: gym.make("Mine-v0"), zeros, num_workers=1, rollout_length=2) as pool:
+            assert next(pool.rollouts()).observations[0, 0, 0] == 3
+    finally:
+        del gym.registry["Mine-v0"]
+
+
+def test_the_newest_version_is_loaded_everywhere_on_demand() -> None:
+    module = torch.nn.Linear(3, 1)
+    policy = TorchPolicy(Wrapped(module), "act", ("actions", "digest"))
+    with AsyncWorkerPool(lambda: LedgerEnv(0), policy, num_workers=3) as pool:
+        with torch.no_grad():
+            module.weight += 1
+        assert pool.publish(policy) == pool.synchronize() == 1
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def act(self, observations: Any) -> Any:
+        batch = len(observations)
+        return torch.zeros(batch, dtype=torch.int64), self.inner.weight.sum().expand(batch)  # type: ignore[union-attr,operator]

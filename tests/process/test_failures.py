@@ -1,0 +1,320 @@
+"""What goes wrong before a process starts, in a worker, and with a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    NotPicklableError,
+    ObservationError,
+    PolicyOutputError,
+    PoolBusyError,
+    PoolClosedError,
+    Stop,
+    SubEnvironmentError,
+    TorchPolicy,
+    WorkerDiedError,
+    WorkerError,
+    WorkerOptions,
+    WorkerTimeoutError,
+)
+from parenv.process import launcher
+from parenv.testing import LedgerEnv
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class SimulatorError(RuntimeError):
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Faulty(LedgerEnv):
+    """Does something at a given place of its third episode."""
+
+    def __init__(self, env_id: int, where: str, act: Any) -> None:
+        super().__init__(env_id)
+        self._where, self._act = where, act
+        if where == "constructor":
+            act()
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self._where == "reset" and self._buffer[1] == 2:
+            self._act()
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if self._where == "step" and self._buffer[1] == 2:
+            return self._act() or super().step(action)
+        return super().step(action)
+
+
+def one_faulty(where: str, act: Any) -> list[Any]:
+    good = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    return [*good[:2], lambda: Faulty(2, where, act), good[3]]
+
+
+def raise_simulator_error() -> None:
+    raise SimulatorError("the motor is hot", 3)
+
+
+DOING = {"constructor": "making the environment", "reset": "reset", "step": "step"}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("where", DOING)
+def test_an_environment_that_raises_comes_back_in_its_own_type_with_its_place(where: str, num_workers: int) -> None:
+    with pytest.raises(SimulatorError, match="the motor is hot") as raised:  # noqa: SIM117
+        with AsyncWorkerPool(one_faulty(where, raise_simulator_error), zeros, num_workers=num_workers) as pool:
+            list(pool.rollouts(Stop(env_steps=5000)))
+    cause = raised.value.__cause__
+    assert isinstance(cause, SubEnvironmentError)
+    assert (cause.worker, cause.env_id, cause.doing) == (num_workers // 2, 2, DOING[where])
+    if num_workers:
+        assert "raise_simulator_error" in cause.remote_traceback
+        assert "env_id 2" in str(cause)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_after_a_failure_the_pool_is_closed(mode: Any) -> None:
+    pool = AsyncWorkerPool(one_faulty("step", raise_simulator_error), zeros, num_workers=2, mode=mode)
+    with pytest.raises(SimulatorError):
+        list(pool.rollouts())
+    assert pool.closed
+    with pytest.raises(PoolClosedError):
+        pool.publish(zeros)
+
+
+def segfault() -> None:
+    import ctypes
+    import faulthandler
+
+    faulthandler.disable()
+    ctypes.string_at(0)
+
+
+DEATHS = {
+    "exit": (lambda: os._exit(3), 3, None, "exited with code 3"),
+    "exit 0": (lambda: os._exit(0), 0, None, "exited with code 0"),
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), None, signal.SIGKILL, "was killed by SIGKILL"),
+    "abort": (os.abort, None, signal.SIGABRT, "was killed by SIGABRT"),
+    "segfault": (segfault, None, signal.SIGSEGV, "was killed by SIGSEGV"),
+}
+
+
+@pytest.mark.parametrize("where", DOING)
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_worker_that_dies_is_an_error_that_says_who_how_and_doing_what(death: str, where: str) -> None:
+    act, exit_code, signum, words = DEATHS[death]
+    with pytest.raises(WorkerDiedError, match=words) as raised:  # noqa: SIM117
+        with AsyncWorkerPool(one_faulty(where, act), zeros, num_workers=2) as pool:
+            list(pool.rollouts())
+    error = raised.value
+    assert (error.worker, error.env_ids, error.exit_code, error.signal) == (1, (2, 3), exit_code, signum)
+    assert error.pid > 0
+    assert error.doing.startswith(DOING[where])
+
+
+def test_sys_exit_in_an_environment_does_not_end_the_driver() -> None:
+    import sys
+
+    with pytest.raises(WorkerError, match="SystemExit: 4"):  # noqa: SIM117
+        with AsyncWorkerPool(one_faulty("step", lambda: sys.exit(4)), zeros, num_workers=2) as pool:
+            list(pool.rollouts())
+
+
+def wrong(observation: Any) -> Any:
+    return lambda: (observation, 0.0, False, False, {})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("observation", "words"),
+    [
+        (np.zeros(4, np.int64), r"shape \(4,\)"),
+        (np.zeros(3, np.float64), "dtype float64"),
+        (np.zeros((1, 3), np.int64), r"shape \(1, 3\)"),
+        ({"a": 1}, r"shape \(\)"),
+    ],
+)
+def test_a_wrong_observation_is_named_before_it_reaches_the_learner(
+    observation: Any, words: str, num_workers: int
+) -> None:
+    with pytest.raises(ObservationError, match=words) as raised:  # noqa: SIM117
+        with AsyncWorkerPool(one_faulty("step", wrong(observation)), zeros, num_workers=num_workers) as pool:
+            list(pool.rollouts())
+    cause = raised.value.__cause__
+    assert isinstance(cause, SubEnvironmentError)
+    assert cause.env_id == 2
+
+
+def test_a_worker_that_does_not_get_ready_meets_the_deadline() -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerTimeoutError, match=r"worker 1 \(env_ids 2-3\) is at: making the environment of env_id 2"):
+        AsyncWorkerPool(
+            one_faulty("constructor", lambda: time.sleep(60)),
+            zeros,
+            num_workers=2,
+            workers=WorkerOptions(start_timeout_s=4, close_timeout_s=0.5),
+        )
+    assert time.monotonic() - began < 10
+
+
+def test_a_worker_that_will_not_close_is_killed_in_time() -> None:
+    pool = AsyncWorkerPool(
+        one_faulty("step", lambda: time.sleep(60)), zeros, num_workers=2, workers=WorkerOptions(close_timeout_s=0.5)
+    )
+    stream = pool.rollouts(Stop(seconds=1))
+    list(stream)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 2
+
+
+def test_a_module_that_cannot_be_preloaded_is_named() -> None:
+    with pytest.raises(WorkerError, match="could not be started") as raised:
+        AsyncWorkerPool("CartPole-v1", zeros, num_workers=1, workers=WorkerOptions(preload=("no_such_module",)))
+    assert "no_such_module" in str(raised.value.__cause__)
+    spec = next(spec for spec in launcher._zygotes if "no_such_module" in spec.preload)
+    del launcher._zygotes[spec]
+
+
+def test_the_death_of_the_zygote_ends_the_pool_with_an_error() -> None:
+    options = WorkerOptions(environment={"OWN_ZYGOTE": "1"})
+    pool = AsyncWorkerPool([lambda: LedgerEnv(0)] * 2, zeros, num_workers=2, workers=options)
+    spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", "1") in spec.environment)
+    os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        list(pool.rollouts())
+    with AsyncWorkerPool([lambda: LedgerEnv(0)] * 2, zeros, num_workers=2, workers=options) as another:
+        next(another.rollouts())
+
+
+lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mode": "parallel"}, "'sync', 'async'"),
+        ({"parallelism": "model"}, "'experience', 'gradient'"),
+        ({"num_envs": -1}, "num_envs must be an integer of at least 1"),
+        ({"num_workers": -1}, "num_workers must be an integer of at least 0"),
+        ({"num_envs": 2, "num_workers": 3}, "use num_workers=2 or num_envs=3"),
+        ({"rollout_length": 0}, "rollout_length"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"mode": "sync", "max_policy_lag": 1}, 'mode="async"'),
+        ({"env_fn": "NoSuchEnv-v0"}, "NoSuchEnv"),
+        ({"env_fn": lambda: lock}, "env_fn.*'lock'.*_thread.lock"),
+        ({"policy": 3}, "policy must be"),
+    ],
+)
+def test_bad_input_is_refused_before_any_process_starts(
+    arguments: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "Launcher", None)
+    monkeypatch.setattr("parenv.placement.local.Launcher", None)
+    with pytest.raises(ConfigurationError, match=words):
+        AsyncWorkerPool(**{"env_fn": "CartPole-v1", "policy": zeros, "num_workers": 1, **arguments})
+
+
+def test_an_unpicklable_policy_is_named() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.inner = {"key": threading.Lock()}
+
+        def __call__(self, observations: Any) -> Any:
+            return zeros(observations)
+
+    with pytest.raises(NotPicklableError, match=r"policy, attribute 'inner', \['key'\] \(_thread.lock\)"):
+        AsyncWorkerPool("CartPole-v1", Holder(), num_workers=1)
+    with AsyncWorkerPool("CartPole-v1", zeros, num_workers=0) as pool:
+        next(pool.rollouts())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (lambda o: np.zeros(len(o)), "dtype float64"),
+        (lambda o: np.zeros((len(o), 2), int), r"shape \(2, 2\)"),
+        (lambda o: np.full(len(o), 5), "not in Discrete"),
+        (torch.nn.Linear(4, 2), "TorchPolicy"),
+        (TorchPolicy(torch.nn.Linear(4, 2), "forward", ("actions", "value")), r"shape \(2, 2\)"),
+    ],
+)
+def test_a_policy_that_does_not_fit_the_action_space_is_refused_at_the_start(
+    policy: Any, words: str, num_workers: int
+) -> None:
+    with pytest.raises(PolicyOutputError, match=words):
+        AsyncWorkerPool("CartPole-v1", policy, num_workers=num_workers, num_envs=2)
+
+
+def test_different_spaces_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="same"):
+        AsyncWorkerPool(["CartPole-v1", "MountainCar-v0"], zeros, num_workers=2)
+    with pytest.raises(ConfigurationError, match="env_id 1"):
+        AsyncWorkerPool(["CartPole-v1", "MountainCar-v0"], zeros, num_workers=1)
+
+
+def test_publishing_another_policy_is_refused_and_changes_nothing() -> None:
+    module = torch.nn.Linear(4, 2)
+
+    class Net(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, width)
+
+        def forward(self, observations: Any) -> Any:
+            return self.inner(observations).argmax(-1)
+
+    with AsyncWorkerPool("CartPole-v1", Net(2), num_workers=1, mode="sync") as pool:
+        for bad, words in [
+            (Net(3), "inner.weight"),
+            (module, "missing"),
+            ({"inner.weight": module.weight}, "inner.bias"),
+            (zeros, "state dict"),
+        ]:
+            with pytest.raises(ConfigurationError, match=words):
+                pool.publish(bad)
+        assert pool.policy_version == 0
+        next(pool.rollouts())
+
+
+def test_another_thread_is_told_that_the_pool_is_busy() -> None:
+    class Slow(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.3)
+            return super().step(action)
+
+    with AsyncWorkerPool(lambda: Slow(0), zeros, num_workers=1, rollout_length=4) as pool:
+        stream = pool.rollouts()
+        thread = threading.Thread(target=lambda: next(stream))
+        thread.start()
+        while not pool._lock.locked():
+            pass
+        with pytest.raises(PoolBusyError):
+            pool.publish(zeros)
+        thread.join()
+
+
+def test_an_unknown_vector_env_attribute_error_is_not_swallowed() -> None:
+    def make() -> Any:
+        raise gym.error.DependencyNotInstalled("pip install nothing")
+
+    with pytest.raises(gym.error.DependencyNotInstalled, match="pip install nothing"):
+        AsyncWorkerPool(make, zeros, num_workers=1)

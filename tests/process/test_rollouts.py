@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, Policy, PoolClosedError, Rollout, Stop, TorchPolicy
+from parenv.policy.policy import Action
+from parenv.testing import LedgerEnv, check_ledger
+
+
+def ledgers(count: int) -> list[Any]:
+    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class Scorer(torch.nn.Module):
+    """Says which weights it acts with."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((3,), value))
+        self.register_buffer("count", torch.tensor(int(value)), persistent=False)
+
+    def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = len(observations)
+        return torch.zeros(batch, dtype=torch.int64), self.weight.expand(batch, 3), self.count.expand(batch)
+
+
+def scorer(value: float = 0.0) -> TorchPolicy:
+    return TorchPolicy(Scorer(value), "act", ("actions", "weight", "count"))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("num_envs", "num_workers"), [(3, 0), (4, 1), (5, 2), (7, 3)])
+def test_every_transition_arrives_once_in_order_with_its_true_next_observation(
+    mode: Any, num_envs: int, num_workers: int
+) -> None:
+    expected: dict[int, tuple[int, int]] = {}
+    audited = 0
+    with AsyncWorkerPool(
+        ledgers(num_envs), zeros, num_workers=num_workers, mode=mode, rollout_length=11, prefetch=2
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=11 * num_envs * 20)):
+            audited += check_ledger(rollout, expected)
+            assert rollout.rewards.shape == (11, len(rollout.env_ids))
+            assert (rollout.worker is None) == (mode == "sync")
+    assert audited >= 11 * num_envs * 20
+    assert set(expected) == set(range(num_envs))
+
+
+def test_a_sync_rollout_is_one_block_without_a_copy() -> None:
+    with AsyncWorkerPool(ledgers(5), zeros, num_workers=2, mode="sync", rollout_length=4) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=200)):
+            assert rollout.observations.shape == (4, 5, 3)
+            assert rollout.observations.flags.c_contiguous
+            assert not rollout.observations.flags.owndata
+            assert rollout.env_ids.tolist() == list(range(5))
+        assert pool.statistics().copied_rollouts == 0
+
+
+def test_rollouts_that_are_kept_are_never_overwritten_and_those_past_the_bound_are_copies() -> None:
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=5) as pool:
+        stream = pool.rollouts()
+        kept = [next(stream) for _ in range(20)]
+        copied = pool.statistics().copied_rollouts
+        assert 0 < copied < 20
+        expected: dict[int, tuple[int, int]] = {}
+        for rollout in kept:
+            check_ledger(rollout, expected)
+        del rollout
+        kept.clear()
+        gc.collect()
+        for _ in range(10):
+            check_ledger(next(stream), expected)
+        assert pool.statistics().copied_rollouts == copied
+
+
+def test_a_rollout_and_its_tensors_outlive_the_pool() -> None:
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=1, rollout_length=5) as pool:
+        rollout = next(pool.rollouts())
+    tensors = rollout.to("cpu")
+    del rollout
+    assert tensors.observations[:, 0, 0].tolist() == [0] * 5
+    with pytest.raises(PoolClosedError):
+        pool.rollouts()
+
+
+def test_tensors_share_the_memory_of_the_slot() -> None:
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=1, rollout_length=5) as pool:
+        rollout = next(pool.rollouts())
+        tensors = rollout.to("cpu")
+        assert tensors.rewards.data_ptr() == rollout.rewards.ctypes.data
+
+
+def test_a_stream_that_ends_loses_nothing_of_what_is_under_way() -> None:
+    expected: dict[int, tuple[int, int]] = {}
+    with AsyncWorkerPool(ledgers(4), zeros, num_workers=2, rollout_length=5) as pool:
+        for _ in range(6):
+            for rollout in pool.rollouts(Stop(env_steps=20)):
+                check_ledger(rollout, expected)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_published_version_is_the_one_that_acts(mode: Any, num_workers: int) -> None:
+    policy = scorer()
+    with AsyncWorkerPool(ledgers(4), policy, num_workers=num_workers, mode=mode, rollout_length=3) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=300)):
+            assert (rollout.extras["weight"] == rollout.policy_version).all()
+            assert (rollout.extras["count"] == rollout.policy_version).all()
+            assert rollout.policy_lag == pool.policy_version - rollout.policy_version
+            if mode == "sync":
+                assert rollout.policy_lag == 0
+            with torch.no_grad():
+                policy.module.weight += 1
+                policy.module.count += 1
+            assert pool.publish(policy) == pool.policy_version
+        lag = pool.statistics().policy_lag
+    assert sum(lag.values()) == pool.statistics().rollouts
+
+
+def test_weights_may_be_published_as_policy_module_or_state_dict() -> None:
+    policy = scorer()
+    with AsyncWorkerPool(ledgers(1), policy, num_workers=1, mode="sync", rollout_length=2) as pool:
+        stream = pool.rollouts()
+        for given, wanted in [(scorer(5.0), 5), (Scorer(6.0), 6), (Scorer(7.0).state_dict(), 7)]:
+            pool.publish(given)
+            assert (next(stream).extras["weight"] == wanted).all()
+        assert (next(stream).extras["count"] == 6).all(), "a buffer that is not in the state dict keeps its value"
+
+
+def test_a_policy_without_a_module_is_published_whole() -> None:
+    with AsyncWorkerPool(
+        ledgers(2), lambda o: np.zeros(len(o), int), num_workers=1, mode="sync", rollout_length=3
+    ) as pool:
+        stream = pool.rollouts()
+        assert (next(stream).actions == 0).all()
+        pool.publish(lambda o: np.ones(len(o), int))
+        assert (next(stream).actions == 1).all()
+
+
+class Settled(Policy):
+    def act(self, observations: Any, carry: Any) -> Action:
+        batch = len(observations)
+        return Action(zeros(observations), {"epsilon": np.full(batch, self.settings.get("epsilon", -1.0))})
+
+
+class SettledModule(torch.nn.Module):
+    settings: Any = {}  # noqa: RUF012
+
+    def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = len(observations)
+        return torch.zeros(batch, dtype=torch.int64), torch.full((batch,), self.settings.get("epsilon", -1.0))
+
+
+def test_settings_travel_with_the_version_and_stay() -> None:
+    policy = Settled()
+    with AsyncWorkerPool(ledgers(2), policy, num_workers=1, mode="sync", rollout_length=3) as pool:
+        stream = pool.rollouts()
+        assert (next(stream).extras["epsilon"] == -1).all()
+        pool.publish(policy, epsilon=0.5)
+        assert (next(stream).extras["epsilon"] == 0.5).all()
+        pool.publish(policy, other=1)
+        assert (next(stream).extras["epsilon"] == 0.5).all()
+
+
+class Counter(Policy):
+    """Its carry counts the steps of each episode, its initial carry is 10."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return {"steps": np.full((batch, 1), 10)}
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(zeros(observations), {"steps": carry["steps"][:, 0]}, {"steps": carry["steps"] + 1})
+
+
+class TorchCounter(torch.nn.Module):
+    def initial_carry(self, batch: int) -> Any:
+        return torch.full((batch,), 10)
+
+    def act(self, observations: torch.Tensor, carry: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.zeros(len(observations), dtype=torch.int64), carry.clone(), carry + 1
+
+
+@pytest.mark.parametrize(
+    "policy", [Counter(), TorchPolicy(TorchCounter(), "act", ("actions", "steps", "carry"))], ids=["numpy", "torch"]
+)
+def test_the_carry_goes_on_across_rollouts_and_begins_anew_with_each_episode(policy: Any) -> None:
+    with AsyncWorkerPool(ledgers(3), policy, num_workers=1, rollout_length=4) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=240)):
+            assert (rollout.extras["steps"] == 10 + rollout.observations[..., 2]).all()
+
+
+def test_postprocess_runs_on_the_worker_with_the_user_s_policy_and_tensors() -> None:
+    import os
+
+    def postprocess(policy: Any, rollout: Rollout) -> Any:
+        assert isinstance(policy, TorchPolicy)
+        assert isinstance(rollout.rewards, torch.Tensor)
+        following = rollout.next_values(rollout.observations[..., 2].float(), lambda o: o[:, 2].float())
+        return {"next_step": following, "pid": torch.full(rollout.rewards.shape, os.getpid())}
+
+    with AsyncWorkerPool(
+        ledgers(4), scorer(), num_workers=2, mode="sync", rollout_length=6, postprocess=postprocess
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=100)):
+            assert (rollout.extras["next_step"] == rollout.next_observations()[..., 2]).all()
+            assert len(set(rollout.extras["pid"].ravel().tolist()) - {os.getpid()}) == 2
+
+
+def test_transitions_are_flat_and_true() -> None:
+    with AsyncWorkerPool(ledgers(3), zeros, num_workers=1, rollout_length=9) as pool:
+        rollout = next(pool.rollouts())
+        flat = rollout.transitions()
+    assert len(flat) == 27
+    moved = flat.next_observations[:, 2] - flat.observations[:, 2]
+    assert (moved == 1).all()
+    assert (flat.next_observations[:, 1] == flat.observations[:, 1]).all()
+    assert flat.env_ids.tolist() == [0, 1, 2] * 9
+
+
+def test_episode_statistics_come_without_a_wrapper() -> None:
+    returns: dict[int, list[float]] = {}
+    with AsyncWorkerPool("CartPole-v1", lambda o: (o[:, 2] > 0).astype(int), num_envs=4, num_workers=2) as pool:
+        for rollout in pool.rollouts(Stop(episodes=60)):
+            episodes = rollout.episodes
+            for env_id, total, length in zip(episodes.env_ids, episodes.returns, episodes.lengths, strict=True):
+                assert total == length, "CartPole's return is its length"
+                returns.setdefault(int(env_id), []).append(total)
+            assert (episodes.seconds > 0).all()
+            index = rollout.final_index
+            assert (rollout.terminated[index] | rollout.truncated[index]).all()
+            assert len(index[0]) == int((rollout.terminated | rollout.truncated).sum()) == len(episodes)
+        statistics = pool.statistics()
+    assert set(returns) == {0, 1, 2, 3}
+    assert statistics.episodes >= 60
+    assert statistics.mean_return == statistics.mean_length > 20
+
+
+def test_each_stop_criterion_ends_the_stream() -> None:
+    with AsyncWorkerPool("CartPole-v1", zeros, num_envs=2, num_workers=1, rollout_length=16) as pool:
+        assert sum(r.num_steps for r in pool.rollouts(Stop(env_steps=100))) == 128
+        assert sum(len(r.episodes) for r in pool.rollouts(Stop(episodes=5))) >= 5
+        assert len(list(pool.rollouts(Stop(mean_return=5, window=3)))) >= 1
+        assert list(pool.rollouts(Stop(seconds=1e-9))) == []
+        stop = Stop(env_steps=32)
+        assert [len(list(pool.rollouts(stop))), len(list(pool.rollouts(stop)))] == [1, 1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_pool_goes_on_after_many_streams_and_counts_messages(num_workers: int) -> None:
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=num_workers, rollout_length=4) as pool:
+        before = pool.statistics().messages
+        rollouts = len(list(pool.rollouts(Stop(env_steps=4 * 2 * 50))))
+        sent = pool.statistics().messages - before
+        assert sent <= 2 * rollouts + 8, "a credit and a commit per rollout"
+
+
+def test_close_is_idempotent_and_garbage_collection_closes() -> None:
+    pool = AsyncWorkerPool(ledgers(2), zeros, num_workers=2)
+    pool.close()
+    pool.close()
+    assert pool.closed
+    pool = AsyncWorkerPool(ledgers(2), zeros, num_workers=2)
+    next(pool.rollouts())
+    del pool
+    gc.collect()
+
+
+def test_an_environment_cannot_change_the_recorded_action() -> None:
+    class Scribbler(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1, 1, (1,))
+        action_space = gym.spaces.Box(-1, 1, (2,))
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            assert action.dtype == np.float32
+            action[:] = 9
+            return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    with AsyncWorkerPool(Scribbler, lambda o: np.full((len(o), 2), 0.5), num_workers=1, num_envs=2) as pool:
+        assert (next(pool.rollouts()).actions == 0.5).all()

@@ -1,0 +1,222 @@
+"""Observation and action spaces of every kind, through processes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from parenv import AsyncWorkerPool, ConfigurationError, Stop
+from parenv.envs.seeding import environment_seed
+from parenv.testing import LedgerEnv, check_ledger
+
+SPACES = {
+    "box": spaces.Box(-1, 1, (2, 3), np.float64),
+    "pixels": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "discrete": spaces.Discrete(5, start=-2),
+    "multi_discrete": spaces.MultiDiscrete([3, 4]),
+    "multi_binary": spaces.MultiBinary(6),
+    "nested": spaces.Dict(
+        z=spaces.Box(-1, 1, (2,), np.float16),
+        a=spaces.Tuple([spaces.Discrete(3), spaces.Dict(b=spaces.MultiBinary(2))]),
+    ),
+    "text": spaces.Text(12),
+    "sequence": spaces.Sequence(spaces.Box(-1, 1, (2,))),
+    "graph": spaces.Graph(spaces.Box(-1, 1, (3,)), spaces.Discrete(4)),
+    "mixed": spaces.Dict(word=spaces.Text(5), number=spaces.Discrete(7)),
+}
+
+
+class Sampler(gym.Env[Any, Any]):
+    """Its observations are samples, and it remembers everything."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = copy.deepcopy(observation_space), action_space
+        self.seen: list[Any] = []
+        self.length = 0
+
+    def _sample(self) -> Any:
+        value = self.observation_space.sample()
+        self.seen.append(value)
+        return value
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.length = 0
+        return self._sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.length += 1
+        return self._sample(), 1.0, self.length == 3, False, {}
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    if left is None or right is None:
+        return left is right
+    return bool(np.array_equal(left, right)) and np.asarray(left).dtype == np.asarray(right).dtype
+
+
+def at(tree: Any, row: int, column: int) -> Any:
+    if isinstance(tree, dict):
+        return {key: at(part, row, column) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(at(part, row, column) for part in tree)
+    return tree[row][column]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any) -> None:
+    space = SPACES[name]
+    with AsyncWorkerPool(
+        lambda: Sampler(space, spaces.Discrete(2)),
+        lambda observations: np.zeros(2, int),
+        num_workers=2,
+        num_envs=4,
+        mode=mode,
+        rollout_length=5,
+        seed=3,
+    ) as pool:
+        rollouts = [r for r in pool.rollouts(Stop(env_steps=60))]
+        assert pool.single_observation_space == space
+    replicas = {}
+    for env_id in range(4):
+        replicas[env_id] = Sampler(space, spaces.Discrete(2))
+        replicas[env_id].reset(seed=environment_seed(3, env_id))
+    rows = {env_id: 0 for env_id in replicas}
+    for rollout in rollouts:
+        following = rollout.next_observations()
+        for column, env_id in enumerate(rollout.env_ids.tolist()):
+            replica = replicas[env_id]
+            for row in range(5):
+                assert same(at(rollout.observations, row, column), replica.seen[-1])
+                observation, _, ended, _, _ = replica.step(0)
+                assert same(at(following, row, column), observation)
+                if ended:
+                    replica.reset()
+            rows[env_id] += 5
+    assert sum(rows.values()) == 60
+
+
+@pytest.mark.parametrize("name", [name for name in SPACES if name != "pixels"])
+def test_actions_of_every_space_reach_the_environment(name: str) -> None:
+    space = SPACES[name]
+
+    def policy(observations: Any) -> Any:
+        samples = [space.sample() for _ in range(len(observations))]
+        return (
+            gym.vector.utils.concatenate(space, samples, gym.vector.utils.create_empty_array(space, n=len(samples)))
+            if name not in ("text", "sequence", "graph", "mixed")
+            else stacked(samples)
+        )
+
+    def stacked(samples: list[Any]) -> Any:
+        if isinstance(samples[0], dict):
+            return {
+                key: [s[key] for s in samples]
+                if isinstance(samples[0][key], str)
+                else np.array([s[key] for s in samples])
+                for key in samples[0]
+            }
+        return samples
+
+    with AsyncWorkerPool(
+        lambda: Sampler(spaces.Box(-1, 1, (1,)), space), policy, num_workers=1, num_envs=3, rollout_length=4
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=24)):
+            for row in range(4):
+                assert space.contains(as_single(space, at(rollout.actions, row, 0)))
+
+
+def as_single(space: Any, value: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: as_single(space[key], part) for key, part in value.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(as_single(s, part) for s, part in zip(space.spaces, value, strict=True))
+    return value
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class BatchedLedgers(gym.vector.VectorEnv[Any, Any, Any]):
+    """A VectorEnv of its own kind, in either mode that a pool can use."""
+
+    def __init__(self, first: int, count: int, mode: AutoresetMode) -> None:
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs = count
+        self.envs = [LedgerEnv(first + i) for i in range(count)]
+        self.single_observation_space, self.single_action_space = self.envs[0].observation_space, spaces.Discrete(2)
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, count)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, count)
+        self.rows = np.zeros((count, 3), np.int64)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+        for i in np.flatnonzero(mask):
+            self.rows[i] = self.envs[i].reset()[0]
+        return self.rows, {}
+
+    def step(self, actions: Any) -> Any:
+        rewards, terminated, truncated = (
+            np.zeros(self.num_envs),
+            np.zeros(self.num_envs, bool),
+            np.zeros(self.num_envs, bool),
+        )
+        finals = np.full(self.num_envs, None, object)
+        for i, env in enumerate(self.envs):
+            self.rows[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
+            if (terminated[i] or truncated[i]) and self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
+                finals[i] = self.rows[i].copy()
+                self.rows[i] = env.reset()[0]
+        return self.rows, rewards, terminated, truncated, {"final_obs": finals}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_a_factory_of_vector_envs_gives_real_transitions_only(mode: AutoresetMode) -> None:
+    expected: dict[int, tuple[int, int]] = {}
+    with AsyncWorkerPool(lambda: BatchedLedgers(0, 3, mode), zeros, num_workers=1, rollout_length=8) as pool:
+        assert pool.num_envs == 3
+        for rollout in pool.rollouts(Stop(env_steps=200)):
+            check_ledger(rollout, expected)
+
+
+def test_a_plain_sync_vector_env_is_stepped_by_its_parts() -> None:
+    expected: dict[int, tuple[int, int]] = {}
+
+    def make() -> Any:
+        return SyncVectorEnv([lambda i=i: LedgerEnv(i) for i in range(3)])
+
+    with AsyncWorkerPool(make, zeros, num_workers=1, num_envs=3, rollout_length=8) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=200)):
+            check_ledger(rollout, expected)
+
+
+def test_every_worker_has_a_vector_env_of_its_own() -> None:
+    with AsyncWorkerPool(
+        lambda: SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3), zeros, num_workers=2, mode="sync"
+    ) as pool:
+        assert pool.num_envs == 6
+        assert next(pool.rollouts()).rewards.shape == (128, 6)
+
+
+def test_a_vector_env_that_spends_steps_on_resets_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigurationError, match="autoreset_mode=AutoresetMode.SAME_STEP"):
+        AsyncWorkerPool(lambda: BatchedLedgers(0, 2, AutoresetMode.NEXT_STEP), zeros, num_workers=1)
+
+
+def test_a_vector_env_of_another_size_is_refused_with_what_would_fit() -> None:
+    with pytest.raises(ConfigurationError, match="give num_envs=6 for 2 workers"):
+        AsyncWorkerPool(lambda: SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3), zeros, num_workers=2, num_envs=8)
