@@ -84,7 +84,11 @@ class EnvStepper:
         self._first = first_env_id
         self._progress = progress
         self._check_spaces()
-        self._write = row_writer(leaves(self.observation_space))
+        observed = leaves(self.observation_space)
+        self._write = row_writer(observed)
+        # What a single array must look like to be written without a call per step; None matches nothing.
+        single = len(observed) == 1 and not observed[0].path and observed[0].dtype is not None
+        self._dtype, self._shape = (np.dtype(observed[0].dtype), observed[0].shape) if single else (None, ())
         self._action_leaves = leaves(self.action_space)
         self._steps = [env.step for env in self.envs]
         self._began = [0.0] * self.num_envs
@@ -100,6 +104,7 @@ class EnvStepper:
     def step(self, actions: Any, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
         rows, write, rewards = target.observations(step + 1), self._write, [0.0] * self.num_envs
+        row, array, dtype, shape = rows[0], np.ndarray, self._dtype, self._shape
         column = 0
         try:
             for column, (step_env, action) in enumerate(
@@ -108,7 +113,10 @@ class EnvStepper:
                 observation, rewards[column], terminated, truncated, _ = step_env(action)
                 if terminated or truncated:
                     observation = self._end(target, step, column, observation, terminated, truncated)
-                write(rows, column, observation)
+                if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
+                    row[column] = observation
+                else:
+                    write(rows, column, observation)
         except BaseException:
             self._progress.begin(self._progress.doing, self._first + column)
             raise

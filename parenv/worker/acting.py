@@ -201,11 +201,9 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
 
 def to_array(value: Any) -> Any:
     """A tensor, array, list or number as a numpy array; lists stay lists."""
-    if isinstance(value, np.ndarray | list):
+    if isinstance(value, (np.ndarray, list)):
         return value
-    if hasattr(value, "detach"):
-        return value.detach().cpu().numpy()
-    return np.asarray(value)
+    return value.numpy(force=True) if hasattr(value, "detach") else np.asarray(value)
 
 
 def _read_only(value: Any) -> Any:

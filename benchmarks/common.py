@@ -1,0 +1,163 @@
+"""What all benchmarks share: the ideal loop, interleaved repeats, machine facts, results as JSON."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Facts of this machine and of what is installed."""
+    cpu = next(
+        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "gymnasium": gym.__version__,
+        "date": date.today().isoformat(),
+    }
+
+
+def interleaved(measures: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Measure all in turn, several times, so that a drift of the machine meets all alike."""
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(repeats):
+        for name, measure in measures.items():
+            found[name].append(measure())
+            print(f"  {name}: {found[name][-1]:,.4g}", flush=True)
+    return found
+
+
+def summary(found: Mapping[str, Sequence[float]], reference: str) -> dict[str, Any]:
+    """Median, smallest and largest of each, and the ratio of its median to that of the reference."""
+    base = statistics.median(found[reference])
+    return {
+        name: {
+            "median": statistics.median(values),
+            "min": min(values),
+            "max": max(values),
+            f"ratio_to_{reference}": statistics.median(values) / base,
+        }
+        for name, values in found.items()
+    }
+
+
+def save(name: str, results: Mapping[str, Any]) -> None:
+    """Write results with the machine's facts to ``results/NAME.json``, and print them."""
+    RESULTS.mkdir(exist_ok=True)
+    command = "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    content = {"command": command, "machine": machine(), "results": results}
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+
+
+class IdealLoops:
+    """Processes that do the same work side by side and tell nobody: the limit.
+
+    Args:
+        loop: ``(seconds) -> env steps``, made in the process by ``make_loop()``.
+        count: how many processes.
+    """
+
+    def __init__(self, make_loop: Callable[[], Callable[[float], int]], count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._processes = [], []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve_loop, args=(theirs, cloudpickle.dumps(make_loop)), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def rate(self, seconds: float) -> float:
+        """Env steps per second of all together."""
+        for pipe in self._pipes:
+            pipe.send(seconds)
+        return sum(pipe.recv() for pipe in self._pipes)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve_loop(pipe: Any, pickled: bytes) -> None:
+    torch.set_num_threads(1)
+    loop = cloudpickle.loads(pickled)()
+    loop(0.2)
+    pipe.send("ready")
+    while True:
+        seconds = pipe.recv()
+        began = time.perf_counter()
+        steps = loop(seconds)
+        pipe.send(steps / (time.perf_counter() - began))
+
+
+def ideal_loop(make_env: Callable[[], Any], act: Callable[[Any], Any], num_envs: int) -> Callable[[float], int]:
+    """The loop with nothing around it: act on a batch, step each, reset where an episode ends, keep the observations."""
+    envs = [make_env() for _ in range(num_envs)]
+    steps = [env.step for env in envs]
+    observations = np.stack([env.reset()[0] for env in envs])
+
+    def run(seconds: float) -> int:
+        count, deadline = 0, time.perf_counter() + seconds
+        while time.perf_counter() < deadline:
+            for i, action in enumerate(act(observations)):
+                observation, _, terminated, truncated, _ = steps[i](action)
+                if terminated or truncated:
+                    observation, _ = envs[i].reset()
+                observations[i] = observation
+            count += num_envs
+        return count
+
+    return run
+
+
+def consumption_rate(pool: Any, seconds: float, learn: Callable[[Any], None] | None = None) -> float:
+    """Env steps per second at which a pool delivers."""
+    for _ in range(pool.num_workers):
+        next(pool.rollouts())
+    stream, steps = pool.rollouts(), 0
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        rollout = next(stream)
+        steps += rollout.num_steps
+        if learn is not None:
+            learn(rollout)
+    return steps / (time.perf_counter() - began)
+
+
+def pss_mb(pids: Sequence[int]) -> float:
+    """Proportional set size of processes together, in MB."""
+    total = 0
+    for pid in pids:
+        for line in open(f"/proc/{pid}/smaps_rollup"):
+            if line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total / 1024

@@ -1,0 +1,61 @@
+"""make demo: PPO from ppo.py on CartPole-v1 with two workers, a live display, and what it measured."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from ppo import Args, make_agent, make_pool, update
+from rich.console import Console
+from rich.table import Table
+
+from parenv import AsyncWorkerPool, Stop
+from parenv.progress import ProgressDisplay, mean_lag
+
+SECONDS = 120.0
+
+
+def train(args: Args) -> None:
+    torch.set_num_threads(args.torch_threads)
+    torch.manual_seed(args.seed)
+    agent = make_agent(args.env_id)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    stop = Stop(args.total_env_steps, mean_return=args.stop_return, seconds=SECONDS)
+    began, learning = time.perf_counter(), 0.0
+    with make_pool(args, agent) as pool:
+        started = time.perf_counter()
+        with ProgressDisplay(pool, stop, title=f"PPO on {args.env_id}") as display:
+            for rollout in pool.rollouts(stop):
+                arrived = time.perf_counter()
+                block = rollout.to("cpu")
+                extras = [block.extras[name] for name in ("log_prob", "advantages", "returns")]
+                update(agent, optimizer, args, pool.statistics().env_steps, block.observations, block.actions, *extras)
+                pool.publish(agent)
+                learning += time.perf_counter() - arrived
+                display.update()
+        trained = time.perf_counter()
+        evaluation = pool.evaluate(20, deterministic=False)
+        report(pool, started - began, trained - started, learning, evaluation.mean_return)
+
+
+def report(pool: AsyncWorkerPool, starting: float, training: float, learning: float, evaluated: float) -> None:
+    statistics = pool.statistics()
+    rows = {
+        "mean return of the last 100 episodes": f"{statistics.mean_return:.1f}",
+        "mean return of 20 evaluation episodes": f"{evaluated:.1f}",
+        "env steps": f"{statistics.env_steps:,}",
+        "seconds to start the workers": f"{starting:.1f}",
+        "seconds of training": f"{training:.1f}",
+        "of these the learner worked": f"{learning:.1f}",
+        "env steps/s while collecting": f"{statistics.env_steps / max(training - learning, 1e-9):,.0f}",
+        "policy lag": mean_lag(statistics),
+        "rollouts copied (0: all read in place)": f"{statistics.copied_rollouts}",
+    }
+    table = Table(title="What it measured", title_justify="left", show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    train(Args())

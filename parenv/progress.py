@@ -1,0 +1,116 @@
+"""A live display of a pool in a terminal; plain lines where the output is none. Needs the extra ``progress``."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from types import TracebackType
+from typing import IO, Any
+
+from parenv.errors import ConfigurationError
+from parenv.options import Stop
+from parenv.pool.pool import AsyncWorkerPool
+from parenv.pool.statistics import PoolStatistics
+
+REFRESH_S = 0.1
+LINE_EVERY_S = 5.0
+
+
+class ProgressDisplay:
+    """Shows a pool's figures while it runs. Call :meth:`update` once per rollout.
+
+    Args:
+        pool: whose figures.
+        stop: the criteria of the stream, for what is left.
+        title: the heading.
+        file: where to; standard error by default.
+
+    Raises:
+        ConfigurationError: ``rich`` is not installed.
+    """
+
+    def __init__(
+        self, pool: AsyncWorkerPool, stop: Stop | None = None, *, title: str = "parenv", file: IO[str] | None = None
+    ) -> None:
+        try:
+            from rich.console import Console
+            from rich.live import Live
+        except ImportError as error:
+            raise ConfigurationError('the progress display needs rich: pip install "parenv[progress]"') from error
+        self._pool, self._stop, self._title = pool, stop or Stop(), title
+        self._console = Console(file=file or sys.stderr)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._began = time.monotonic()
+        self._shown = -math.inf
+        self._recent = (self._began, 0)
+
+    def __enter__(self) -> ProgressDisplay:
+        self._began = time.monotonic()
+        self._recent = (self._began, self._pool.statistics().env_steps)
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._show(time.monotonic())
+        self._live.stop()
+
+    def update(self) -> None:
+        """Show the figures of now, unless they were shown just before."""
+        now = time.monotonic()
+        if now - self._shown >= (REFRESH_S if self._console.is_terminal else LINE_EVERY_S):
+            self._show(now)
+
+    def _show(self, now: float) -> None:
+        self._shown = now
+        figures = self._figures(now)
+        if self._console.is_terminal:
+            self._live.update(_table(self._title, figures), refresh=True)
+        else:
+            self._console.print("  ".join(f"{name} {value}" for name, value in figures.items()), soft_wrap=True)
+
+    def _figures(self, now: float) -> dict[str, str]:
+        statistics = self._pool.statistics()
+        before, steps_before = self._recent
+        rate = (statistics.env_steps - steps_before) / (now - before) if now > before else 0.0
+        if now - before > 2.0:
+            self._recent = (now, statistics.env_steps)
+        wanted = f" / {self._stop.mean_return:g}" if math.isfinite(self._stop.mean_return) else ""
+        return {
+            "env steps": f"{statistics.env_steps:,}",
+            "env steps/s": f"{rate:,.0f}",
+            "episodes": f"{statistics.episodes:,}",
+            "mean return": f"{statistics.mean_return:.1f}{wanted}",
+            "policy lag": mean_lag(statistics),
+            "workers alive": f"{statistics.workers_alive} / {self._pool.num_workers}",
+            "time left": self._time_left(now),
+        }
+
+    def _time_left(self, now: float) -> str:
+        if not math.isfinite(self._stop.seconds):
+            return f"{now - self._began:.0f} s so far"
+        return f"{max(0.0, self._stop.seconds - (now - self._began)):.0f} s of {self._stop.seconds:.0f} s"
+
+
+def mean_lag(statistics: PoolStatistics) -> str:
+    """Mean and largest policy lag in words."""
+    if not statistics.policy_lag:
+        return "none yet"
+    rollouts = sum(statistics.policy_lag.values())
+    mean = sum(lag * count for lag, count in statistics.policy_lag.items()) / rollouts
+    return f"{mean:.1f} (most {max(statistics.policy_lag)})"
+
+
+def _table(title: str, figures: dict[str, str]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left", min_width=44)
+    table.add_column(style="dim")
+    table.add_column(justify="right", style="bold")
+    for name, value in figures.items():
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,233 @@
+"""The values that may leave a worker: what goes in comes out, nothing else goes in, and no bytes do harm."""
+
+from __future__ import annotations
+
+import collections
+import json
+import warnings
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from gymnasium.spaces import GraphInstance
+from hypothesis import given, settings
+
+from parenv.errors import NotDataError, ProtocolError
+from parenv.protocol.data import MAX_DEPTH, pack, unpack
+
+SETTINGS = settings(max_examples=80, deadline=None)
+DTYPES = (
+    hnp.boolean_dtypes()
+    | hnp.integer_dtypes(endianness="?")
+    | hnp.unsigned_integer_dtypes(endianness="?")
+    | hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64))
+    | hnp.complex_number_dtypes(endianness="?", sizes=(64, 128))
+    | hnp.byte_string_dtypes(max_len=4)
+    | hnp.unicode_string_dtypes(max_len=4)
+    | hnp.datetime64_dtypes()
+    | hnp.timedelta64_dtypes()
+)
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+SCALARS = hnp.arrays(DTYPES, ()).map(lambda array: array[()])
+PLAIN = st.none() | st.booleans() | st.integers(-(1 << 100), 1 << 100) | st.floats() | st.text() | st.binary()
+KEYS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+KEYS |= st.tuples(KEYS, KEYS)
+VALUES = st.recursive(
+    PLAIN | ARRAYS | SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | st.builds(GraphInstance, ARRAYS, st.none() | ARRAYS, st.none() | ARRAYS)
+    ),
+    max_leaves=8,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type, structure and every bit, but for the bits of a NaN that is a Python float."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | np.generic):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return same(list(one), list(other)) and same(list(one.values()), list(other.values()))
+    return repr(one) == repr(other)
+
+
+@given(VALUES)
+@SETTINGS
+def test_what_is_packed_comes_out_as_it_was(value: Any) -> None:
+    text, buffers = pack(value)
+    assert same(unpack(text, buffers), value)
+    assert same(unpack(memoryview(text), [memoryview(bytes(buffer)) for buffer in buffers]), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros((0, 3), np.float32),
+        np.array(3.5),
+        np.float16("nan"),
+        np.str_(""),
+        np.arange(12).reshape(3, 4).T[::2],
+        {"tuple": [1], "array": {"bytes": 0}},
+        {(1, (None, "a")): float("nan"), True: -0.0, b"\xff": float("-inf")},
+        "\ud800\0",
+    ],
+    ids=repr,
+)
+def test_an_unusual_value_comes_out_as_it_was(value: Any) -> None:
+    assert same(unpack(*pack(value)), value)
+
+
+def test_what_may_change_its_type_becomes_the_plain_one() -> None:
+    assert same(unpack(*pack(collections.OrderedDict(b=1, a=2))), {"b": 1, "a": 2})
+    assert same(unpack(*pack(bytearray(b"ab"))), b"ab")
+    assert same(unpack(*pack(np.ma.masked_array([1, 2]))), np.array([1, 2]))
+
+
+def test_arrays_that_come_out_are_read_only_views_of_what_came_in() -> None:
+    text, (buffer,) = pack(np.arange(5))
+    array = unpack(text, [buffer])
+    assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+class Word(str):
+    __slots__ = ()
+
+
+Point = collections.namedtuple("Point", "x")
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (object(), "value is a builtins.object"),
+        ({"a": [1, (2, {"b": {3}})]}, "value['a'][1][1]['b'] is a builtins.set"),
+        ([Word("a")], f"value[0] is a {__name__}.Word"),
+        (Point(1), f"value is a {__name__}.Point"),
+        ({"f": len}, "value['f'] is a builtins.builtin_function_or_method"),
+        ({"e": ValueError()}, "value['e'] is a builtins.ValueError"),
+        ({frozenset(): 1}, "value.key is a builtins.frozenset"),
+        (1j, "value is a builtins.complex"),
+        (GraphInstance([object()], None, None), "value.nodes[0] is a builtins.object"),
+        ([np.array([None])], "value[0] is an array of dtype object"),
+        ((np.zeros(1, "i4,f4"),), "value[0] is an array of dtype [('f0', '<i4'), ('f1', '<f4')]"),
+        ({"t": np.array(["a"], np.dtypes.StringDType())}, "value['t'] is an array of dtype StringDType()"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_anything_else_is_refused_with_its_place(value: Any, where: str) -> None:
+    with pytest.raises(NotDataError) as caught:
+        pack(value)
+    assert str(caught.value).startswith(where)
+    assert "cannot leave a worker" in str(caught.value)
+
+
+def test_what_is_nested_too_deep_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(NotDataError, match=rf"value(\[0\]){{{MAX_DEPTH + 1}}} is nested more than {MAX_DEPTH} deep"):
+        pack(value)
+
+
+def test_as_deep_as_allowed_comes_out_again() -> None:
+    value: Any = 1
+    for level in range(MAX_DEPTH):
+        value = (value,) if level % 2 else {"k": value}
+    assert same(unpack(*pack(value)), value)
+
+
+def test_an_integer_beyond_what_json_can_write_is_refused_as_any_other_value() -> None:
+    with pytest.raises(NotDataError, match=r"value\[0\]"):
+        pack([10**5000])
+
+
+TREES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 1 << 70)
+    | st.floats()
+    | st.sampled_from(["<f4", "O", "|V8", "<U9", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["tuple", "dict", "bytes", "graph", "array", "scalar", "x"]), inner, max_size=2
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def unpacks_or_refuses(text: bytes, buffers: list[bytes]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy deprecates some of the dtypes that come about
+        try:
+            unpack(text, buffers)
+        except ProtocolError as error:
+            assert str(error).startswith("malformed data in a message")
+
+
+@given(st.binary(max_size=60), st.lists(st.binary(max_size=9), max_size=2))
+@SETTINGS
+def test_random_bytes_raise_nothing_but_protocol_errors(text: bytes, buffers: list[bytes]) -> None:
+    unpacks_or_refuses(text, buffers)
+
+
+@given(TREES, st.lists(st.binary(max_size=9), max_size=2))
+@SETTINGS
+def test_tags_in_disorder_raise_nothing_but_protocol_errors(tree: Any, buffers: list[bytes]) -> None:
+    unpacks_or_refuses(json.dumps(tree).encode(), buffers)
+
+
+@given(VALUES, st.data())
+@SETTINGS
+def test_flipped_bits_and_missing_ends_raise_nothing_but_protocol_errors(value: Any, data: Any) -> None:
+    text, buffers = pack(value)
+    broken = bytearray(text)
+    broken[data.draw(st.integers(0, len(text) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    unpacks_or_refuses(bytes(broken), [bytes(buffer) for buffer in buffers])
+    unpacks_or_refuses(text[: data.draw(st.integers(0, len(text)))], [bytes(buffer)[:-1] for buffer in buffers])
+    unpacks_or_refuses(text, [bytes(buffer) for buffer in buffers[1:]])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"array":["O",[1],0]}',
+        '{"scalar":["|O",[],0]}',
+        '{"array":["<f4",[1000000000000000000000000000000],0]}',
+        '{"array":["<f4",[3],0]}',
+        '{"array":["<f4",[2]]}',
+        '{"array":["(9,9)f4",[2],0]}',
+        '{"array":["<U99999999999",[1],0]}',
+        '{"bytes":7}',
+        '{"bytes":1e999}',
+        '{"dict":[[[1],2]]}',
+        '{"graph":[1]}',
+        '{"tuple":3}',
+        '{"pickle":"gASVBAAAAAAAAABLAS4="}',
+        '{"tuple":[],"dict":[]}',
+        "{}",
+        "[" * 100_000,
+        "1" * 5000,
+        "",
+        "\udcff",
+    ],
+    ids=lambda text: text[:30],
+)
+def test_what_is_malformed_is_a_protocol_error(text: str) -> None:
+    with pytest.raises(ProtocolError, match="malformed data in a message"):
+        unpack(text.encode(errors="surrogateescape"), [bytes(8)])
+
+
+def test_a_scalar_of_characters_that_do_not_exist_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="malformed data in a message"):
+        unpack(b'{"scalar":["<U1",[],0]}', [b"\xff\xff\xff\xff"])

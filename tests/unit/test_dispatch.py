@@ -1,0 +1,203 @@
+"""Which worker may produce a rollout, and which rollout comes next, over events in any order."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from parenv.errors import PolicyLagError
+from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
+
+
+class AsyncPool(RuleBasedStateMachine):
+    """A pool that asks as the asynchronous feed does, and workers that produce in the order of their credits.
+
+    The learner publishes at most once per rollout, and before it asks for the next one.
+    """
+
+    @initialize(
+        workers=st.integers(1, 4),
+        prefetch=st.integers(0, 3),
+        bound=st.none() | st.integers(0, 6),
+        pace=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, workers: int, prefetch: int, bound: int | None, pace: bool) -> None:
+        self.per_worker, self.bound = 1 + prefetch, bound if pace else None
+        self.dispatch = Dispatch(workers, prefetch, bound, pace)
+        self.producing: list[deque[CreditKey]] = [deque() for _ in range(workers)]
+        self.issued: dict[CreditKey, int] = {}
+        self.committed: set[CreditKey] = set()
+        self.yielded: list[CreditKey] = []
+        self.in_hand: CreditKey | None = None
+        self.may_publish = False
+
+    @rule()
+    def ask_for_the_next_rollout(self) -> None:
+        if self.in_hand is not None:
+            self.dispatch.done(self.in_hand)
+            self.in_hand, self.may_publish = None, False
+        for key in self.dispatch.issue():
+            assert key not in self.issued
+            assert key.sequence == sum(one.worker == key.worker for one in self.issued)
+            self.issued[key] = self.dispatch.version
+            self.producing[key.worker].append(key)
+        assert len(self.issued) > len(self.yielded)
+        chosen = self.dispatch.next()
+        if chosen is None:
+            assert any(self.producing), "everything has been committed, and still there is nothing to yield"
+            return
+        assert chosen in self.committed
+        assert chosen not in self.yielded
+        assert chosen.sequence == sum(key.worker == chosen.worker for key in self.yielded)
+        lag = self.dispatch.version - self.issued[chosen]
+        assert self.bound is None or lag <= self.bound
+        assert self.dispatch.version_of(chosen) == self.issued[chosen]
+        self.yielded.append(chosen)
+        self.in_hand, self.may_publish = chosen, True
+
+    @precondition(lambda self: any(self.producing))
+    @rule(data=st.data())
+    def commit(self, data: Any) -> None:
+        key = data.draw(st.sampled_from([queue for queue in self.producing if queue])).popleft()
+        assert self.dispatch.commit(key)
+        self.committed.add(key)
+
+    @precondition(lambda self: self.committed)
+    @rule(data=st.data())
+    def commit_again(self, data: Any) -> None:
+        assert not self.dispatch.commit(data.draw(st.sampled_from(sorted(self.committed))))
+
+    @rule(worker=st.integers(0, 9), ahead=st.integers(0, 3))
+    def commit_what_was_never_issued(self, worker: int, ahead: int) -> None:
+        issued = sum(key.worker == worker for key in self.issued)
+        assert not self.dispatch.commit(CreditKey(worker, issued + ahead))
+
+    @precondition(lambda self: self.may_publish)
+    @rule()
+    def publish(self) -> None:
+        before = self.dispatch.version
+        assert self.dispatch.publish() == self.dispatch.version == before + 1
+        self.may_publish = False
+
+    @invariant()
+    def credits_are_bounded_and_counted(self) -> None:
+        outstanding = [key for key in self.issued if key not in self.yielded or key == self.in_hand]
+        assert self.dispatch.outstanding == len(outstanding)
+        assert max(Counter(key.worker for key in outstanding).values(), default=0) <= self.per_worker
+        assert self.bound is None or len(outstanding) <= 1 + self.bound
+        under_way = {self.issued[key] for key in outstanding if key not in self.committed}
+        assert self.dispatch.versions_in_use() == under_way
+
+
+def test_every_credit_is_yielded_once_in_order_within_the_lag_and_nobody_waits_forever() -> None:
+    run_state_machine_as_test(AsyncPool, settings=settings(max_examples=80, stateful_step_count=40, deadline=None))
+
+
+def take(dispatch: Dispatch) -> CreditKey:
+    """Issue, have everything produced at once, and take a rollout."""
+    for key in dispatch.issue():
+        dispatch.commit(key)
+    key = dispatch.next()
+    assert key is not None
+    return key
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 6))
+@settings(max_examples=50, deadline=None)
+def test_one_publish_too_many_is_refused_and_leaves_the_version(workers: int, prefetch: int, bound: int) -> None:
+    dispatch = Dispatch(workers, prefetch, bound)
+    dispatch.issue()
+    for version in range(1, bound + 1):
+        assert dispatch.publish() == version
+    for _ in range(2):
+        with pytest.raises(PolicyLagError, match=f"publishing version {bound + 1} now .*max_policy_lag={bound}.*drop"):
+            dispatch.publish()
+        assert dispatch.version == bound
+
+
+def test_two_publishes_for_one_rollout_are_refused_at_the_second() -> None:
+    dispatch = Dispatch(2, 0, max_policy_lag=1)
+    first = take(dispatch)
+    assert dispatch.publish() == 1
+    with pytest.raises(PolicyLagError, match="would make 1 rollouts that are under way older"):
+        dispatch.publish()
+    assert dispatch.version == 1
+    dispatch.done(first)
+    assert take(dispatch).worker != first.worker
+    assert dispatch.publish() == 2
+
+
+def test_without_pacing_publish_is_never_refused_and_everybody_works() -> None:
+    dispatch = Dispatch(3, 1, max_policy_lag=0, pace=False)
+    assert len(dispatch.issue()) == 6
+    assert [dispatch.publish() for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_a_rollout_that_becomes_too_old_comes_before_newer_ones_that_are_there() -> None:
+    dispatch = Dispatch(2, 1, max_policy_lag=2)
+    slow, fast, _ = dispatch.issue()
+    dispatch.commit(fast)
+    assert dispatch.next() == fast
+    assert dispatch.publish() == 1
+    dispatch.done(fast)
+    (newer,) = dispatch.issue()
+    dispatch.commit(newer)
+    assert dispatch.next() is None
+    dispatch.commit(slow)
+    assert dispatch.next() == slow
+
+
+def test_rollouts_come_in_the_order_of_arrival_while_nothing_is_urgent() -> None:
+    dispatch = Dispatch(3, 0)
+    keys = dispatch.issue()
+    for key in reversed(keys):
+        dispatch.commit(key)
+    assert [dispatch.next(), dispatch.next(), dispatch.next(), dispatch.next()] == [*reversed(keys), None]
+
+
+def test_credits_begin_with_one_for_everybody() -> None:
+    keys = Dispatch(3, 2).issue()
+    assert [key.sequence for key in keys] == [0] * 3 + [1] * 3 + [2] * 3
+    assert len(set(keys)) == 9
+
+
+def test_everybody_gets_credits_where_the_bound_allows_fewer_than_there_are_workers() -> None:
+    dispatch, taken = Dispatch(3, 0, max_policy_lag=0), Counter[int]()
+    for _ in range(30):
+        key = take(dispatch)
+        taken[key.worker] += 1
+        dispatch.publish()
+        dispatch.done(key)
+    assert taken == {0: 10, 1: 10, 2: 10}
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 5), st.integers(-2, 2)), max_size=60), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_a_round_is_complete_when_everybody_has_committed_once(
+    workers: int, events: list[tuple[int, int]], chance: Any
+) -> None:
+    rounds, number, missing = Rounds(workers), -1, set[int]()
+    for worker, offset in events:
+        if not rounds.under_way:
+            number, missing = number + 1, set(range(workers))
+            assert rounds.issue() == [CreditKey(one, number) for one in range(workers)]
+            assert rounds.round_version == rounds.version
+        version = rounds.round_version
+        if chance.random() < 0.3:
+            assert rounds.publish() == rounds.version > version
+        assert rounds.commit(CreditKey(worker, number + offset)) == (offset == 0 and worker in missing)
+        missing -= {worker} if offset == 0 else set()
+        assert rounds.under_way == bool(missing)
+        assert rounds.round_version == version

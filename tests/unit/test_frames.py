@@ -1,0 +1,110 @@
+"""Messages to frames and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import warnings
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from parenv.errors import ProtocolError
+from parenv.protocol.frames import PROTOCOL_VERSION, Sender, from_frames, to_frames
+from parenv.protocol.messages import KINDS, Close, Commit, Credit, Failure, Message
+
+SETTINGS = settings(max_examples=60, deadline=None)
+PLAIN = st.recursive(
+    st.none() | st.integers() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2) | st.tuples(inner),
+    max_leaves=4,
+)
+OF_TYPE = {"int": st.integers(-(1 << 62), 1 << 62), "str": st.text(), "bytes": st.binary(), "Any": PLAIN}
+MESSAGES = st.one_of(
+    [st.builds(kind, **{f.name: OF_TYPE[str(f.type)] for f in dataclasses.fields(kind)}) for kind in KINDS]
+)
+SENDERS = st.builds(Sender, st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 32) - 1))
+HEADER = "!4sHHII"
+
+
+def header(magic: bytes = b"PENV", version: int = PROTOCOL_VERSION, kind: int = KINDS.index(Close)) -> bytes:
+    return struct.pack(HEADER, magic, version, kind, 0, 0)
+
+
+@given(SENDERS, MESSAGES)
+@settings(max_examples=150, deadline=None)
+def test_a_message_arrives_as_it_was_said(sender: Sender, message: Message) -> None:
+    frames = to_frames(sender, message)
+    assert from_frames(frames) == (sender, message)
+    assert from_frames([memoryview(bytes(frame)) for frame in frames]) == (sender, message)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_kind_of_message_has_an_example_that_arrives(kind: type[Message]) -> None:
+    example = {"int": 3, "str": "step", "bytes": b"\x80", "Any": [("a", 1)]}
+    message = kind(*(example[str(f.type)] for f in dataclasses.fields(kind)))
+    assert from_frames(to_frames(Sender(1, 2), message)) == (Sender(1, 2), message)
+
+
+def test_another_version_is_refused_with_both_versions() -> None:
+    with pytest.raises(ProtocolError, match=f"speaks protocol version 77, this one {PROTOCOL_VERSION}"):
+        from_frames([header(version=77) + b"[]"])
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "shorter than its header"),
+        ([b""], "shorter than its header"),
+        ([header()[:-1]], "shorter than its header"),
+        ([header(magic=b"HTTP") + b"[]"], "does not begin as parenv's do"),
+        ([header(kind=len(KINDS)) + b"[]"], f"unknown kind of message: {len(KINDS)}"),
+        ([header()], "malformed data"),
+        ([header() + b"[1]"], "Close has 0 fields"),
+        ([header() + b"null"], "Close has 0 fields"),
+        ([header(kind=KINDS.index(Commit)) + b"[1]"], "Commit has 2 fields"),
+        ([header(kind=KINDS.index(Commit)) + b'["1",{}]'], "malformed data"),
+        ([header(kind=KINDS.index(Commit)) + b'["1",null]'], "Commit.sequence must be int, got str"),
+        ([header(kind=KINDS.index(Commit)) + b"[true,null]"], "Commit.sequence must be int, got bool"),
+        ([header(kind=KINDS.index(Credit)) + b'[0,0,0,0,"x"]'], "Credit.snapshot must be bytes, got str"),
+        ([header(kind=KINDS.index(Failure)) + b"[0,0,null,[],1,1]"], "Failure.doing must be str, got NoneType"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_malformed_is_refused(frames: list[bytes], reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        from_frames(frames)
+
+
+def arrives_or_is_refused(frames: list[bytes]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy deprecates some of the dtypes that come about
+        try:
+            sender, message = from_frames(frames)
+        except ProtocolError:
+            return
+    assert isinstance(sender, Sender)
+    assert type(message) in KINDS
+
+
+@given(st.integers(0, 9), st.lists(st.binary(max_size=40), max_size=3))
+@SETTINGS
+def test_random_bytes_raise_nothing_but_protocol_errors(kind: int, frames: list[bytes]) -> None:
+    arrives_or_is_refused(frames)
+    arrives_or_is_refused([header(kind=kind), *frames])
+    arrives_or_is_refused([header(kind=kind) + b"".join(frames)])
+
+
+@given(SENDERS, MESSAGES, st.data())
+@SETTINGS
+def test_flipped_bits_and_missing_ends_raise_nothing_but_protocol_errors(
+    sender: Sender, message: Message, data: Any
+) -> None:
+    head, *others = (bytes(frame) for frame in to_frames(sender, message))
+    broken = bytearray(head)
+    broken[data.draw(st.integers(0, len(head) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    arrives_or_is_refused([bytes(broken), *others])
+    arrives_or_is_refused([head[: data.draw(st.integers(0, len(head)))], *others])
+    arrives_or_is_refused([head, *others[1:]])

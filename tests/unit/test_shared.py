@@ -1,0 +1,89 @@
+"""Shared memory without a name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from parenv.memory.shared import SharedMemory
+
+
+def test_there_is_no_name_anywhere() -> None:
+    before = set(Path("/dev/shm").iterdir())
+    memory = SharedMemory(4096)
+    assert set(Path("/dev/shm").iterdir()) <= before
+    assert os.fstat(memory.fd).st_nlink == 0
+    assert os.readlink(f"/proc/self/fd/{memory.fd}").endswith("(deleted)")
+    assert not os.get_inheritable(memory.fd)
+    memory.close()
+
+
+def test_without_memfd_there_is_no_name_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    memory = SharedMemory(4096)
+    assert os.fstat(memory.fd).st_nlink == 0
+    assert memory.map()[:] == bytes(4096)
+    memory.close()
+
+
+def test_two_mappings_are_the_same_memory() -> None:
+    memory = SharedMemory(4096)
+    one, other = memory.map(), memory.map()
+    one[10:13] = b"abc"
+    assert other[10:13] == b"abc"
+    memory.close()
+
+
+def test_it_begins_as_zeros_and_grows_and_keeps_what_is_there() -> None:
+    memory = SharedMemory(4096)
+    small = memory.map()
+    assert small[:] == bytes(4096)
+    small[:3] = b"abc"
+    memory.grow(3 * 4096)
+    large = memory.map()
+    assert memory.size == len(large) == 3 * 4096
+    assert large[:3] == b"abc"
+    large[3:6] = b"def"
+    assert small[:6] == b"abcdef"
+    memory.close()
+
+
+def test_a_descriptor_handed_over_shows_the_same_memory() -> None:
+    memory = SharedMemory(4096)
+    other = SharedMemory(fd=os.dup(memory.fd))
+    assert other.size == 4096
+    other.map()[0:1] = b"x"
+    assert memory.map()[0:1] == b"x"
+    other.close()
+    memory.close()
+
+
+def test_a_mapping_outlives_close_and_closing_twice_is_closing_once() -> None:
+    memory = SharedMemory(4096)
+    mapping = memory.map()
+    memory.close()
+    memory.close()
+    mapping[:5] = b"still"
+    assert mapping[:5] == b"still"
+
+
+def test_what_is_reserved_takes_memory_and_the_rest_takes_none() -> None:
+    memory = SharedMemory(1 << 20)
+    assert os.fstat(memory.fd).st_blocks == 0
+    memory.reserve(4096, 8192)
+    assert os.fstat(memory.fd).st_blocks * 512 == 8192
+    memory.close()
+
+
+def test_memory_that_is_not_there_is_said_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    memory = SharedMemory(4096)
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(MemoryError, match="cannot reserve 3 MB of shared memory: .*No space left on device"):
+        memory.reserve(0, 3_000_000)
+    memory.close()

@@ -1,0 +1,161 @@
+"""A slot is free again when the last array over it is gone, and not one moment before."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from parenv.memory.slots import Slots
+
+OFFSET, STRIDE = 128, 64
+
+
+def make_slots(count: int) -> Slots:
+    return Slots(mmap.mmap(-1, OFFSET + count * STRIDE), OFFSET, STRIDE, count)
+
+
+def array_over(root: Any) -> Any:
+    return np.ndarray((STRIDE // 4,), "<f4", root)
+
+
+HOLDERS = {
+    "the memory itself": lambda root: root,
+    "an array": array_over,
+    "a view of an array": lambda root: array_over(root)[2:8].reshape(2, 3).T,
+    "a memoryview": memoryview,
+    "a memoryview of an array": lambda root: memoryview(array_over(root)),
+    "a tensor": lambda root: torch.from_numpy(array_over(root)),
+    "a view of a tensor": lambda root: torch.from_numpy(array_over(root))[3:].view(-1),
+    "an array of a tensor": lambda root: torch.as_tensor(array_over(root)).numpy(),
+    "a tensor from the buffer": lambda root: torch.frombuffer(root, dtype=torch.float32),
+    "an array of an array": lambda root: np.asarray(array_over(root).view(np.int32)),
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_a_leased_slot_is_held_by(kind: str) -> None:
+    slots = make_slots(1)
+    held = HOLDERS[kind](slots.lease(slots.claim()))
+    assert (slots.leased, slots.free) == (1, 0)
+    del held
+    assert (slots.leased, slots.free) == (0, 1)
+
+
+def test_a_slot_is_free_only_when_the_last_of_several_arrays_is_gone() -> None:
+    slots = make_slots(1)
+    root = slots.lease(slots.claim())
+    held = [array_over(root), torch.from_numpy(array_over(root)), array_over(root)[1:]]
+    del root
+    while held:
+        assert slots.free == 0
+        held.pop()
+    assert slots.free == 1
+
+
+def test_the_slot_used_last_is_used_next() -> None:
+    slots = make_slots(3)
+    first, second = slots.claim(), slots.claim()
+    slots.release(second)
+    slots.release(first)
+    assert [slots.claim(), slots.claim()] == [first, second]
+    lease = slots.lease(first)
+    del lease
+    assert slots.claim() == first
+
+
+def test_peeking_is_no_lease() -> None:
+    slots = make_slots(1)
+    slot = slots.claim()
+    peeked = array_over(slots.peek(slot))
+    slots.release(slot)
+    assert (slots.leased, slots.free) == (0, 1)
+    assert peeked.shape == (16,)
+
+
+def test_the_memory_of_a_slot_is_its_own_part_of_the_mapping() -> None:
+    mapping = mmap.mmap(-1, OFFSET + 3 * STRIDE)
+    slots = Slots(mapping, OFFSET, STRIDE, 3)
+    for slot in range(3):
+        array_over(slots.peek(slot))[:] = slot + 1
+    assert mapping[:OFFSET] == bytes(OFFSET)
+    np.testing.assert_array_equal(np.frombuffer(mapping, "<f4", offset=OFFSET).reshape(3, -1)[:, 0], [1, 2, 3])
+
+
+def test_an_array_may_be_let_go_in_another_thread() -> None:
+    slots = make_slots(1)
+    held = [slots.lease(slots.claim())]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert (slots.leased, slots.free) == (0, 1)
+
+
+def test_arrays_outlive_the_slots() -> None:
+    slots = make_slots(1)
+    array = array_over(slots.lease(slots.claim()))
+    array[:] = 5
+    del slots
+    assert array.sum() == 80
+
+
+class SlotsMachine(RuleBasedStateMachine):
+    """Random claims, releases, leases and farewells; every holder finds its slot as it left it."""
+
+    COUNT = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = make_slots(self.COUNT)
+        self.claimed: list[int] = []
+        self.leased: list[tuple[int, list[Any]]] = []
+        self.stamp = 0
+
+    @precondition(lambda self: self.slots.free)
+    @rule()
+    def claim(self) -> None:
+        slot = self.slots.claim()
+        assert slot not in self.claimed
+        assert slot not in [held for held, _ in self.leased]
+        self.claimed.append(slot)
+
+    @precondition(lambda self: self.claimed)
+    @rule(data=st.data())
+    def release(self, data: Any) -> None:
+        slot = self.claimed.pop(data.draw(st.integers(0, len(self.claimed) - 1)))
+        self.slots.release(slot)
+
+    @precondition(lambda self: self.claimed)
+    @rule(data=st.data(), kinds=st.lists(st.sampled_from(["array", "view", "tensor"]), min_size=1, max_size=3))
+    def lease(self, data: Any, kinds: list[str]) -> None:
+        slot = self.claimed.pop(data.draw(st.integers(0, len(self.claimed) - 1)))
+        root = self.slots.lease(slot)
+        self.stamp += 1
+        array_over(root)[:] = self.stamp
+        arrays = {"array": array_over(root), "view": array_over(root)[4:], "tensor": torch.from_numpy(array_over(root))}
+        self.leased.append((slot, [(self.stamp, arrays[kind]) for kind in kinds]))
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data())
+    def let_one_array_go(self, data: Any) -> None:
+        i = data.draw(st.integers(0, len(self.leased) - 1))
+        self.leased[i][1].pop()
+        if not self.leased[i][1]:
+            del self.leased[i]
+
+    @invariant()
+    def nobody_was_overwritten_and_everything_is_counted(self) -> None:
+        assert all((array == stamp).all() for _, arrays in self.leased for stamp, array in arrays)
+        assert self.slots.leased == len(self.leased)
+        assert self.slots.free == self.COUNT - len(self.leased) - len(self.claimed)
+
+
+def test_a_slot_is_never_handed_out_twice_whatever_the_order_of_events() -> None:
+    run_state_machine_as_test(SlotsMachine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None))

@@ -1,0 +1,193 @@
+"""Spaces as leaves, and spaces as plain data that travels and is a space again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from gymnasium import Space, spaces
+from hypothesis import given, settings
+
+from parenv.errors import ConfigurationError
+from parenv.memory.spaces import Leaf, OpaqueSpace, describe, flatten, leaves, rebuild, unflatten
+from parenv.protocol.data import pack, unpack
+
+SETTINGS = settings(max_examples=60, deadline=None)
+INT_DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+
+
+class TiltedBox(spaces.Box):
+    """A user's own kind of Box."""
+
+
+class Moods(Space[str]):
+    """A wholly custom space."""
+
+    def __init__(self, *moods: str) -> None:
+        self.moods = moods
+        super().__init__()
+
+    def __repr__(self) -> str:
+        return f"Moods{self.moods}"
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return str(self.np_random.choice(self.moods))
+
+    def contains(self, x: Any) -> bool:
+        return x in self.moods
+
+
+def travelled(space: Space[Any]) -> Space[Any]:
+    return rebuild(unpack(*pack(describe(space))))
+
+
+@st.composite
+def boxes(draw: Callable[[Any], Any]) -> spaces.Box:
+    dtype = np.dtype(draw(st.sampled_from([*INT_DTYPES, np.bool_, np.float16, np.float32, np.float64])))
+    shape, kind = draw(SHAPES), draw(st.sampled_from(["one bound", "per element", "half open", "open"]))
+    generator = np.random.default_rng(draw(st.integers(0, 99)))
+    low, high = np.zeros(shape, dtype), np.ones(shape, dtype)
+    if kind == "per element" and dtype != np.bool_:
+        low, high = (generator.integers(*between, shape).astype(dtype) for between in ((0, 50), (50, 100)))
+    if kind in ("half open", "open") and dtype.kind == "f":
+        high = np.where(generator.random(shape) < 0.5, np.inf, high).astype(dtype)
+        low = np.full(shape, -np.inf, dtype) if kind == "open" else low
+    return spaces.Box(low, high, dtype=dtype.type)
+
+
+@st.composite
+def multi_discretes(draw: Callable[[Any], Any]) -> spaces.MultiDiscrete:
+    shape = draw(hnp.array_shapes(max_dims=2, max_side=3))
+    dtype = draw(st.sampled_from([np.int32, np.int64]))
+    nvec, start = (draw(hnp.arrays(dtype, shape, elements=st.integers(*between))) for between in ((1, 9), (-5, 5)))
+    return spaces.MultiDiscrete(nvec, dtype=dtype, start=start)
+
+
+DISCRETES = st.builds(
+    spaces.Discrete, st.integers(1, 9), start=st.integers(0, 9), dtype=st.sampled_from(INT_DTYPES)
+) | st.builds(spaces.Discrete, st.integers(1, 9), start=st.integers(-9, 0))
+MULTI_BINARIES = st.builds(spaces.MultiBinary, st.integers(1, 5) | st.lists(st.integers(1, 3), min_size=2, max_size=3))
+TEXTS = st.builds(
+    spaces.Text, st.integers(3, 9), min_length=st.integers(0, 3), charset=st.text("abcÄß ", min_size=1).map(frozenset)
+)
+NODES = boxes() | DISCRETES
+GRAPHS = st.builds(spaces.Graph, NODES, st.none() | NODES)
+KEYS = st.text("xyzab[']", min_size=1, max_size=3)
+
+
+def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    by_key = st.dictionaries(KEYS, inner, max_size=3)
+    return (
+        st.builds(spaces.Tuple, st.lists(inner, max_size=3))
+        | st.builds(spaces.Dict, by_key)
+        | st.builds(spaces.Dict, by_key.map(lambda parts: OrderedDict(sorted(parts.items(), reverse=True))))
+        | st.builds(spaces.OneOf, st.lists(inner, min_size=1, max_size=3))
+        | st.builds(spaces.Sequence, inner, stack=st.booleans())
+    )
+
+
+ANY_SPACE = st.recursive(
+    boxes() | DISCRETES | multi_discretes() | MULTI_BINARIES | TEXTS | GRAPHS, nested, max_leaves=6
+)
+
+
+@given(ANY_SPACE)
+@SETTINGS
+def test_a_space_that_travelled_is_the_same_space_with_the_same_leaves(space: Space[Any]) -> None:
+    copy = travelled(space)
+    assert copy == space
+    assert repr(copy) == repr(space)
+    assert leaves(copy) == leaves(space)
+    assert leaves(travelled(copy)) == leaves(space)
+
+
+@given(
+    st.recursive(boxes() | DISCRETES | multi_discretes() | MULTI_BINARIES | TEXTS, nested, max_leaves=6),
+    st.integers(0, 99),
+)
+@SETTINGS
+def test_unflatten_nests_what_flatten_took_apart(space: Space[Any], seed: int) -> None:
+    space.seed(seed)
+    value = space.sample()
+    of = leaves(space)
+    parts = flatten(of, value)
+    for leaf, part in zip(of, parts, strict=True):
+        assert leaf.dtype is None or (np.shape(part) == leaf.shape and np.asarray(part).dtype == leaf.dtype)
+    np.testing.assert_equal(unflatten(of, parts), value)
+
+
+def test_leaves_come_in_the_order_of_the_space_with_their_paths() -> None:
+    space = spaces.Dict(
+        OrderedDict(
+            z=spaces.Box(-1, 1, (2, 3)), a=spaces.Tuple([spaces.Discrete(4), spaces.Text(3)]), empty=spaces.Dict()
+        )
+    )
+    assert leaves(space) == (
+        Leaf(("z",), (2, 3), "<f4"),
+        Leaf(("a", 0), (), "<i8"),
+        Leaf(("a", 1)),
+        Leaf(("empty",)),
+    )
+    assert [leaf.name for leaf in leaves(space)] == ["['z']", "['a'][0]", "['a'][1]", "['empty']"]
+    assert [leaf.integral for leaf in leaves(space)] == [False, True, False, False]
+    assert leaves(travelled(space)) == leaves(space)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict(),
+        spaces.Tuple([]),
+        spaces.Text(3),
+        spaces.Sequence(spaces.Discrete(2)),
+        spaces.Graph(spaces.Discrete(2), None),
+        spaces.OneOf([spaces.Discrete(2)]),
+        Moods("glad"),
+    ],
+    ids=str,
+)
+def test_a_space_without_a_fixed_size_is_one_list(space: Space[Any]) -> None:
+    assert leaves(space) == (Leaf(()),)
+    assert leaves(travelled(space)) == (Leaf(()),)
+
+
+def test_a_subclass_is_treated_as_its_base() -> None:
+    space = spaces.Dict(box=TiltedBox(-1, 1, (2,), np.float64))
+    assert leaves(space) == (Leaf(("box",), (2,), "<f8"),)
+    assert type(travelled(space)["box"]) is spaces.Box
+    assert travelled(space) == spaces.Dict(box=spaces.Box(-1, 1, (2,), np.float64))
+
+
+def test_a_custom_space_keeps_its_text_and_its_place() -> None:
+    space = spaces.Tuple([Moods("glad", "sad"), spaces.Discrete(2)])
+    copy = travelled(space)
+    assert repr(copy) == "Tuple(Moods('glad', 'sad'), Discrete(2))"
+    assert copy[0] == OpaqueSpace("Moods('glad', 'sad')") != OpaqueSpace("Moods('sad',)")
+    assert "anything" in copy[0]
+    assert leaves(copy) == leaves(space) == (Leaf((0,)), Leaf((1,), (), "<i8"))
+
+
+def test_keys_of_a_dict_space_must_be_strings() -> None:
+    with pytest.raises(ConfigurationError, match="keys of a Dict space must be strings, got 3"):
+        leaves(spaces.Dict({3: spaces.Discrete(2)}))
+
+
+@pytest.mark.parametrize("tree", [{}, {"a": ()}, {"a": 3}])
+def test_flatten_raises_where_the_structure_differs(tree: Any) -> None:
+    with pytest.raises((KeyError, IndexError, TypeError)):
+        flatten([Leaf(("a", 0))], tree)
+
+
+def test_a_multi_binary_with_a_shape_of_one_dimension_travels() -> None:
+    assert travelled(spaces.MultiBinary((3,))) == spaces.MultiBinary((3,))
+
+
+@pytest.mark.parametrize("value", [{0: "a", 1: "b"}, {7: "a"}], ids=str)
+def test_unflatten_leaves_a_dict_that_is_a_value_of_a_custom_space_alone(value: Any) -> None:
+    assert unflatten(leaves(spaces.Tuple([Moods(), spaces.Discrete(2)])), [value, 1]) == (value, 1)
