@@ -24,10 +24,8 @@ RESULTS = Path(__file__).parent / "results"
 
 def machine() -> dict[str, Any]:
     """Facts of this machine and of what is installed."""
-    cpu = next(
-        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
@@ -120,7 +118,7 @@ def _serve_loop(pipe: Any, pickled: bytes) -> None:
 
 
 def ideal_loop(make_env: Callable[[], Any], act: Callable[[Any], Any], num_envs: int) -> Callable[[float], int]:
-    """The loop with nothing around it: act on a batch, step each, reset where an episode ends, keep the observations."""
+    """The bare loop: act on a batch, step each, reset where an episode ends, keep the observations."""
     envs = [make_env() for _ in range(num_envs)]
     steps = [env.step for env in envs]
     observations = np.stack([env.reset()[0] for env in envs])
@@ -157,7 +155,7 @@ def pss_mb(pids: Sequence[int]) -> float:
     """Proportional set size of processes together, in MB."""
     total = 0
     for pid in pids:
-        for line in open(f"/proc/{pid}/smaps_rollup"):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 total += int(line.split()[1])
     return total / 1024

@@ -41,15 +41,15 @@ class WorkerOptions:
     close_timeout_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ConfigurationError(f"WorkerOptions.threads must be at least 1, got {self.threads}")
+        if not isinstance(self.threads, int) or self.threads < 1:
+            raise ConfigurationError(f"WorkerOptions.threads must be an integer of at least 1, got {self.threads!r}")
         for name in ("start_timeout_s", "close_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"WorkerOptions.{name} must be positive seconds, got {getattr(self, name)}")
         for name in ("setup_fn", "cleanup_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")
-        if not isinstance(self.preload, tuple):
+        if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
 
 

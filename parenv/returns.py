@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+_MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is far below
 
 
 class VTrace(NamedTuple):
@@ -57,7 +58,7 @@ def gae(
     """
     rewards, values, next_values = _floats(rewards, values, next_values)
     continues = ~(_bools(terminated) | _bools(truncated))
-    deltas = rewards + gamma * next_values * ~_bools(terminated) - values
+    deltas = rewards + gamma * _unless(_bools(terminated), next_values) - values
     decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
     advantages = _backward_sum(deltas, decay)
     return advantages, advantages + values
@@ -82,7 +83,7 @@ def discounted_returns(
     bootstraps = _bools(truncated) & ~_bools(terminated)
     continues = ~(_bools(terminated) | _bools(truncated))
     bootstraps[-1:] |= continues[-1:]
-    return _backward_sum(rewards + gamma * next_values * bootstraps, gamma * continues.astype(rewards.dtype))
+    return _backward_sum(rewards + gamma * _unless(~bootstraps, next_values), gamma * continues.astype(rewards.dtype))
 
 
 def n_step_returns(
@@ -108,7 +109,7 @@ def n_step_returns(
         raise ValueError(f"n must be at least 1, got {n}")
     rewards, next_values = _floats(rewards, next_values)
     ended = _bools(terminated) | _bools(truncated)
-    one_step = rewards + gamma * next_values * ~_bools(terminated)
+    one_step = rewards + gamma * _unless(_bools(terminated), next_values)
     targets: Array = one_step.copy()
     for _ in range(min(n, len(rewards)) - 1):
         longer = rewards[:-1] + gamma * targets[1:]
@@ -150,15 +151,14 @@ def vtrace(
     """
     rewards, values, next_values = _floats(rewards, values, next_values)
     behaviour, target = _floats(behaviour_log_prob, target_log_prob)
-    ratio = np.exp(target - behaviour)
+    ratio = np.exp(np.minimum(target - behaviour, _MAX_LOG_RATIO))
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
-    discount = gamma * ~_bools(terminated)
     ended = _bools(terminated) | _bools(truncated)
-    deltas = rho * (rewards + discount * next_values - values)
+    deltas = rho * (rewards + gamma * _unless(_bools(terminated), next_values) - values)
     targets: Array = values + _backward_sum(deltas, gamma * trace * ~ended)
     next_targets = np.array(next_values)
     next_targets[:-1] = np.where(ended[:-1], next_values[:-1], targets[1:])
-    return VTrace(targets, rho * (rewards + discount * next_targets - values))
+    return VTrace(targets, rho * (rewards + gamma * _unless(_bools(terminated), next_targets) - values))
 
 
 def _backward_sum(terms: Array, decay: Array) -> Array:
@@ -169,6 +169,11 @@ def _backward_sum(terms: Array, decay: Array) -> Array:
         later = terms[t] + decay[t] * later
         sums[t] = later
     return sums
+
+
+def _unless(nothing: Array, values: Array) -> Array:
+    """The values, but zero, whatever they are, where there is nothing to come."""
+    return np.where(nothing, values.dtype.type(0), values)
 
 
 def _floats(*blocks: Any) -> tuple[Array, ...]:

@@ -20,7 +20,8 @@ ZYGOTE_WORDS = "parenv.process.zygote"
 def nothing_left_behind() -> Iterator[None]:
     before = _descriptors()
     yield
-    gc.collect()
+    if _left_behind(before):
+        gc.collect()
     deadline = time.monotonic() + 3
     while (left := _left_behind(before)) and time.monotonic() < deadline:
         time.sleep(0.02)

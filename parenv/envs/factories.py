@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from parenv.errors import ConfigurationError
 
+_COMPLETE_ID = re.compile(r"[^:]+-v\d+")
 EnvFactory = Callable[[], Any]
 
 
@@ -21,21 +23,18 @@ class Factories:
 
     Args:
         functions: one for all, or one for each.
+        count: how many sub-environments there must be, or ``None`` where one factory serves any number.
         registered: what the driver has registered with Gymnasium beside its own environments; a worker does not
             import the user's script, and registers it before the first factory is called.
     """
 
     functions: tuple[EnvFactory, ...]
+    count: int | None
     registered: tuple[EnvSpec, ...]
-
-    @property
-    def count(self) -> int | None:
-        """How many sub-environments there must be, or ``None`` where one factory serves any number."""
-        return len(self.functions) if len(self.functions) > 1 else None
 
     def make(self, env_id: int) -> Any:
         """Make one sub-environment, or, if the factory makes such, a whole ``VectorEnv``."""
-        return (self.functions[0] if len(self.functions) == 1 else self.functions[env_id])()
+        return self.functions[0 if self.count is None else env_id]()
 
     def register(self) -> None:
         """Make known to Gymnasium in this process what was known in the driver."""
@@ -49,18 +48,18 @@ def as_factories(env_fn: Any) -> Factories:
     Raises:
         ConfigurationError: it is none of them, or an id that Gymnasium does not know.
     """
-    several = env_fn if isinstance(env_fn, Sequence) and not isinstance(env_fn, str) else [env_fn]
-    if not several:
+    if isinstance(env_fn, str) or not isinstance(env_fn, Sequence):
+        return Factories((_as_factory(env_fn),), None, _registered_by_the_user())
+    if not env_fn:
         raise ConfigurationError("env_fn is an empty sequence: give at least one factory")
-    return Factories(tuple(_as_factory(one) for one in several), _registered_by_the_user())
+    return Factories(tuple(_as_factory(one) for one in env_fn), len(env_fn), _registered_by_the_user())
 
 
 def _as_factory(env_fn: Any) -> EnvFactory:
     if isinstance(env_fn, str):
         try:
-            module, _, name = env_fn.rpartition(":")
-            if not module:
-                gym.spec(name)
+            if _COMPLETE_ID.fullmatch(env_fn):
+                gym.spec(env_fn)
         except gym.error.Error as error:
             raise ConfigurationError(f"Gymnasium does not know the environment {env_fn!r}: {error}") from error
         return partial(gym.make, env_fn)

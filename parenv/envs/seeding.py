@@ -44,7 +44,7 @@ class RandomState:
         random.seed(seed)
         np.random.seed(seed)
         if (torch := sys.modules.get("torch")) is not None:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
         self._inner = _global_state()
         _set_global_state(outer)
         self._outer: list[Any] = []

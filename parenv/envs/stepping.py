@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.progress import Progress
-from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+from parenv.memory.spaces import Leaf, flatten, is_single, leaves, unflatten
 
 Rows = Sequence[Any]
 """One array or list ``[B, *shape]`` per leaf of the observation space."""
@@ -43,8 +44,14 @@ class Stepper(Protocol):
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
         """Begin an episode in every sub-environment and write the first observations."""
 
-    def step(self, actions: Any, step: int, target: Target) -> None:
-        """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
+    def step(self, actions: Rows, step: int, target: Target) -> None:
+        """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
+
+        Args:
+            actions: one array or list ``[B, ...]`` per leaf of the action space; they are not changed.
+            step: row of the rollout.
+            target: where to write.
+        """
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
@@ -87,8 +94,8 @@ class EnvStepper:
         observed = leaves(self.observation_space)
         self._write = row_writer(observed)
         # What a single array must look like to be written without a call per step; None matches nothing.
-        single = len(observed) == 1 and not observed[0].path and observed[0].dtype is not None
-        self._dtype, self._shape = (np.dtype(observed[0].dtype), observed[0].shape) if single else (None, ())
+        self._dtype = np.dtype(observed[0].dtype) if is_single(observed) else None
+        self._shape = observed[0].shape
         self._action_leaves = leaves(self.action_space)
         self._steps = [env.step for env in self.envs]
         self._began = [0.0] * self.num_envs
@@ -101,9 +108,9 @@ class EnvStepper:
             self._write(rows, column, observation)
             self._began[column] = time.perf_counter()
 
-    def step(self, actions: Any, step: int, target: Target) -> None:
+    def step(self, actions: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
-        rows, write, rewards = target.observations(step + 1), self._write, [0.0] * self.num_envs
+        rows, rewards, write = target.observations(step + 1), target.rewards[step], self._write
         row, array, dtype, shape = rows[0], np.ndarray, self._dtype, self._shape
         column = 0
         try:
@@ -120,7 +127,6 @@ class EnvStepper:
         except BaseException:
             self._progress.begin(self._progress.doing, self._first + column)
             raise
-        target.rewards[step] = rewards
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
@@ -137,13 +143,15 @@ class EnvStepper:
 
     def _end(self, target: Target, step: int, column: int, observation: Any, terminated: Any, truncated: Any) -> Any:
         now = time.perf_counter()
-        target.terminated[step, column] = terminated
-        target.truncated[step, column] = truncated
+        if terminated:
+            target.terminated[step, column] = True
+        if truncated:
+            target.truncated[step, column] = True
         self._write(target.finals, len(target.ends), observation)
         target.ends.append((step, column, now - self._began[column]))
+        self._began[column] = now
         self._progress.begin("reset", self._first + column)
         observation, _ = self.envs[column].reset()
-        self._began[column] = time.perf_counter()
         self._progress.begin("step")
         return observation
 
@@ -181,7 +189,8 @@ class VectorStepper:
         self.num_envs = env.num_envs
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space
-        self._leaves = leaves(self.observation_space)
+        self._leaves, self._action_leaves = leaves(self.observation_space), leaves(self.action_space)
+        self._write_final = row_writer(self._leaves)
         self._progress = progress
         self._began = np.zeros(self.num_envs)
 
@@ -192,9 +201,10 @@ class VectorStepper:
         self._write(rows, observations)
         self._began[:] = time.perf_counter()
 
-    def step(self, actions: Any, step: int, target: Target) -> None:
+    def step(self, actions: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
-        observations, target.rewards[step], terminated, truncated, infos = self._env.step(actions)
+        batch = unflatten(self._action_leaves, [values.copy() for values in actions])
+        observations, target.rewards[step], terminated, truncated, infos = self._env.step(batch)
         target.terminated[step], target.truncated[step] = terminated, truncated
         ended = np.flatnonzero(np.logical_or(terminated, truncated))
         if len(ended):
@@ -217,8 +227,7 @@ class VectorStepper:
         in_infos = self._mode is AutoresetMode.SAME_STEP
         for column in ended.tolist():
             final = infos["final_obs"][column] if in_infos else self._one(observations, column)
-            for rows, value in zip(target.finals, flatten(self._leaves, final), strict=True):
-                rows[len(target.ends)] = value
+            self._write_final(target.finals, len(target.ends), final)
             target.ends.append((step, column, now - self._began[column]))
         self._began[ended] = now
         if in_infos:
@@ -229,7 +238,7 @@ class VectorStepper:
         return fresh
 
     def _one(self, observations: Any, column: int) -> Any:
-        return unflatten(self._leaves, [_copied(part[column]) for part in flatten(self._leaves, observations)])
+        return unflatten(self._leaves, [part[column] for part in flatten(self._leaves, observations)])
 
     def _write(self, rows: Rows, observations: Any) -> None:
         for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
@@ -238,7 +247,7 @@ class VectorStepper:
                     f"the VectorEnv returned an observation{leaf.name} of shape {values.shape} and dtype "
                     f"{values.dtype}; its space says {row.shape} and {row.dtype}"
                 )
-            row[:] = values
+            row[:] = values if leaf.dtype is not None else [_copied(value) for value in values]
 
 
 def row_writer(of: Sequence[Leaf]) -> Callable[[Rows, int, Any], None]:
@@ -246,7 +255,7 @@ def row_writer(of: Sequence[Leaf]) -> Callable[[Rows, int, Any], None]:
 
     What is written is a copy, so that an environment may reuse its buffer.
     """
-    if len(of) == 1 and not of[0].path and of[0].dtype is not None:
+    if is_single(of):
         return _array_writer(of[0])
     writers = [_list_writer(leaf) if leaf.dtype is None else _array_writer(leaf) for leaf in of]
 
@@ -284,12 +293,16 @@ def _list_writer(leaf: Leaf) -> Callable[[Rows, int, Any], None]:
 
 
 def _checked(leaf: Leaf, value: Any) -> Any:
-    """Accept what has the right shape and dtype in another guise: numpy scalars, Python numbers, lists of them."""
-    typed = isinstance(value, np.ndarray | np.generic)
-    array = np.asarray(value)
+    """Accept what fits in another guise: numpy scalars, Python numbers, lists of them, integers of another width."""
     expected = np.dtype(leaf.dtype)
-    exact = array.dtype == expected or (leaf.integral and array.dtype.kind in "iu")
-    if array.shape != leaf.shape or not (exact if typed else np.can_cast(array.dtype, expected, "same_kind")):
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ObservationError(f"the observation{leaf.name} {value!r} is not an array: {error}") from error
+    fits = array.dtype == expected
+    if leaf.integral or not isinstance(value, np.ndarray | np.generic):
+        fits = fits or _survives(array, expected)
+    if array.shape != leaf.shape or not fits:
         raise ObservationError(
             f"the observation{leaf.name} has shape {array.shape} and dtype {array.dtype}; its space says "
             f"{leaf.shape} and {expected}. Convert it in the environment, or correct the observation space"
@@ -297,18 +310,25 @@ def _checked(leaf: Leaf, value: Any) -> Any:
     return array
 
 
-def single_actions(of: Sequence[Leaf], actions: Any) -> Sequence[Any]:
-    """A batch of actions as one action per sub-environment: ``int`` for Discrete, a row for arrays."""
+def _survives(array: Any, expected: Any) -> bool:
+    """Whether a change of dtype within the same kind, or from integers to floats, keeps what the values say."""
+    if expected.kind == "f":
+        return array.dtype.kind in "iuf"
+    kinds = {"i": "iu", "u": "iu", "b": "b"}.get(expected.kind, "")
+    return array.dtype.kind in kinds and np.array_equal(array.astype(expected), array)
+
+
+def single_actions(of: Sequence[Leaf], actions: Rows) -> Sequence[Any]:
+    """A batch of actions as one action per sub-environment: ``int`` for Discrete, a row of a copy for arrays."""
+    columns: list[Sequence[Any]] = [_one_each(leaf, values) for leaf, values in zip(of, actions, strict=True)]
     if len(of) == 1 and not of[0].path:
-        one_each: Sequence[Any] = _rows(of[0], actions)
-        return one_each
-    columns = [_rows(leaf, values) for leaf, values in zip(of, flatten(of, actions), strict=True)]
+        return columns[0]
     return [unflatten(of, values) for values in zip(*columns, strict=True)]
 
 
-def _rows(leaf: Leaf, values: Any) -> Any:
-    return values.tolist() if leaf.integral else values
+def _one_each(leaf: Leaf, values: Any) -> Any:
+    return values.tolist() if leaf.integral else values.copy()
 
 
 def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
+    return value.copy() if isinstance(value, np.ndarray) else copy.deepcopy(value)

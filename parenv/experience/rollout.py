@@ -159,7 +159,7 @@ class Rollout:
             terminated=_flat(self.terminated),
             truncated=_flat(self.truncated),
             next_observations=map_trees(_flat, self.next_observations()),
-            env_ids=np.tile(np.asarray(self.env_ids), T),
+            env_ids=_flat(_rows_of(self.env_ids, T)),
             extras={name: _flat(value) for name, value in self.extras.items()},
         )
 
@@ -193,7 +193,8 @@ class Rollout:
             Ends(tensor(part.steps), tensor(part.columns), map_trees(tensor, part.observations))
             for part in [self._ends]
         ]
-        return replace(self, **moved, extras={k: tensor(v) for k, v in self.extras.items()}, ends=ends)
+        extras = {name: tensor(value) for name, value in self.extras.items()}
+        return replace(self, **moved, extras=extras, env_ids=tensor(self.env_ids), ends=ends)
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
@@ -234,6 +235,10 @@ def _copy(value: Any) -> Any:
     if isinstance(value, list):
         return [_copy(item) if isinstance(item, list) else item for item in value]
     return value.clone() if hasattr(value, "clone") else value.copy()
+
+
+def _rows_of(row: Any, count: int) -> Any:
+    return row.expand(count, -1) if hasattr(row, "expand") else np.broadcast_to(row, (count, len(row)))
 
 
 def _flat(value: Any) -> Any:

@@ -46,7 +46,7 @@ class Progress:
         self._doing, self._env_id, self._env_steps = (row[name].reshape(1) for name in _ROW.fields or ())
 
     def begin(self, doing: str, env_id: int = -1) -> None:
-        """Say what comes now."""
+        """Say what comes now, one of :data:`DOING`."""
         self._doing[0] = _CODE[doing]
         self._env_id[0] = env_id
 

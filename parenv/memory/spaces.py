@@ -77,6 +77,11 @@ def _tuple_leaves(space: spaces.Tuple[Any], path: tuple[str | int, ...] = ()) ->
     return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, (*path, i))) or (Leaf(path),)
 
 
+def is_single(of: Sequence[Leaf]) -> bool:
+    """Whether the leaves are those of a space that is one array and nothing else."""
+    return len(of) == 1 and not of[0].path and of[0].dtype is not None
+
+
 def flatten(of: Sequence[Leaf], tree: Tree) -> list[Any]:
     """The values of a tree at the given leaves.
 
@@ -88,29 +93,25 @@ def flatten(of: Sequence[Leaf], tree: Tree) -> list[Any]:
 
 def unflatten(of: Sequence[Leaf], values: Sequence[Any]) -> Tree:
     """Nest values again as the space does: the inverse of :func:`flatten`."""
-    if len(of) == 1 and not of[0].path:
+    return _nest([leaf.path for leaf in of], values)
+
+
+def _nest(paths: Sequence[tuple[str | int, ...]], values: Sequence[Any]) -> Tree:
+    if len(paths) == 1 and not paths[0]:
         return values[0]
-    tree: Tree = {}
-    for leaf, value in zip(of, values, strict=True):
-        node = tree
-        for key in leaf.path[:-1]:
-            node = node.setdefault(key, {})
-        node[leaf.path[-1]] = value
-    return _tuples(tree)
+    branches: dict[str | int, tuple[list[Any], list[Any]]] = {}
+    for (key, *rest), value in zip(paths, values, strict=True):
+        inner_paths, inner_values = branches.setdefault(key, ([], []))
+        inner_paths.append(tuple(rest))
+        inner_values.append(value)
+    nested = {key: _nest(*inner) for key, inner in branches.items()}
+    return tuple(nested.values()) if isinstance(next(iter(nested)), int) else nested
 
 
 def _at(tree: Tree, path: tuple[str | int, ...]) -> Any:
     for key in path:
         tree = tree[key]
     return tree
-
-
-def _tuples(tree: Tree) -> Tree:
-    if not isinstance(tree, dict):
-        return tree
-    if tree and all(isinstance(key, int) for key in tree):
-        return tuple(_tuples(tree[i]) for i in range(len(tree)))
-    return {key: _tuples(part) for key, part in tree.items()}
 
 
 @singledispatch
@@ -136,7 +137,7 @@ def _describe_multi_discrete(space: spaces.MultiDiscrete) -> Any:
 
 @describe.register(spaces.MultiBinary)
 def _describe_multi_binary(space: spaces.MultiBinary) -> Any:
-    return ["multi_binary", list(space.shape)]
+    return ["multi_binary", space.n if isinstance(space.n, int) else [int(n) for n in space.n]]
 
 
 @describe.register(spaces.Text)
@@ -216,7 +217,7 @@ _REBUILD: dict[str, Any] = {
     "box": _rebuild_box,
     "discrete": lambda n, start, dtype: spaces.Discrete(n, start=start, dtype=_type(dtype)),
     "multi_discrete": lambda nvec, start, dtype: spaces.MultiDiscrete(nvec, dtype=_type(dtype), start=start),
-    "multi_binary": lambda shape: spaces.MultiBinary(shape if len(shape) > 1 else shape[0]),
+    "multi_binary": spaces.MultiBinary,
     "text": lambda least, most, characters: spaces.Text(most, min_length=least, charset=characters),
     "sequence": lambda feature, stack: spaces.Sequence(rebuild(feature), stack=stack),
     "graph": lambda node, edge: spaces.Graph(rebuild(node), None if edge is None else rebuild(edge)),

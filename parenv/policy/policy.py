@@ -117,7 +117,8 @@ class TorchPolicy(Policy):
         returned = getattr(self.module, method)(*arguments)
         if not isinstance(returned, tuple):
             return Action(returned, {}, carry)
-        named = {name: value for name, value in zip(self.outputs, returned, strict=False) if name is not None}
+        named: dict[Any, Any] = dict(zip(self.outputs, returned, strict=False))
+        named.pop(None, None)
         return Action(named.pop("actions"), named, named.pop("carry", None))
 
     def initial_carry(self, batch: int) -> Any:

@@ -160,18 +160,19 @@ def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
         raise NotPicklableError(f"the pool's arguments cannot travel to a worker process: {error}") from error
 
 
-def find_unpicklable(value: Any, where: str, depth: int = 0) -> str | None:
+def find_unpicklable(value: Any, where: str, above: tuple[Any, ...] = ()) -> str | None:
     """The deepest named part of a value that cannot be pickled, such as ``env_fn, variable 'lock' (_thread.lock)``."""
     try:
         cloudpickle.dumps(value)
         return None
     except Exception:
         pass
-    if depth < MAX_DEPTH:
+    if len(above) < MAX_DEPTH:
         for name, part in _parts(value).items():
-            found = find_unpicklable(part, f"{where}, {name}", depth + 1)
-            if found is not None:
-                return found
+            if not any(part is one for one in (*above, value)):
+                found = find_unpicklable(part, f"{where}, {name}", (*above, value))
+                if found is not None:
+                    return found
     return f"{where} ({type(value).__module__}.{type(value).__qualname__})"
 
 
@@ -181,8 +182,8 @@ def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, types.MethodType):
         return {"self": value.__self__}
     if isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        parts = {f"variable {name!r}": cell.cell_contents for name, cell in cells}
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=False))
+        parts = {f"variable {name!r}": cell.cell_contents for name, cell in cells.items() if cell != types.CellType()}
         names = [name for name in value.__code__.co_names if name in value.__globals__]
         return parts | {f"global {name!r}": value.__globals__[name] for name in names}
     if isinstance(value, dict):

@@ -102,10 +102,13 @@ class Crew:
             Exception: what a worker raised, after all have answered.
         """
         asked = {}
+        pickled = {
+            id(values): bytes(cloudpickle.dumps(values)) for values in {id(v): v for v in arguments.values()}.values()
+        }
         for worker, values in arguments.items():
             self._calls += 1
             asked[worker] = self._calls
-            self.say(worker, Call(self._calls, method, cloudpickle.dumps(values)))
+            self.say(worker, Call(self._calls, method, pickled[id(values)]))
         while any(call not in self._replies and call not in self._call_errors for call in asked.values()):
             self._pump(FOREVER_S)
         errors = [self._call_errors.pop(call) for call in asked.values() if call in self._call_errors]

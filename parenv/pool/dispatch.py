@@ -89,14 +89,16 @@ class Dispatch:
     def issue(self) -> list[CreditKey]:
         """Credits that may be given now, by the newest version; from here on they are outstanding."""
         issued = []
-        for worker in self._turns():
-            while self._may_issue(worker):
-                key = CreditKey(worker, self._sequences[worker])
-                self._sequences[worker] += 1
-                self._held[worker] += 1
-                self._outstanding[key] = _Credited(self.version)
-                issued.append(key)
-        return sorted(issued, key=lambda key: key.sequence)
+        for _ in range(self._per_worker):
+            for worker in self._turns():
+                if self._may_issue(worker):
+                    issued.append(CreditKey(worker, self._sequences[worker]))
+                    self._sequences[worker] += 1
+                    self._held[worker] += 1
+                    self._outstanding[issued[-1]] = _Credited(self.version)
+        if issued:
+            self._turn = issued[-1].worker + 1
+        return issued
 
     def commit(self, key: CreditKey) -> bool:
         """A rollout is complete; false if no such credit is outstanding, or it was committed before."""
@@ -128,9 +130,8 @@ class Dispatch:
         return self._held[worker] < self._per_worker
 
     def _turns(self) -> Iterable[int]:
-        """Every worker once, beginning behind the one that came first last time."""
+        """Every worker once, beginning behind the one that got a credit last."""
         count = len(self._sequences)
-        self._turn = (self._turn + 1) % count
         return [(self._turn + i) % count for i in range(count)]
 
     def _urgent_version(self) -> int | None:

@@ -186,7 +186,6 @@ class AsyncFeed:
         self._done.clear()
 
     def _wait(self, deadline: float) -> CreditKey | None:
-        self._hear(0.0)
         while (chosen := self._dispatch.next()) is None:
             left = deadline - time.monotonic()
             if left <= 0:

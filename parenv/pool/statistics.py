@@ -75,10 +75,11 @@ class Tally:
         self.lengths.extend(rollout.episodes.lengths.tolist())
 
     def add_seconds(self, commits: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
-        """Count what the workers of a slot say of their time."""
-        self.environment_s += float(commits["environment_s"].sum())
-        self.acting_s += float(commits["acting_s"].sum())
-        self.waiting_s += float(commits["waiting_s"].sum())
+        """Count what the workers of a slot say of their time, given as :data:`~parenv.memory.layout.COMMIT_DTYPE`."""
+        for *_, environment_s, acting_s, waiting_s in commits.tolist():
+            self.environment_s += environment_s
+            self.acting_s += acting_s
+            self.waiting_s += waiting_s
 
 
 def mean(values: deque[float] | deque[int]) -> float:

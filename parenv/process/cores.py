@@ -12,7 +12,7 @@ from parenv.options import Parallelism
 def usable_cores() -> int:
     """Cores that this process may use: CPU affinity and the container's CPU limit respected, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, math.ceil(_container_limit())))
+    return max(1, math.ceil(min(cores, _container_limit())))
 
 
 def recommended_num_workers(parallelism: Parallelism = "experience", cores: int | None = None) -> int:

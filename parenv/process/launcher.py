@@ -157,7 +157,7 @@ class _ZygoteProcess:
         self._lines = Lines(ours)
         _close_in_forked_children(ours)
         command = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"import gc, sys; gc.disable(); sys.path[:] = {sys.path!r}; "
             f"from parenv.process.zygote import main; main({theirs.fileno()}, {self.directory!r}, "
             f"{list(spec.preload)!r})"
         )

@@ -116,8 +116,6 @@ class Zygote:
         self._watch(self._wakeup, self._reap)
         self._watch(root, self._accept)
         self._broken = _import_all(preload)
-        gc.collect()
-        gc.freeze()
 
     def run(self) -> NoReturn:
         """Serve until the driver is gone."""
@@ -235,12 +233,19 @@ def _run_child(launch: dict[str, Any], descriptors: list[int]) -> NoReturn:
 
 
 def _import_all(modules: list[str]) -> str | None:
-    """Import them; the traceback of the first that fails."""
+    """Import them; the traceback of the first that fails.
+
+    What was imported is frozen: the workers' garbage collectors never touch it, so that its pages stay shared.
+    """
+    gc.disable()
     try:
         for module in modules:
             importlib.import_module(module)
     except Exception:
         return traceback.format_exc()
+    finally:
+        gc.freeze()
+        gc.enable()
     return None
 
 

@@ -44,6 +44,10 @@ TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
 """``(state, who speaks, what) -> next state``; any other triple is an error."""
 
 
+ANSWERING = {State.RUNNING, State.FAILED, State.CLOSING}
+"""Where a failed call is an answer like any other, and changes nothing."""
+
+
 class Conversation:
     """The state of the conversation with one worker, kept by each side for itself."""
 
@@ -56,9 +60,9 @@ class Conversation:
         Raises:
             ProtocolError: it may not.
         """
-        if isinstance(message, Failure) and message.call >= 0:
-            return message
         following = TRANSITIONS.get((self.state, role, type(message)))
+        if isinstance(message, Failure) and message.call >= 0:
+            following = self.state if self.state in ANSWERING and role == WORKER else None
         if following is None:
             raise ProtocolError(f"the {role} may not say {type(message).__name__} while {self.state.value}")
         self.state = following

@@ -18,6 +18,8 @@ from parenv.errors import NotDataError, ProtocolError
 Buffer = bytes | bytearray | memoryview
 _PLAIN = (bool, int, float, str, type(None))
 MAX_DEPTH = 64
+MAX_INTEGER_BITS = 4096
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def pack(value: Any) -> tuple[bytes, list[Buffer]]:
@@ -33,7 +35,7 @@ def pack(value: Any) -> tuple[bytes, list[Buffer]]:
     {'a': (1, None), 'b': array([0, 1, 2])}
     """
     buffers: list[Buffer] = []
-    return json.dumps(_pack(value, buffers, "value", 0), separators=(",", ":")).encode(), buffers
+    return _ENCODE(_pack(value, buffers, "value", 0)).encode(), buffers
 
 
 def unpack(text: Buffer, buffers: Sequence[Buffer]) -> Any:
@@ -43,8 +45,8 @@ def unpack(text: Buffer, buffers: Sequence[Buffer]) -> Any:
         ProtocolError: the text or a buffer is malformed.
     """
     try:
-        return _unpack(json.loads(bytes(text)), buffers)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, SyntaxError) as error:
+        return _unpack(json.loads(str(text, "utf-8")), buffers)
+    except Exception as error:
         raise ProtocolError(f"malformed data in a message: {error}") from error
 
 
@@ -52,6 +54,10 @@ def _pack(value: Any, buffers: list[Buffer], where: str, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise NotDataError(f"{where} is nested more than {MAX_DEPTH} deep")
     if type(value) in _PLAIN:
+        if type(value) is int and value.bit_length() > MAX_INTEGER_BITS:
+            raise NotDataError(
+                f"{where} is an integer of {value.bit_length()} bits; at most {MAX_INTEGER_BITS} can travel"
+            )
         return value
     if type(value) is list:
         return [_pack(item, buffers, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
@@ -71,6 +77,8 @@ def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> d
     if isinstance(value, dict):
         return {"dict": [[inner(k, ".key"), inner(item, f"[{k!r}]")] for k, item in value.items()]}
     if isinstance(value, (bytes, bytearray)):
+        if not value:
+            return {"bytes": None}
         buffers.append(bytes(value))
         return {"bytes": len(buffers) - 1}
     raise NotDataError(
@@ -89,9 +97,9 @@ def _pack_array(value: np.ndarray[Any, Any] | np.generic, buffers: list[Buffer],
 
 
 def _unpack(node: Any, buffers: Sequence[Buffer]) -> Any:
-    if isinstance(node, list):
-        return [_unpack(item, buffers) for item in node]
-    if not isinstance(node, dict):
+    if type(node) is list:
+        return [item if type(item) in _PLAIN else _unpack(item, buffers) for item in node]
+    if type(node) is not dict:
         return node
     if len(node) != 1:
         raise ValueError("a tagged value has exactly one tag")
@@ -101,7 +109,7 @@ def _unpack(node: Any, buffers: Sequence[Buffer]) -> Any:
     if tag == "dict":
         return {_unpack(key, buffers): _unpack(item, buffers) for key, item in body}
     if tag == "bytes":
-        return bytes(buffers[body])
+        return b"" if body is None else bytes(buffers[body])
     if tag == "graph":
         return GraphInstance(*(_unpack(item, buffers) for item in body))
     if tag in ("array", "scalar"):

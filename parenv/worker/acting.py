@@ -12,16 +12,17 @@ import numpy as np
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
 from parenv.memory.layout import Extra
-from parenv.memory.spaces import Leaf, flatten, unflatten
+from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
+from parenv.worker.writing import to_array
 
 
 class Acted(NamedTuple):
-    """Actions as one array or list ``[B, ...]`` per leaf, extras as arrays ``[B, ...]``, and the carry."""
+    """What the policy returned, in arrays, lists or tensors of its own: actions by leaf, extras and the carry."""
 
-    actions: list[Any]
-    extras: dict[str, Any]
+    actions: Sequence[Any]
+    extras: Mapping[str, Any]
     carry: Any
 
 
@@ -45,6 +46,7 @@ class Actor:
         weights: Callable[[Any], WeightsReader] | None = None,
     ) -> None:
         self._observations, self._actions = observations, actions
+        self._one_observation, self._one_action = is_single(observations), is_single(actions)
         self.device = device
         self._use(policy)
         module = module_of(policy)
@@ -83,15 +85,13 @@ class Actor:
 
     def act(self, rows: Sequence[Any], carry: Any) -> Acted:
         """Act on one batch of observations, one array or list per leaf."""
-        observations = unflatten(self._observations, rows)
         with self._context():
-            observations = map_trees(self._tensor if self._policy.takes_tensors else _read_only, observations)
-            action = self._policy.act(observations, carry)
-            return Acted(
-                [to_array(values) for values in flatten(self._actions, action.actions)],
-                {name: to_array(value) for name, value in action.extras.items()},
-                action.carry,
-            )
+            if self._one_observation:
+                observations = self._convert(rows[0])
+            else:
+                observations = map_trees(self._convert, unflatten(self._observations, rows))
+            actions, extras, carry = self._policy.act(observations, carry)
+        return Acted((actions,) if self._one_action else flatten(self._actions, actions), extras, carry)
 
     def with_initial_rows(self, carry: Any, initial: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments set back to the initial ones."""
@@ -124,10 +124,12 @@ class Actor:
         self._given = policy
         self._policy: Policy = as_policy(policy)
         self._context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self._convert: Callable[[Any], Any] = _read_only
         if self._policy.takes_tensors:
             import torch
 
             self._context = torch.inference_mode
+            self._convert = torch.from_numpy if self._one_observation and self.device == "cpu" else self._tensor
 
     def _apply(self, settings: Mapping[str, Any]) -> None:
         apply_settings(self._policy, settings)
@@ -149,6 +151,7 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
     Raises:
         PolicyOutputError: it does not; the message says what would.
     """
+    actions = [to_array(values) for values in actions]
     for leaf, values in zip(of, actions, strict=True):
         if leaf.dtype is None:
             fits, got = len(values) == batch, f"length {len(values)}"
@@ -189,7 +192,7 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
     """
     extras = []
     for name, value in arrays.items():
-        array = np.asarray(value)
+        array = np.asarray(to_array(value))
         if array.shape[: len(leading)] != leading or array.dtype.kind not in "?biufc":
             raise PolicyOutputError(
                 f"{by} returned {name!r} of shape {array.shape} and dtype {array.dtype}; "
@@ -197,13 +200,6 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
             )
         extras.append(Extra(name, array.shape[len(leading) :], array.dtype.str, by == "postprocess"))
     return tuple(extras)
-
-
-def to_array(value: Any) -> Any:
-    """A tensor, array, list or number as a numpy array; lists stay lists."""
-    if isinstance(value, (np.ndarray, list)):
-        return value
-    return value.numpy(force=True) if hasattr(value, "detach") else np.asarray(value)
 
 
 def _read_only(value: Any) -> Any:

@@ -13,7 +13,7 @@ from parenv.experience.assembly import Share, assemble
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec, slot_layout
 from parenv.memory.progress import Progress
-from parenv.memory.spaces import Leaf, unflatten
+from parenv.memory.spaces import Leaf
 from parenv.worker.acting import Actor
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
 
@@ -77,7 +77,7 @@ class Collector:
             acted = clock()
             progress.begin("step")
             known = len(writer.ends)
-            stepper.step(unflatten(self.spec.actions, writer.actions(step)), step, writer)
+            stepper.step(writer.actions(step), step, writer)
             if initial is not None and len(writer.ends) > known:
                 columns = [column for _, column, _ in writer.ends[known:]]
                 self._carry = self.actor.with_initial_rows(self._carry, initial, columns)

@@ -85,6 +85,7 @@ def prepare_process(sender: Sender, job: Job) -> None:
     """Settle what belongs to the whole process: threads and random states."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(job.options.threads)
+        torch.manual_seed(worker_seed(job.seed, *sender))
     worker_random_state(sender, job).__enter__()
 
 

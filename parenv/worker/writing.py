@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,15 +70,15 @@ class RolloutWriter:
         return [block[step] for block in self._observation_blocks]
 
     def actions(self, step: int) -> list[Any]:
-        """A copy of the actions of a step, in the dtypes of the space, that an environment may keep or change."""
-        return [block[step].copy() for block in self._action_blocks]
+        """The actions of a step, one array or list per leaf, in the dtypes of the space."""
+        return [block[step] for block in self._action_blocks]
 
-    def write_actions(self, step: int, actions: Sequence[Any], extras: dict[str, Any]) -> None:
-        """Write what the policy returned."""
+    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
+        """Write what the policy returned, in arrays, lists or tensors."""
         for block, values in zip(self._action_blocks, actions, strict=True):
-            block[step][:] = values
+            block[step][:] = to_array(values)
         for name, value in extras.items():
-            self._extras[name][step] = value
+            self._extras[name][step] = to_array(value)
 
     def write_extras(self, extras: dict[str, Any]) -> None:
         """Write what ``postprocess`` returned, ``[T, B, ...]``."""
@@ -107,6 +107,13 @@ class RolloutWriter:
             record[name][self._share.position] = value
 
 
+def to_array(value: Any) -> Any:
+    """A tensor, array or number as a numpy array; lists stay lists."""
+    if type(value) is np.ndarray or type(value) is list:
+        return value
+    return value.numpy(force=True) if hasattr(value, "detach") else np.asarray(value)
+
+
 class OpenEpisodes:
     """Return and length so far of the episodes that rollouts cut in two.
 
@@ -125,12 +132,24 @@ class OpenEpisodes:
             rewards: ``[T, B]``.
             ends: step and column of each end, in the order of steps.
         """
-        sums = np.cumsum(rewards, axis=0, dtype=np.float64)
+        T, B = rewards.shape
+        steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))
+        last = columns * T + steps
+        begins = np.unique(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
+        with np.errstate(all="ignore"):
+            sums = np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
+        lengths = np.diff(begins, append=B * T)
         statistics = []
-        for step, column, _ in ends:
-            total, length = float(sums[step, column]), step + 1
-            statistics.append((self._returns[column] + total, self._lengths[column] + length))
-            self._returns[column], self._lengths[column] = -total, -length
-        self._returns = (np.asarray(self._returns) + sums[-1]).tolist()
-        self._lengths = [length + len(rewards) for length in self._lengths]
+        for segment, column in zip(
+            (np.searchsorted(begins, last, "right") - 1).tolist(), columns.tolist(), strict=True
+        ):
+            statistics.append(
+                (self._returns[column] + float(sums[segment]), self._lengths[column] + int(lengths[segment]))
+            )
+            self._returns[column], self._lengths[column] = 0.0, 0
+        still_open = ~np.isin(begins + lengths - 1, last)
+        for segment in np.flatnonzero(still_open).tolist():
+            column = int(begins[segment]) // T
+            self._returns[column] += float(sums[segment])
+            self._lengths[column] += int(lengths[segment])
         return statistics

@@ -40,7 +40,9 @@ ENDINGS = {
     "SIGTERM": "next(pool.rollouts()); os.kill(os.getpid(), 15)",
     "SIGKILL before the first rollout": "os.kill(os.getpid(), 9)",
     "SIGKILL while a forked child of the driver lives on": (
-        "next(pool.rollouts())\nif os.fork() == 0: os.close(1); os.close(2); time.sleep(5); os._exit(0)\nos.kill(os.getpid(), 9)"
+        "next(pool.rollouts())\n"
+        "if os.fork() == 0: os.close(1); os.close(2); time.sleep(5); os._exit(0)\n"
+        "os.kill(os.getpid(), 9)"
     ),
     "pool in a global that is never closed": "next(pool.rollouts()); sys.modules['parenv'].kept = pool",
 }

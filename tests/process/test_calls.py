@@ -67,7 +67,7 @@ def test_a_call_that_raises_says_where_and_leaves_the_pool_usable(num_workers: i
         cause = raised.value.__cause__
         assert isinstance(cause, SubEnvironmentError)
         assert cause.env_id == 2
-        with pytest.raises(NotDataError, match="builtins.object"):
+        with pytest.raises(NotDataError, match=r"builtins\.object"):
             pool.call("secret", env_ids=[0])
         with pytest.raises(AttributeError):
             pool.get_attr("no_such_attribute")
@@ -89,7 +89,7 @@ class Mixed(Policy):
     def act(self, observations: Any, carry: Any) -> Action:
         still = self.settings.get("deterministic", False)
         batch = len(observations)
-        noise = np.zeros(batch, int) if still else np.random.randint(0, 2, batch)  # noqa: NPY002
+        noise = np.zeros(batch, int) if still else np.random.randint(0, 2, batch)
         return Action(noise, {"carry": carry}, carry + 1)
 
 

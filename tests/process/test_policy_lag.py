@@ -78,7 +78,7 @@ def test_with_prefetch_0_a_worker_waits_for_the_learner_s_update() -> None:
 
 
 def noisy(observations: Any) -> Any:
-    return np.random.randint(0, 2, len(observations))  # noqa: NPY002
+    return np.random.randint(0, 2, len(observations))
 
 
 def cartpole_rollouts(num_workers: int, policy: Any, seed: int) -> Any:
@@ -107,8 +107,8 @@ def test_the_stream_of_a_sub_environment_does_not_depend_on_the_number_of_worker
 
 
 def test_sub_environments_have_different_seeds_and_inline_workers_leave_the_caller_s_alone() -> None:
-    np.random.seed(0)  # noqa: NPY002
-    before = np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr]  # noqa: NPY002
+    np.random.seed(0)
+    before = np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr]
     observations = cartpole_rollouts(0, noisy, 3)["observations"]
     assert len({observations[0, column].tobytes() for column in range(6)}) == 6
-    assert np.random.get_state()[1].tobytes() == before  # type: ignore[index,union-attr]  # noqa: NPY002
+    assert np.random.get_state()[1].tobytes() == before  # type: ignore[index,union-attr]

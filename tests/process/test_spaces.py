@@ -88,13 +88,13 @@ def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any) -
         rollout_length=5,
         seed=3,
     ) as pool:
-        rollouts = [r for r in pool.rollouts(Stop(env_steps=60))]
+        rollouts = list(pool.rollouts(Stop(env_steps=60)))
         assert pool.single_observation_space == space
     replicas = {}
     for env_id in range(4):
         replicas[env_id] = Sampler(space, spaces.Discrete(2))
         replicas[env_id].reset(seed=environment_seed(3, env_id))
-    rows = {env_id: 0 for env_id in replicas}
+    rows = dict.fromkeys(replicas, 0)
     for rollout in rollouts:
         following = rollout.next_observations()
         for column, env_id in enumerate(rollout.env_ids.tolist()):
@@ -213,7 +213,7 @@ def test_every_worker_has_a_vector_env_of_its_own() -> None:
 
 
 def test_a_vector_env_that_spends_steps_on_resets_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigurationError, match="autoreset_mode=AutoresetMode.SAME_STEP"):
+    with pytest.raises(ConfigurationError, match=r"autoreset_mode=AutoresetMode\.SAME_STEP"):
         AsyncWorkerPool(lambda: BatchedLedgers(0, 2, AutoresetMode.NEXT_STEP), zeros, num_workers=1)
 
 

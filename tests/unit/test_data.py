@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import warnings
 from typing import Any
@@ -169,10 +170,8 @@ TREES = st.recursive(
 def unpacks_or_refuses(text: bytes, buffers: list[bytes]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy deprecates some of the dtypes that come about
-        try:
+        with contextlib.suppress(ProtocolError):
             unpack(text, buffers)
-        except ProtocolError as error:
-            assert str(error).startswith("malformed data in a message")
 
 
 @given(st.binary(max_size=60), st.lists(st.binary(max_size=9), max_size=2))

@@ -1,0 +1,90 @@
+"""What a rollout costs the driver: microseconds, copies, messages; and its memory over 10,000 rollouts.
+
+python benchmarks/driver.py
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from common import pss_mb, save
+
+from parenv import AsyncWorkerPool, Stop, TorchPolicy
+
+
+class Still(gym.Env[Any, Any]):
+    """An environment that costs next to nothing and has episodes of 20 steps."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._observation, self._steps = np.zeros(4, np.float32), 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin an episode."""
+        return self._observation, {}
+
+    def step(self, action: Any) -> Any:
+        """Count."""
+        self._steps += 1
+        return self._observation, 1.0, self._steps % 20 == 0, False, {}
+
+
+class Agent(torch.nn.Module):
+    """Two extras, as PPO has them."""
+
+    def act(self, observations: Any) -> Any:
+        """Zeros."""
+        batch = len(observations)
+        return torch.zeros(batch, dtype=torch.int64), torch.zeros(batch), torch.zeros(batch)
+
+
+def cpu_per_rollout(T: int, num_envs: int, rollouts: int) -> dict[str, float]:
+    """The driver's own processor time per rollout, credits and publishing left out and put in."""
+    policy = TorchPolicy(Agent(), "act", ("actions", "log_prob", "value"))
+    with AsyncWorkerPool(Still, policy, num_envs=num_envs, num_workers=2, rollout_length=T) as pool:
+        stream = pool.rollouts()
+        for _ in range(20):
+            next(stream)
+        before, began = pool.statistics(), time.thread_time()
+        for _ in range(rollouts):
+            next(stream)
+        spent, after = time.thread_time() - began, pool.statistics()
+    return {
+        "driver_us_per_rollout": spent / rollouts * 1e6,
+        "copied_rollouts": after.copied_rollouts - before.copied_rollouts,
+        "messages_per_rollout": (after.messages - before.messages) / rollouts,
+    }
+
+
+def memory_over(rollouts: int) -> dict[str, float]:
+    """PSS of driver and workers after a tenth of the rollouts and after all."""
+    policy = TorchPolicy(Agent(), "act", ("actions", "log_prob", "value"))
+    with AsyncWorkerPool(Still, policy, num_envs=4, num_workers=2, rollout_length=16) as pool:
+        pids = [os.getpid(), *(pool._session.crew._placement.pid(s) for s in pool._session.crew._senders)]
+        found = {}
+        for seen, rollout in enumerate(pool.rollouts(Stop(env_steps=rollouts * 32)), start=1):
+            pool.publish(policy)
+            if seen in (rollouts // 10, rollouts):
+                found[f"pss_mb_after_{seen}_rollouts"] = pss_mb(pids)
+            del rollout
+        return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    small = [cpu_per_rollout(128, 64, 300) for _ in range(5)]
+    save(
+        "driver",
+        {
+            **{key: statistics.median(one[key] for one in small) for key in small[0]},
+            **memory_over(10_000),
+        },
+    )

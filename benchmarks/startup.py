@@ -1,0 +1,85 @@
+"""Starting: seconds until 8 workers are ready, until the first pool of a fresh interpreter is, and memory per worker.
+
+python benchmarks/startup.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from common import pss_mb, save
+
+from parenv import AsyncWorkerPool, TorchPolicy
+
+REPEATS = 5
+AGENT = """
+import torch
+class Agent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        nn = torch.nn
+        self.body = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+        self.actor, self.critic = torch.nn.Linear(64, 2), torch.nn.Linear(64, 1)
+    def get_action_and_value(self, observations):
+        hidden = self.body(observations)
+        distribution = torch.distributions.Categorical(logits=self.actor(hidden))
+        actions = distribution.sample()
+        return actions, distribution.log_prob(actions), None, self.critic(hidden).squeeze(-1)
+"""
+FRESH = f"""
+import time
+began = time.perf_counter()
+import torch
+imported = time.perf_counter() - began
+{AGENT}
+from parenv import AsyncWorkerPool, TorchPolicy
+agent = Agent()
+began = time.perf_counter()
+pool = AsyncWorkerPool("CartPole-v1", TorchPolicy(agent), num_workers=8)
+print(imported, time.perf_counter() - began)
+pool.close()
+"""
+
+
+def fresh_interpreter() -> tuple[float, float]:
+    """Seconds of ``import torch``, and of the first pool, in an interpreter of its own."""
+    output = subprocess.run([sys.executable, "-c", FRESH], check=True, capture_output=True, text=True).stdout
+    imported, made = map(float, output.split())
+    return imported, made
+
+
+def pool_of(policy: Any, num_workers: int) -> tuple[float, float]:
+    """Seconds until a pool is ready whose zygote is, and the memory of its workers in MB after a rollout."""
+    began = time.perf_counter()
+    with AsyncWorkerPool("CartPole-v1", policy, num_workers=num_workers, mode="sync") as pool:
+        ready = time.perf_counter() - began
+        next(pool.rollouts())
+        crew = pool._session.crew
+        return ready, pss_mb([crew._placement.pid(sender) for sender in crew._senders])
+
+
+if __name__ == "__main__":
+    names: dict[str, Any] = {}
+    exec(AGENT, names)
+    policy = TorchPolicy(names["Agent"]())
+    torch.set_num_threads(1)
+    pool_of(policy, 1)
+    fresh = [fresh_interpreter() for _ in range(REPEATS)]
+    warm = [pool_of(policy, 8) for _ in range(REPEATS)]
+    few = [pool_of(policy, 2) for _ in range(REPEATS)]
+    median = statistics.median
+    save(
+        "startup",
+        {
+            "seconds_to_8_workers_with_the_zygote_ready": median(ready for ready, _ in warm),
+            "seconds_of_import_torch": median(imported for imported, _ in fresh),
+            "seconds_to_the_first_pool": median(made for _, made in fresh),
+            "first_pool_beyond_import_torch": median(made - imported for imported, made in fresh),
+            "pss_mb_per_further_worker": (median(mb for _, mb in warm) - median(mb for _, mb in few)) / 6,
+        },
+    )

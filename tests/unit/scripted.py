@@ -1,0 +1,92 @@
+"""Sub-environments that show what they are told to, and rollouts of them without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from parenv.envs.stepping import EnvStepper, Stepper
+from parenv.experience.assembly import assemble
+from parenv.experience.rollout import Rollout
+from parenv.memory.layout import RolloutSpec
+from parenv.memory.progress import Progress
+from parenv.memory.spaces import leaves
+from parenv.testing import check_ledger
+from parenv.worker.collecting import private_writer, reset
+from parenv.worker.writing import OpenEpisodes, RolloutWriter
+
+TWO = spaces.Discrete(2)
+
+
+class Scripted(gym.Env[Any, Any]):
+    """Shows the given observations one after the other, raises those that are exceptions, and ends every ``length``."""
+
+    def __init__(self, space: Any, shown: Sequence[Any], length: int = 1 << 30, action_space: Any = TWO) -> None:
+        self.observation_space, self.action_space = space, action_space
+        self.shown, self.length, self.steps = list(shown), length, 0
+        self.actions: list[Any] = []
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seeds.append(seed)
+        return self._show(), {}
+
+    def step(self, action: Any) -> Any:
+        self.actions.append(action)
+        self.steps += 1
+        return self._show(), self.steps / 2, self.steps % self.length == 0, False, {}
+
+    def _show(self) -> Any:
+        shown = self.shown.pop(0)
+        if isinstance(shown, Exception):
+            raise shown
+        return shown
+
+
+def quiet() -> Progress:
+    """A line of progress that nobody reads."""
+    return Progress(np.zeros(256, np.uint8), 0)
+
+
+class Run:
+    """A stepper that has been reset, and the rollouts it is made to fill."""
+
+    def __init__(self, stepper: Stepper, length: int) -> None:
+        self.stepper = stepper
+        self.spec = RolloutSpec(length, leaves(stepper.observation_space), leaves(stepper.action_space))
+        self.writer: RolloutWriter = private_writer(self.spec, stepper.num_envs)
+        self._episodes = OpenEpisodes(stepper.num_envs)
+        self._rows = reset(stepper, self.spec.observations, range(stepper.num_envs))
+
+    def rollout(self, actions: Sequence[Any] | None = None) -> Rollout:
+        """The next rollout; the same actions in every step, one array or list per leaf, or zeros."""
+        writer, batch, length = self.writer, self.stepper.num_envs, self.spec.rollout_length
+        writer.begin(self._rows)
+        for step in range(length):
+            writer.write_actions(step, [np.zeros(batch, np.int64)] if actions is None else actions, {})
+            self.stepper.step(writer.actions(step), step, writer)
+        writer.write_ends(self._episodes.close(writer.rewards, writer.ends))
+        self._rows = [row.copy() for row in writer.observations(length)]
+        about: dict[str, Any] = {"env_ids": np.arange(batch), "worker": 0, "policy_version": 0, "policy_lag": 0}
+        return assemble(self.spec, writer.arrays, [writer.share], extras=(), **about)
+
+
+def stepped(env: Scripted, steps: int) -> RolloutWriter:
+    """What a single environment has written after so many steps."""
+    run = Run(EnvStepper([env], 0, quiet()), steps)
+    run.rollout()
+    return run.writer
+
+
+def audit(stepper: Stepper, rollouts: int) -> int:
+    """Episode ends in rollouts of ledger environments, every step of which is checked."""
+    run, expected, ends = Run(stepper, 11), dict[int, tuple[int, int]](), 0
+    for _ in range(rollouts):
+        rollout = run.rollout()
+        check_ledger(rollout, expected)
+        ends += len(rollout.episodes)
+    return ends

@@ -1,0 +1,76 @@
+"""How many cores there are to use, as the affinity and the container say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from parenv.process import cores
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
+    """Pretend to be a machine with so many cores and these files of the control group."""
+
+    def pretend(count: int, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            path = tmp_path / "sys/fs/cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        monkeypatch.setattr(cores, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)), raising=False)
+
+    return pretend
+
+
+def v1(quota: str, period: str = "100000\n") -> dict[str, str]:
+    return {"cpu/cpu.cfs_quota_us": quota, "cpu/cpu.cfs_period_us": period}
+
+
+@pytest.mark.parametrize(
+    ("files", "usable"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "400000 100000\n"}, 4),
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "1000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 8),
+        ({"cpu.max": "nonsense\n"}, 8),
+        (v1("-1\n"), 8),
+        (v1("200000\n"), 2),
+        (v1("150000\n", "50000\n"), 3),
+        (v1("nonsense\n"), 8),
+        ({"cpu/cpu.cfs_quota_us": "200000\n"}, 8),
+        ({"cpu.max": "300000 100000\n", **v1("200000\n")}, 3),
+    ],
+)
+def test_the_cpu_limit_of_the_container_is_respected(machine: object, files: dict[str, str], usable: int) -> None:
+    machine(8, files)
+    assert cores.usable_cores() == usable
+
+
+def test_the_affinity_is_respected(machine: object) -> None:
+    machine(3, {"cpu.max": "800000 100000\n"})
+    assert cores.usable_cores() == 3
+
+
+def test_without_affinity_all_cores_count(machine: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(1, {})
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    assert cores.usable_cores() == 5
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert cores.usable_cores() == 1
+
+
+@pytest.mark.parametrize(("usable", "workers"), [(1, 1), (2, 1), (3, 2), (4, 3), (6, 4), (16, 11), (96, 64)])
+def test_experience_leaves_a_third_to_the_learner_and_gradients_take_all(
+    machine: object, usable: int, workers: int
+) -> None:
+    machine(usable, {})
+    assert cores.recommended_num_workers() == cores.recommended_num_workers(cores=usable) == workers
+    assert cores.recommended_num_workers("gradient") == usable

@@ -1,0 +1,72 @@
+"""What the errors say."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from typing import Any
+
+import pytest
+
+from parenv import errors
+from parenv.errors import (
+    ConfigurationError,
+    NotDataError,
+    ObservationError,
+    ParenvError,
+    SubEnvironmentError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
+
+
+def died(**how: Any) -> WorkerDiedError:
+    return WorkerDiedError(worker=2, env_ids=range(8, 12), pid=4321, doing="step of env_id 9", **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "advice"),
+    [
+        ({"exit_code": 3}, "exited with code 3", "Something called os._exit or sys.exit"),
+        ({"exit_code": 0}, "exited with code 0", "Something called os._exit or sys.exit"),
+        ({"signal": signal.SIGKILL}, "was killed by SIGKILL", "the kernel ran out of memory (see dmesg)"),
+        ({"signal": 11}, "was killed by SIGSEGV", "Native code crashed: run with num_workers=0 under a debugger"),
+        ({"signal": signal.SIGABRT}, "was killed by SIGABRT", "Native code crashed"),
+        ({"signal": signal.SIGTERM}, "was killed by SIGTERM", "Run with num_workers=0"),
+        ({"signal": 99}, "was killed by signal 99", "Run with num_workers=0"),
+        ({}, "is gone", "Run with num_workers=0"),
+    ],
+)
+def test_a_death_says_who_and_how_and_doing_what_and_what_to_do(how: dict[str, Any], said: str, advice: str) -> None:
+    error = died(**how)
+    assert str(error).startswith(f"worker 2 (pid 4321, env_ids 8-11) {said} while step of env_id 9. ")
+    assert advice in str(error)
+    assert str(error).endswith(".")
+    assert (error.worker, error.env_ids, error.pid, error.doing) == (2, (8, 9, 10, 11), 4321, "step of env_id 9")
+    assert (error.exit_code, error.signal) == (how.get("exit_code"), how.get("signal"))
+
+
+def test_a_sub_environment_error_shows_the_remote_traceback() -> None:
+    error = SubEnvironmentError("in worker 1", worker=1, env_id=4, doing="step", remote_traceback="Traceback ...")
+    assert str(error) == "in worker 1\n\nTraceback ..."
+    assert (error.worker, error.env_id, error.doing) == (1, 4, "step")
+    assert str(SubEnvironmentError("in worker 1")) == "in worker 1"
+
+
+def test_errors_are_caught_by_the_names_python_has_for_them() -> None:
+    assert issubclass(ConfigurationError, ValueError)
+    assert issubclass(NotDataError, TypeError)
+    assert issubclass(WorkerTimeoutError, TimeoutError)
+    assert issubclass(ObservationError, SubEnvironmentError)
+
+
+def test_every_error_is_in_the_tree_that_the_docstring_draws() -> None:
+    defined = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+    }
+    assert errors.__doc__ is not None
+    for name, kind in defined.items():
+        assert issubclass(kind, ParenvError)
+        assert f" {name} " in errors.__doc__.replace("\n", " ") + " ", f"{name} is not in the tree"

@@ -1,0 +1,103 @@
+"""What may be given as env_fn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from parenv.envs.factories import as_factories
+from parenv.errors import ConfigurationError
+
+
+class Small(gym.Env[Any, Any]):
+    pass
+
+
+@pytest.fixture
+def registered() -> Any:
+    gym.register("ParenvUnit/Small-v0", Small)
+    yield "ParenvUnit/Small-v0"
+    del gym.registry["ParenvUnit/Small-v0"]
+
+
+def numbered(number: int) -> Callable[[], int]:
+    return lambda: number
+
+
+def test_one_factory_serves_any_number() -> None:
+    factories = as_factories(Small)
+    assert factories.count is None
+    assert [type(factories.make(env_id)) for env_id in (0, 7)] == [Small, Small]
+
+
+def test_a_sequence_gives_each_sub_environment_its_own() -> None:
+    for several in ([numbered(5), numbered(6), numbered(7)], (numbered(5), numbered(6), numbered(7))):
+        factories = as_factories(several)
+        assert factories.count == 3
+        assert [factories.make(env_id) for env_id in range(3)] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("env_fn", ["CartPole-v1", "gymnasium.envs.classic_control:CartPole-v1"])
+def test_an_id_is_made_by_gymnasium(env_fn: str) -> None:
+    env = as_factories(env_fn).make(0)
+    assert env.spec.id == "CartPole-v1"
+    env.close()
+
+
+def test_a_spec_is_made_by_gymnasium() -> None:
+    env = as_factories(gym.spec("CartPole-v1")).make(0)
+    assert env.spec.id == "CartPole-v1"
+    env.close()
+
+
+def test_a_module_before_an_id_is_not_imported_in_the_driver() -> None:
+    assert as_factories("no_such_module:Env-v0").count is None
+
+
+def test_what_the_user_registered_is_known_to_a_process_that_did_not_register_it(registered: str) -> None:
+    factories = as_factories(registered)
+    spec = gym.registry.pop(registered)
+    assert spec in factories.registered
+    factories.register()
+    assert gym.registry[registered] is spec
+    factories.register()
+    assert gym.registry[registered] is spec
+
+
+def test_what_gymnasium_brings_is_not_sent_along() -> None:
+    assert not [spec.id for spec in as_factories(Small).registered if spec.id.startswith("CartPole")]
+
+
+ENV = Small()
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "reason"),
+    [
+        (ENV, "env_fn must make environments, but it is one: .*Small.* Give a factory, such as lambda: gym.make"),
+        ([Small, ENV], "env_fn must make environments, but it is one"),
+        ("CartPoll-v1", "Gymnasium does not know the environment 'CartPoll-v1': .*CartPole"),
+        ("CartPole-v99", "Gymnasium does not know the environment 'CartPole-v99'"),
+        (["CartPole-v1", "CartPoll-v1"], "Gymnasium does not know the environment 'CartPoll-v1'"),
+        ([], "env_fn is an empty sequence"),
+        ((), "env_fn is an empty sequence"),
+        (None, "env_fn must be a callable, an env id or a sequence of those, got None"),
+        ([Small, 3], "env_fn must be a callable, an env id or a sequence of those, got 3"),
+        ({"a": Small}, "env_fn must be a callable, an env id or a sequence of those, got"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_anything_else_is_refused_with_what_would_be_right(env_fn: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        as_factories(env_fn)
+
+
+def test_a_vector_env_is_refused_as_an_environment_is() -> None:
+    vector_env = gym.vector.SyncVectorEnv([partial(gym.make, "CartPole-v1")])
+    with pytest.raises(ConfigurationError, match="env_fn must make environments, but it is one"):
+        as_factories(vector_env)
+    vector_env.close()

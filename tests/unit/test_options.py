@@ -1,0 +1,77 @@
+"""Option objects: which criterion stops a stream, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from parenv.errors import ConfigurationError
+from parenv.options import Stop, WorkerOptions
+
+NOTHING: dict[str, Any] = {"env_steps": 0, "episodes": 0, "mean_return": math.nan, "seconds": 0.0}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_criterion_holds_from_its_value_on(name: str) -> None:
+    stop = Stop(**{name: 10})
+    assert stop.reason(**NOTHING) is None
+    assert stop.reason(**{**NOTHING, name: 9}) is None
+    assert stop.reason(**{**NOTHING, name: 10}) == name
+    assert stop.reason(**{**NOTHING, name: 11}) == name
+
+
+def test_the_first_criterion_that_holds_is_named() -> None:
+    stop = Stop(env_steps=10, episodes=10, mean_return=10, seconds=10)
+    assert stop.reason(env_steps=10, episodes=10, mean_return=10, seconds=10) == "env_steps"
+    assert stop.reason(env_steps=9, episodes=10, mean_return=10, seconds=10) == "episodes"
+    assert stop.reason(env_steps=9, episodes=9, mean_return=10, seconds=10) == "mean_return"
+    assert stop.reason(env_steps=9, episodes=9, mean_return=9, seconds=10) == "seconds"
+
+
+def test_without_criteria_a_stream_goes_on_for_ever() -> None:
+    assert Stop().reason(env_steps=1 << 60, episodes=1 << 60, mean_return=1e300, seconds=1e300) is None
+
+
+def test_a_mean_return_may_be_negative_and_does_not_hold_before_it_is_known() -> None:
+    assert Stop(mean_return=-200).reason(**NOTHING) is None
+    assert Stop(mean_return=-200).reason(**{**NOTHING, "mean_return": -199.5}) == "mean_return"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"env_steps": 0}, "Stop.env_steps must be positive, got 0"),
+        ({"episodes": -1}, "Stop.episodes must be positive, got -1"),
+        ({"seconds": 0.0}, "Stop.seconds must be positive, got 0.0"),
+        ({"seconds": math.nan}, "Stop.seconds must be positive, got nan"),
+        ({"window": 0}, "Stop.window must be at least 1 episode, got 0"),
+    ],
+)
+def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        Stop(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"threads": 0}, "WorkerOptions.threads must be an integer of at least 1, got 0"),
+        ({"start_timeout_s": 0}, "WorkerOptions.start_timeout_s must be positive seconds, got 0"),
+        ({"close_timeout_s": -1.5}, "WorkerOptions.close_timeout_s must be positive seconds, got -1.5"),
+        ({"setup_fn": 3}, "WorkerOptions.setup_fn must be callable, got 3"),
+        ({"cleanup_fn": "f"}, "WorkerOptions.cleanup_fn must be callable, got 'f'"),
+        ({"preload": "numpy"}, "WorkerOptions.preload must be a tuple of module names, got 'numpy'"),
+        ({"preload": ["numpy"]}, "WorkerOptions.preload must be a tuple of module names, got "),
+    ],
+)
+def test_worker_options_that_make_no_sense_are_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        WorkerOptions(**arguments)
+
+
+def test_options_do_not_change() -> None:
+    for options, name in ((WorkerOptions(setup_fn=print), "threads"), (Stop(), "window")):
+        with pytest.raises(AttributeError):
+            setattr(options, name, 2)

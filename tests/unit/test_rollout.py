@@ -1,0 +1,193 @@
+"""What a rollout says about its transitions, against reading it step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from parenv.envs.stepping import row_writer
+from parenv.experience.assembly import Share, assemble
+from parenv.experience.rollout import Rollout
+from parenv.memory.layout import Extra, RolloutSpec, slot_layout
+from parenv.memory.spaces import Leaf
+from parenv.worker.writing import OpenEpisodes, RolloutWriter
+
+SETTINGS = settings(max_examples=40, deadline=None)
+OBSERVATIONS = (Leaf(("x",), (2,), "<f4"), Leaf(("deep", 0), (), "<i8"), Leaf(("deep", 1)))
+
+
+class Recorded(NamedTuple):
+    """A rollout and, by row and column, the numbers that its observations and true next observations show."""
+
+    rollout: Rollout
+    seen: Any
+    followed_by: Any
+    ended: Any
+
+
+def record(ended: Any, widths: list[int], left_out: int = 0) -> Recorded:
+    """Observation after observation is the next number; the environment counts on through every reset.
+
+    The rollout is that of all workers but the first ones that are left out.
+    """
+    T, B = ended.shape
+    spec = RolloutSpec(T, OBSERVATIONS, (Leaf((), (), "<i8"),), (Extra("value", (), "<f4"),))
+    layout = slot_layout(spec, B, len(widths))
+    arrays = layout.arrays(np.zeros(layout.total_bytes, np.uint8))
+    seen, followed_by = np.zeros((T + 1, B), int), np.zeros((T, B), int)
+    numbers, shares, first = iter(range(1, 10_000)), [], 0
+    for position, width in enumerate(widths):
+        writer = RolloutWriter(spec, arrays, Share(position, first, first + width))
+        columns = slice(first, first + width)
+        write_share(writer, ended[:, columns], numbers, seen[:, columns], followed_by[:, columns])
+        shares.append(writer.share)
+        first += width
+    first = sum(widths[:left_out])
+    about: dict[str, Any] = {"env_ids": np.arange(10, 10 + B - first), "policy_version": 3, "policy_lag": 1}
+    rollout = assemble(spec, arrays, shares[left_out:], worker=None, extras=["value"], **about)
+    return Recorded(rollout, seen[:, first:], followed_by[:, first:], ended[:, first:])
+
+
+def write_share(writer: RolloutWriter, ended: Any, numbers: Iterator[int], seen: Any, followed_by: Any) -> None:
+    T, B = ended.shape
+    seen[0] = [next(numbers) for _ in range(B)]
+    writer.begin(shown(seen[0]))
+    for step in range(T):
+        writer.write_actions(step, [seen[step] * 10], {"value": seen[step] / 4})
+        for column in range(B):
+            followed_by[step, column] = seen[step + 1, column] = number = next(numbers)
+            if ended[step, column]:
+                final = {"x": [float(number), -float(number)], "deep": (number, f"nr {number}")}
+                row_writer(OBSERVATIONS)(writer.finals, len(writer.ends), final)
+                writer.ends.append((step, column, 0.25))
+                seen[step + 1, column] = next(numbers)
+        for block, row in zip(writer.observations(step + 1), shown(seen[step + 1]), strict=True):
+            block[:] = row
+    writer.terminated[:] = ended
+    writer.rewards[:] = 1
+    writer.write_ends(OpenEpisodes(B).close(writer.rewards, writer.ends))
+
+
+def shown(numbers: Any) -> list[Any]:
+    """The leaves of observations that show these numbers."""
+    return [np.stack([numbers, -numbers], -1), numbers, [f"nr {number}" for number in numbers.tolist()]]
+
+
+def shows(observations: Any, numbers: Any) -> None:
+    """Check that nested observations of any number of dimensions show these numbers."""
+    assert isinstance(observations, dict)
+    assert isinstance(observations["deep"], tuple)
+    np.testing.assert_array_equal(np.asarray(observations["x"])[..., 0], numbers)
+    np.testing.assert_array_equal(np.asarray(observations["x"])[..., 1], -np.asarray(numbers))
+    np.testing.assert_array_equal(np.asarray(observations["deep"][0]), numbers)
+    texts = np.vectorize(lambda number: f"nr {number}", otypes=[object])(numbers) if np.size(numbers) else numbers
+    assert observations["deep"][1] == np.asarray(texts).tolist()
+
+
+@st.composite
+def recordings(draw: Callable[[Any], Any]) -> Recorded:
+    widths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    T = draw(st.integers(1, 5))
+    ended = draw(hnp.arrays(bool, (T, sum(widths)), fill=st.just(False)))
+    return record(ended, widths, left_out=draw(st.integers(0, len(widths) - 1)))
+
+
+@given(recordings())
+@SETTINGS
+def test_next_observations_are_the_final_ones_where_episodes_ended(recorded: Recorded) -> None:
+    rollout, T = recorded.rollout, len(recorded.ended)
+    shows(rollout.observations, recorded.seen[:T])
+    shows(rollout.last_observations, recorded.seen[T])
+    shows(rollout.next_observations(), recorded.followed_by)
+    shows(rollout.to("cpu").next_observations(), recorded.followed_by)
+    shows(rollout.observations, recorded.seen[:T])
+
+
+@given(recordings())
+@SETTINGS
+def test_final_observations_lie_at_the_final_index(recorded: Recorded) -> None:
+    rollout = recorded.rollout
+    steps, columns = rollout.final_index
+    assert sorted(np.transpose([steps, columns]).tolist()) == np.argwhere(recorded.ended).tolist()
+    shows(rollout.final_observations, recorded.followed_by[steps, columns])
+    assert rollout.episodes.env_ids.tolist() == (columns + 10).tolist()
+    assert len(rollout.episodes) == recorded.ended.sum()
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("two_dimensional", [False, True], ids=["[N]", "[N, 1]"])
+@given(recordings())
+@SETTINGS
+def test_next_values_are_the_values_of_next_observations(
+    tensors: bool, two_dimensional: bool, recorded: Recorded
+) -> None:
+    def value(observations: Any) -> Any:
+        values = observations["x"][..., 0] / 4
+        return values.reshape(-1, 1) if two_dimensional else values
+
+    rollout = recorded.rollout.to("cpu") if tensors else recorded.rollout
+    values = rollout.extras["value"]
+    before = values.tolist()
+    following = rollout.next_values(values, value)
+    assert type(following) is type(values)
+    np.testing.assert_array_equal(following, recorded.followed_by / 4)
+    assert values.tolist() == before
+
+
+@given(recordings())
+@SETTINGS
+def test_transitions_are_the_steps_in_time_major_order(recorded: Recorded) -> None:
+    T, B = recorded.ended.shape
+    for rollout in (recorded.rollout, recorded.rollout.to("cpu")):
+        transitions = rollout.transitions()
+        assert len(transitions) == rollout.num_steps == T * B
+        shows(transitions.observations, recorded.seen[:T].ravel())
+        shows(transitions.next_observations, recorded.followed_by.ravel())
+        np.testing.assert_array_equal(transitions.actions, recorded.seen[:T].ravel() * 10)
+        np.testing.assert_array_equal(transitions.extras["value"], recorded.seen[:T].ravel() / 4)
+        np.testing.assert_array_equal(transitions.terminated, recorded.ended.ravel())
+        np.testing.assert_array_equal(transitions.env_ids, list(range(10, 10 + B)) * T)
+
+
+ENDED = np.array([[False, True, False], [False, False, True]])
+
+
+def arrays_of(rollout: Rollout) -> list[Any]:
+    blocks = [rollout.observations, rollout.last_observations, rollout.successors, rollout.final_observations]
+    nested = [part for block in blocks for part in (block["x"], block["deep"][0])]
+    return [*nested, rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated, rollout.extras["value"]]
+
+
+def test_tensors_on_the_cpu_share_the_memory_of_the_arrays() -> None:
+    rollout = record(ENDED, [3]).rollout
+    for array, tensor in zip(arrays_of(rollout), arrays_of(rollout.to("cpu")), strict=True):
+        assert isinstance(tensor, torch.Tensor)
+        assert np.shares_memory(array, tensor.numpy())
+        assert (tensor.shape, tensor.numpy().dtype) == (array.shape, array.dtype)
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+def test_a_copy_has_memory_of_its_own(tensors: bool) -> None:
+    recorded = record(ENDED, [1, 2])
+    rollout = recorded.rollout.to("cpu") if tensors else recorded.rollout
+    copy = rollout.copy()
+    for original, copied in zip(arrays_of(rollout), arrays_of(copy), strict=True):
+        assert not np.shares_memory(np.asarray(original), np.asarray(copied))
+        original[:] = 0
+    rollout.observations["deep"][1][0][0] = "changed"
+    shows(copy.observations, recorded.seen[:2])
+    shows(copy.next_observations(), recorded.followed_by)
+    assert (copy.policy_version, copy.policy_lag, copy.worker) == (3, 1, None)
+
+
+def test_without_an_end_next_observations_are_a_view() -> None:
+    rollout = record(np.zeros((2, 3), bool), [3]).rollout
+    assert np.shares_memory(rollout.next_observations()["x"], rollout.observations["x"])
+    assert len(rollout.final_observations["x"]) == 0

@@ -1,0 +1,196 @@
+"""Stepping single sub-environments into the rows of a rollout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from parenv.envs.stepping import EnvStepper
+from parenv.errors import ConfigurationError, ObservationError
+from parenv.testing import LedgerEnv
+
+from .scripted import Run, Scripted, audit, quiet, stepped
+
+UNIT = spaces.Box(-1, 1, (2,))
+X = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_environment_may_reuse_and_change_its_observation_buffer(count: int) -> None:
+    assert audit(EnvStepper([LedgerEnv(env_id) for env_id in range(count)], 0, quiet()), 6) > 5 * count
+
+
+def test_a_nested_environment_may_reuse_and_change_its_observation_buffers() -> None:
+    class Mutating(Scripted):
+        def _show(self) -> Any:
+            shown["a"][0][:] += 1
+            return shown
+
+    shown = {"a": (np.zeros(2, np.float32), np.int64(3))}
+    space = spaces.Dict(a=spaces.Tuple([spaces.Box(0, 99, (2,)), spaces.Discrete(9)]))
+    rollout = Run(EnvStepper([Mutating(space, [], length=2)], 0, quiet()), 4).rollout()
+    assert rollout.observations["a"][0][:, 0, 0].tolist() == [1, 2, 4, 5]
+    assert rollout.next_observations()["a"][0][:, 0, 1].tolist() == [2, 3, 5, 6]
+
+
+BUFFER = np.zeros((1, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "number"),
+    [
+        (spaces.Sequence(UNIT, stack=True), BUFFER, lambda value: value[0, 0]),
+        (spaces.Sequence(UNIT), (BUFFER[0],), lambda value: value[0][0]),
+        (spaces.Graph(UNIT, None), spaces.GraphInstance(BUFFER, None, None), lambda value: value.nodes[0, 0]),
+        (spaces.OneOf([UNIT]), (0, BUFFER[0]), lambda value: value[1][0]),
+    ],
+    ids=["stacked sequence", "sequence", "graph", "one of"],
+)
+def test_so_may_an_environment_whose_observations_have_no_fixed_size(space: Any, shown: Any, number: Any) -> None:
+    class Mutating(Scripted):
+        def _show(self) -> Any:
+            BUFFER[:] += 1
+            return shown
+
+    BUFFER[:] = 0
+    rollout = Run(EnvStepper([Mutating(space, [], length=2)], 0, quiet()), 4).rollout()
+    assert [number(row[0]) for row in rollout.observations] == [1, 2, 4, 5]
+    assert [number(value) for value in rollout.final_observations] == [3, 6]
+
+
+@pytest.mark.parametrize("shown_at", ["reset", "step", "end", "reset after the end"])
+@pytest.mark.parametrize(
+    ("space", "wrong", "message"),
+    [
+        (UNIT, np.zeros(3, np.float32), r"has shape \(3,\) and dtype float32; its space says \(2,\) and float32"),
+        (UNIT, np.zeros(2), r"has shape \(2,\) and dtype float64; its space says \(2,\) and float32. Convert it"),
+        (UNIT, None, r"has shape \(\) and dtype object"),
+        (spaces.Discrete(3), 1.0, r"has shape \(\) and dtype float64; its space says \(\) and int64"),
+        (spaces.Dict(a=spaces.Dict(b=UNIT)), {"a": {"b": X[:1]}}, r"observation\['a'\]\['b'\] has shape \(1,\)"),
+        (spaces.Dict(a=UNIT, b=UNIT), {"a": X}, "has not the structure of its space: KeyError 'b'"),
+        (spaces.Tuple([UNIT, UNIT]), (X,), "has not the structure of its space: IndexError"),
+        (spaces.Tuple([UNIT, UNIT]), 3, "has not the structure of its space: TypeError"),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_refused_with_its_place(
+    space: Any, wrong: Any, message: str, shown_at: str
+) -> None:
+    right = space.sample()
+    before = {"reset": 0, "step": 2, "end": 4, "reset after the end": 5}[shown_at]
+    with pytest.raises(ObservationError, match=message):
+        stepped(Scripted(space, [right] * before + [wrong] + [right] * 9, length=4), 5)
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "kept"),
+    [
+        (UNIT, [0.25, -1], [0.25, -1.0]),
+        (UNIT, (1, 0), [1.0, 0.0]),
+        (UNIT, [np.float32(0.5), np.float32(1)], [0.5, 1.0]),
+        (spaces.Box(-1, 1, ()), 0.5, 0.5),
+        (spaces.Box(-1, 1, ()), np.float32(0.5), 0.5),
+        (spaces.Box(-9, 9, (2,), np.int64), [3, -4], [3, -4]),
+        (spaces.Box(0, 255, (2,), np.uint8), [3, 255], [3, 255]),
+        (spaces.Discrete(5), 3, 3),
+        (spaces.Discrete(5), np.int32(3), 3),
+        (spaces.Discrete(5), np.uint8(3), 3),
+        (spaces.Discrete(5), np.array(3), 3),
+        (spaces.Discrete(5, dtype=np.uint8), np.int64(3), 3),
+        (spaces.Discrete(5, dtype=np.uint8), 3, 3),
+        (spaces.MultiBinary(3), [1, 0, 1], [1, 0, 1]),
+        (spaces.MultiDiscrete([3, 3]), [1, 2], [1, 2]),
+        (spaces.Text(5), "abc", "abc"),
+    ],
+    ids=repr,
+)
+def test_what_fits_in_another_guise_is_accepted(space: Any, shown: Any, kept: Any) -> None:
+    writer = stepped(Scripted(space, [shown] * 9, length=2), 3)
+    for value in (writer.observations(0)[0][0], writer.observations(1)[0][0], writer.finals[0][0]):
+        assert np.asarray(value).tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong"),
+    [(spaces.Dict(a=UNIT), {"a": [1.0, [2.0]]}), (UNIT, [1.0, [2.0]]), (UNIT, "ab"), (UNIT, {"a": X})],
+)
+def test_what_is_no_array_at_all_is_refused_as_an_observation(space: Any, wrong: Any) -> None:
+    with pytest.raises(ObservationError):
+        stepped(Scripted(space, [wrong]), 1)
+
+
+def test_rewards_and_ends_lie_where_they_belong() -> None:
+    envs = [Scripted(spaces.Discrete(999), range(100 * i, 100 * i + 50), length=2 + i) for i in range(2)]
+    run = Run(EnvStepper(envs, 0, quiet()), 4)
+    rollout, ends = run.rollout(), run.writer.ends
+    assert rollout.rewards.tolist() == [[0.5, 0.5], [1, 1], [1.5, 1.5], [2, 2]]
+    assert rollout.terminated.tolist() == [[False, False], [True, False], [False, True], [True, False]]
+    assert not rollout.truncated.any()
+    assert [(step, column) for step, column, _ in ends] == [(1, 0), (2, 1), (3, 0)]
+    assert rollout.final_observations.tolist() == [2, 103, 5]
+    assert (rollout.episodes.returns.tolist(), rollout.episodes.lengths.tolist()) == ([1.5, 3, 3.5], [2, 3, 2])
+    assert all(seconds >= 0 for _, _, seconds in ends)
+
+
+def test_seeds_go_to_the_first_reset_only() -> None:
+    envs = [Scripted(spaces.Discrete(9), range(9), length=2) for _ in range(2)]
+    Run(EnvStepper(envs, 0, quiet()), 4).rollout()
+    assert [env.seeds for env in envs] == [[0, None, None], [1, None, None]]
+
+
+@pytest.mark.parametrize(("at", "doing"), [(0, "reset"), (2, "step"), (4, "reset")])
+def test_progress_names_the_sub_environment_that_raised(at: int, doing: str) -> None:
+    calm, progress = Scripted(spaces.Discrete(9), [0] * 9), quiet()
+    angry = Scripted(spaces.Discrete(9), [*[0] * at, ZeroDivisionError(), *[0] * 9], length=3)
+    stepper = EnvStepper([calm, angry, calm], 10, progress)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        run = Run(stepper, 5)
+        progress.begin("step")
+        run.rollout()
+    assert progress.describe() == f"{doing} of env_id 11"
+
+
+def test_all_environments_must_have_the_same_spaces() -> None:
+    envs = [Scripted(UNIT, []), Scripted(spaces.Discrete(3), [])]
+    with pytest.raises(ConfigurationError, match=r"env_id 8 has the observation_space Discrete\(3\), but env_id 7 has"):
+        EnvStepper(envs, 7, quiet())
+
+
+def test_single_environments_can_be_asked_one_by_one() -> None:
+    stepper = EnvStepper([LedgerEnv(0), LedgerEnv(1), LedgerEnv(2)], 0, quiet())
+    assert stepper.each("call", lambda env: int(env._buffer[0]), [2, 0]) == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("space", "batch", "single"),
+    [
+        (spaces.Discrete(4), [np.array([1, 3])], [1, 3]),
+        (UNIT, [np.array([[0, 1], [1, 0]], np.float32)], [np.array([0, 1], "f4"), np.array([1, 0], "f4")]),
+        (spaces.Text(3), [["a", "bc"]], ["a", "bc"]),
+        (
+            spaces.Dict(b=spaces.Discrete(4), a=spaces.Tuple([UNIT, spaces.Text(3)])),
+            [np.array([2, 3]), np.array([[0, 1], [1, 0]], np.float32), ["x", "y"]],
+            [{"a": (np.array([0, 1], "f4"), "x"), "b": 2}, {"a": (np.array([1, 0], "f4"), "y"), "b": 3}],
+        ),
+    ],
+    ids=["discrete", "box", "text", "nested"],
+)
+def test_each_environment_gets_its_own_action(space: Any, batch: list[Any], single: list[Any]) -> None:
+    envs = [Scripted(spaces.Discrete(9), range(9), action_space=space) for _ in range(2)]
+    Run(EnvStepper(envs, 0, quiet()), 2).rollout(batch)
+    for env, expected in zip(envs, single, strict=True):
+        np.testing.assert_equal(env.actions, [expected, expected])
+        assert space.contains(env.actions[0])
+        assert type(env.actions[0]) is type(expected)
+
+
+def test_an_environment_may_change_the_action_it_gets() -> None:
+    class Clipping(Scripted):
+        def step(self, action: Any) -> Any:
+            action *= 0
+            return super().step(action)
+
+    rollout = Run(EnvStepper([Clipping(UNIT, [X] * 3, action_space=UNIT)], 0, quiet()), 2).rollout([X + 1])
+    assert (rollout.actions == 1).all()
