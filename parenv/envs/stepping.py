@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,12 +10,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from parenv.envs.values import Rows, copied, row_writer, single_actions
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.progress import Progress
-from parenv.memory.spaces import Leaf, flatten, is_single, leaves, unflatten
-
-Rows = Sequence[Any]
-"""One array or list ``[B, *shape]`` per leaf of the observation space."""
+from parenv.memory.spaces import flatten, is_single, leaves, unflatten
 
 
 class Target(Protocol):
@@ -247,88 +244,4 @@ class VectorStepper:
                     f"the VectorEnv returned an observation{leaf.name} of shape {values.shape} and dtype "
                     f"{values.dtype}; its space says {row.shape} and {row.dtype}"
                 )
-            row[:] = values if leaf.dtype is not None else [_copied(value) for value in values]
-
-
-def row_writer(of: Sequence[Leaf]) -> Callable[[Rows, int, Any], None]:
-    """A function that writes one observation to index ``i`` of the given rows, and refuses what does not fit.
-
-    What is written is a copy, so that an environment may reuse its buffer.
-    """
-    if is_single(of):
-        return _array_writer(of[0])
-    writers = [_list_writer(leaf) if leaf.dtype is None else _array_writer(leaf) for leaf in of]
-
-    def write(rows: Rows, i: int, observation: Any) -> None:
-        try:
-            values = flatten(of, observation)
-        except (KeyError, IndexError, TypeError) as error:
-            raise ObservationError(
-                f"the observation {observation!r} has not the structure of its space: {type(error).__name__} {error}"
-            ) from error
-        for j, write_leaf in enumerate(writers):
-            write_leaf(rows[j : j + 1], i, values[j])
-
-    return write
-
-
-def _array_writer(leaf: Leaf) -> Callable[[Rows, int, Any], None]:
-    shape, dtype = leaf.shape, np.dtype(leaf.dtype)
-
-    def write(rows: Rows, i: int, value: Any) -> None:
-        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-            value = _checked(leaf, value)
-        rows[0][i] = value
-
-    return write
-
-
-def _list_writer(leaf: Leaf) -> Callable[[Rows, int, Any], None]:
-    def write(rows: Rows, i: int, value: Any) -> None:
-        if i == len(rows[0]):
-            rows[0].append(None)
-        rows[0][i] = _copied(value)
-
-    return write
-
-
-def _checked(leaf: Leaf, value: Any) -> Any:
-    """Accept what fits in another guise: numpy scalars, Python numbers, lists of them, integers of another width."""
-    expected = np.dtype(leaf.dtype)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ObservationError(f"the observation{leaf.name} {value!r} is not an array: {error}") from error
-    fits = array.dtype == expected
-    if leaf.integral or not isinstance(value, np.ndarray | np.generic):
-        fits = fits or _survives(array, expected)
-    if array.shape != leaf.shape or not fits:
-        raise ObservationError(
-            f"the observation{leaf.name} has shape {array.shape} and dtype {array.dtype}; its space says "
-            f"{leaf.shape} and {expected}. Convert it in the environment, or correct the observation space"
-        )
-    return array
-
-
-def _survives(array: Any, expected: Any) -> bool:
-    """Whether a change of dtype within the same kind, or from integers to floats, keeps what the values say."""
-    if expected.kind == "f":
-        return array.dtype.kind in "iuf"
-    kinds = {"i": "iu", "u": "iu", "b": "b"}.get(expected.kind, "")
-    return array.dtype.kind in kinds and np.array_equal(array.astype(expected), array)
-
-
-def single_actions(of: Sequence[Leaf], actions: Rows) -> Sequence[Any]:
-    """A batch of actions as one action per sub-environment: ``int`` for Discrete, a row of a copy for arrays."""
-    columns: list[Sequence[Any]] = [_one_each(leaf, values) for leaf, values in zip(of, actions, strict=True)]
-    if len(of) == 1 and not of[0].path:
-        return columns[0]
-    return [unflatten(of, values) for values in zip(*columns, strict=True)]
-
-
-def _one_each(leaf: Leaf, values: Any) -> Any:
-    return values.tolist() if leaf.integral else values.copy()
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else copy.deepcopy(value)
+            row[:] = values if leaf.dtype is not None else [copied(value) for value in values]

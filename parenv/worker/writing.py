@@ -140,12 +140,10 @@ class OpenEpisodes:
             sums = np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
         lengths = np.diff(begins, append=B * T)
         statistics = []
-        for segment, column in zip(
-            (np.searchsorted(begins, last, "right") - 1).tolist(), columns.tolist(), strict=True
-        ):
-            statistics.append(
-                (self._returns[column] + float(sums[segment]), self._lengths[column] + int(lengths[segment]))
-            )
+        segments = np.searchsorted(begins, last, "right") - 1
+        for segment, column in zip(segments.tolist(), columns.tolist(), strict=True):
+            total, length = float(sums[segment]), int(lengths[segment])
+            statistics.append((self._returns[column] + total, self._lengths[column] + length))
             self._returns[column], self._lengths[column] = 0.0, 0
         still_open = ~np.isin(begins + lengths - 1, last)
         for segment in np.flatnonzero(still_open).tolist():
