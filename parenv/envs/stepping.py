@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import Space
@@ -12,23 +12,31 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parenv.envs.values import Rows, copied, row_writer, single_actions
 from parenv.errors import ConfigurationError, ObservationError
-from parenv.memory.progress import Progress
+from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import flatten, is_single, leaves, unflatten
+
+STEP = code("step")
+
+
+class End(NamedTuple):
+    """Where an episode ended in a rollout, how, and after how many seconds."""
+
+    step: int
+    column: int
+    terminated: bool
+    truncated: bool
+    seconds: float
 
 
 class Target(Protocol):
-    """Where a step writes to."""
+    """Where a step writes to, beside the observations."""
 
     finals: list[Any]
     """``[K, *obs]`` per leaf: the observations that episodes end with."""
-    ends: list[tuple[int, int, float]]
-    """Step, column and seconds of the episodes that ended so far."""
+    ends: list[End]
+    """The episodes that ended so far."""
     rewards: Any
-    terminated: Any
-    truncated: Any
-
-    def observations(self, step: int) -> Rows:
-        """Rows of the observations at a step, 0 to T."""
+    """``[T, B]``."""
 
 
 class Stepper(Protocol):
@@ -41,13 +49,14 @@ class Stepper(Protocol):
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
         """Begin an episode in every sub-environment and write the first observations."""
 
-    def step(self, actions: Rows, step: int, target: Target) -> None:
+    def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
 
         Args:
             actions: one array or list ``[B, ...]`` per leaf of the action space; they are not changed.
+            rows: where to write the observations, one array or list ``[B, ...]`` per leaf.
             step: row of the rollout.
-            target: where to write.
+            target: where to write everything else.
         """
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
@@ -94,7 +103,8 @@ class EnvStepper:
         self._dtype = np.dtype(observed[0].dtype) if is_single(observed) else None
         self._shape = observed[0].shape
         self._action_leaves = leaves(self.action_space)
-        self._steps = [env.step for env in self.envs]
+        self._cell, self._reset_codes = progress.cell, [code("reset", first_env_id + i) for i in range(self.num_envs)]
+        self._steps, self._resets = [env.step for env in self.envs], [env.reset for env in self.envs]
         self._began = [0.0] * self.num_envs
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
@@ -103,12 +113,12 @@ class EnvStepper:
             self._progress.begin("reset", self._first + column)
             observation, _ = env.reset(seed=seed)
             self._write(rows, column, observation)
-            self._began[column] = time.perf_counter()
+            self._began[column] = perf_counter()
 
-    def step(self, actions: Rows, step: int, target: Target) -> None:
+    def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
-        rows, rewards, write = target.observations(step + 1), target.rewards[step], self._write
-        row, array, dtype, shape = rows[0], np.ndarray, self._dtype, self._shape
+        rewards, write, row = target.rewards[step], self._write, rows[0]
+        array, dtype, shape = np.ndarray, self._dtype, self._shape
         column = 0
         try:
             for column, (step_env, action) in enumerate(
@@ -139,17 +149,13 @@ class EnvStepper:
             env.close()
 
     def _end(self, target: Target, step: int, column: int, observation: Any, terminated: Any, truncated: Any) -> Any:
-        now = time.perf_counter()
-        if terminated:
-            target.terminated[step, column] = True
-        if truncated:
-            target.truncated[step, column] = True
-        self._write(target.finals, len(target.ends), observation)
-        target.ends.append((step, column, now - self._began[column]))
+        ends, now = target.ends, perf_counter()
+        self._write(target.finals, len(ends), observation)
+        ends.append(End(step, column, terminated, truncated, now - self._began[column]))
         self._began[column] = now
-        self._progress.begin("reset", self._first + column)
-        observation, _ = self.envs[column].reset()
-        self._progress.begin("step")
+        self._cell[0] = self._reset_codes[column]
+        observation, _ = self._resets[column]()
+        self._cell[0] = STEP
         return observation
 
     def _check_spaces(self) -> None:
@@ -196,17 +202,16 @@ class VectorStepper:
         self._progress.begin("reset")
         observations, _ = self._env.reset(seed=None if None in seeds else list(seeds))  # type: ignore[arg-type]
         self._write(rows, observations)
-        self._began[:] = time.perf_counter()
+        self._began[:] = perf_counter()
 
-    def step(self, actions: Rows, step: int, target: Target) -> None:
+    def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
         batch = unflatten(self._action_leaves, [values.copy() for values in actions])
         observations, target.rewards[step], terminated, truncated, infos = self._env.step(batch)
-        target.terminated[step], target.truncated[step] = terminated, truncated
         ended = np.flatnonzero(np.logical_or(terminated, truncated))
         if len(ended):
-            observations = self._end(target, step, ended, observations, infos)
-        self._write(target.observations(step + 1), observations)
+            observations = self._end(target, step, ended, terminated, truncated, observations, infos)
+        self._write(rows, observations)
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """The sub-environments of a ``VectorEnv`` of the user's are its own: only all of them can be asked at once."""
@@ -219,13 +224,15 @@ class VectorStepper:
         """Close it."""
         self._env.close()
 
-    def _end(self, target: Target, step: int, ended: Any, observations: Any, infos: dict[str, Any]) -> Any:
-        now = time.perf_counter()
+    def _end(
+        self, target: Target, step: int, ended: Any, terminated: Any, truncated: Any, observations: Any, infos: Any
+    ) -> Any:
+        now = perf_counter()
         in_infos = self._mode is AutoresetMode.SAME_STEP
         for column in ended.tolist():
             final = infos["final_obs"][column] if in_infos else self._one(observations, column)
             self._write_final(target.finals, len(target.ends), final)
-            target.ends.append((step, column, now - self._began[column]))
+            target.ends.append(End(step, column, terminated[column], truncated[column], now - self._began[column]))
         self._began[ended] = now
         if in_infos:
             return observations

@@ -85,14 +85,15 @@ def _survives(array: Any, expected: Any) -> bool:
 
 def single_actions(of: Sequence[Leaf], actions: Rows) -> Sequence[Any]:
     """A batch of actions as one action per sub-environment: ``int`` for Discrete, a row of a copy for arrays."""
-    columns: list[Sequence[Any]] = [_one_each(leaf, values) for leaf, values in zip(of, actions, strict=True)]
     if len(of) == 1 and not of[0].path:
-        return columns[0]
+        return _one_each(of[0], actions[0])
+    columns = [_one_each(leaf, values) for leaf, values in zip(of, actions, strict=True)]
     return [unflatten(of, values) for values in zip(*columns, strict=True)]
 
 
-def _one_each(leaf: Leaf, values: Any) -> Any:
-    return values.tolist() if leaf.integral else values.copy()
+def _one_each(leaf: Leaf, values: Any) -> Sequence[Any]:
+    each: Sequence[Any] = values.tolist() if leaf.integral else values.copy()
+    return each
 
 
 def copied(value: Any) -> Any:

@@ -23,13 +23,17 @@ DOING = (
     "closing",
 )
 """What a worker can be doing; the words that error messages use."""
-_CODE = {words: code for code, words in enumerate(DOING)}
-_ROW = np.dtype([("doing", "<i8"), ("env_id", "<i8"), ("env_steps", "<i8")])
+_DOING_BITS = 8
 
 
 def header_bytes(num_workers: int) -> int:
     """Bytes before the weights: a line for the pool, a line per worker."""
     return aligned(ALIGNMENT * (1 + num_workers), 4096)
+
+
+def code(doing: str, env_id: int = -1) -> int:
+    """What a worker is doing, and in which sub-environment, as the one number that lies in its line."""
+    return DOING.index(doing) + ((env_id + 1) << _DOING_BITS)
 
 
 class Progress:
@@ -38,45 +42,29 @@ class Progress:
     Args:
         buffer: the shared memory.
         worker: index of the worker.
+
+    Attributes:
+        cell: int64 ``[1]`` with the :func:`code` of now; loops that cannot afford a call store to it directly.
+        closing: bool ``[1]``, shared by all workers: whether the driver wants everybody to end.
     """
 
     def __init__(self, buffer: Any, worker: int) -> None:
-        row = np.ndarray((), _ROW, buffer, ALIGNMENT * (1 + worker))
-        self._closing = np.ndarray((1,), "?", buffer, 0)
-        self._doing, self._env_id, self._env_steps = (row[name].reshape(1) for name in _ROW.fields or ())
+        self.closing = np.ndarray((1,), "?", buffer, 0)
+        self.cell = np.ndarray((1,), "<i8", buffer, ALIGNMENT * (1 + worker))
 
     def begin(self, doing: str, env_id: int = -1) -> None:
         """Say what comes now, one of :data:`DOING`."""
-        self._doing[0] = _CODE[doing]
-        self._env_id[0] = env_id
+        self.cell[0] = code(doing, env_id)
 
     @property
     def doing(self) -> str:
         """One of :data:`DOING`."""
-        return DOING[int(self._doing[0])]
+        return DOING[int(self.cell[0]) & ((1 << _DOING_BITS) - 1)]
 
     @property
     def env_id(self) -> int:
         """The sub-environment at work, or -1."""
-        return int(self._env_id[0])
-
-    @property
-    def env_steps(self) -> int:
-        """Env steps so far, moving while a rollout is under way."""
-        return int(self._env_steps[0])
-
-    def add_env_steps(self, count: int) -> None:
-        """Count env steps."""
-        self._env_steps[0] += count
-
-    @property
-    def closing(self) -> bool:
-        """Whether the driver wants everybody to end: looked at between two steps."""
-        return bool(self._closing[0])
-
-    def set_closing(self) -> None:
-        """Tell every worker to end."""
-        self._closing[0] = True
+        return (int(self.cell[0]) >> _DOING_BITS) - 1
 
     def describe(self) -> str:
         """What the worker is doing, in words for an error message."""

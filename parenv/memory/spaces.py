@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import cached_property, singledispatch
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class Leaf:
     shape: tuple[int, ...] = ()
     dtype: str | None = None
 
-    @property
+    @cached_property
     def integral(self) -> bool:
         """Whether one value is a single integer, given to environments as an ``int``."""
         return self.shape == () and self.dtype is not None and np.dtype(self.dtype).kind in "iu"

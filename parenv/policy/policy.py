@@ -106,6 +106,9 @@ class TorchPolicy(Policy):
         self.method = method
         self.outputs = tuple(outputs)
         self.deterministic_method = deterministic_method
+        places = {name: i for i, name in enumerate(self.outputs) if name is not None}
+        self._actions_at, self._carry_at = places.pop("actions"), places.pop("carry", None)
+        self._extras_at = tuple(places.items())
         self._initial_carry = initial_carry
 
     def act(self, observations: Any, carry: Any) -> Action:
@@ -113,13 +116,12 @@ class TorchPolicy(Policy):
         method = self.method
         if self.deterministic_method is not None and self.settings.get("deterministic"):
             method = self.deterministic_method
-        arguments = (observations, carry) if "carry" in self.outputs else (observations,)
+        arguments = (observations,) if self._carry_at is None else (observations, carry)
         returned = getattr(self.module, method)(*arguments)
         if not isinstance(returned, tuple):
             return Action(returned, {}, carry)
-        named: dict[Any, Any] = dict(zip(self.outputs, returned, strict=False))
-        named.pop(None, None)
-        return Action(named.pop("actions"), named, named.pop("carry", None))
+        carry = returned[self._carry_at] if self._carry_at is not None else None
+        return Action(returned[self._actions_at], {name: returned[i] for name, i in self._extras_at}, carry)
 
     def initial_carry(self, batch: int) -> Any:
         """From the argument, from the module, or ``None``."""

@@ -123,7 +123,7 @@ class Crew:
             return
         self.closed = True
         try:
-            self._progress[0].set_closing()
+            self._progress[0].closing[0] = True
             for worker, conversation in enumerate(self._conversations):
                 conversation.say(DRIVER, Close())
                 self._placement.send(self._senders[worker], Close())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -16,14 +16,6 @@ from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
 from parenv.worker.writing import to_array
-
-
-class Acted(NamedTuple):
-    """What the policy returned, in arrays, lists or tensors of its own: actions by leaf, extras and the carry."""
-
-    actions: Sequence[Any]
-    extras: Mapping[str, Any]
-    carry: Any
 
 
 class Actor:
@@ -83,15 +75,19 @@ class Actor:
         with self._context():
             return self._policy.initial_carry(batch)
 
-    def act(self, rows: Sequence[Any], carry: Any) -> Acted:
-        """Act on one batch of observations, one array or list per leaf."""
+    def act(self, rows: Sequence[Any], carry: Any) -> tuple[Sequence[Any], Mapping[str, Any], Any]:
+        """Act on one batch of observations, one array or list per leaf.
+
+        Returns:
+            Actions by leaf, extras and the carry, in arrays, lists or tensors as the policy returned them.
+        """
         with self._context():
             if self._one_observation:
                 observations = self._convert(rows[0])
             else:
                 observations = map_trees(self._convert, unflatten(self._observations, rows))
             actions, extras, carry = self._policy.act(observations, carry)
-        return Acted((actions,) if self._one_action else flatten(self._actions, actions), extras, carry)
+        return (actions,) if self._one_action else flatten(self._actions, actions), extras, carry
 
     def with_initial_rows(self, carry: Any, initial: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments set back to the initial ones."""

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.envs.stepping import Stepper
+from parenv.envs.stepping import STEP, Stepper
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec, slot_layout
-from parenv.memory.progress import Progress
+from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import Leaf
 from parenv.worker.acting import Actor
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
+
+ACT = code("act")
 
 
 class StopCollectingError(Exception):
@@ -63,28 +65,28 @@ class Collector:
         Raises:
             StopCollectingError: the driver wants this worker to end.
         """
-        clock, progress, stepper = time.perf_counter, self._progress, self.stepper
+        clock, stepper = time.perf_counter, self.stepper
+        cell, closing = self._progress.cell, self._progress.closing
         environment = acting = 0.0
         initial = self.actor.initial_carry(stepper.num_envs)
-        writer.begin(self._rows)
+        rows = writer.begin(self._rows)
         for step in range(self.spec.rollout_length):
-            if progress.closing:
+            if closing[0]:
                 raise StopCollectingError
             began = clock()
-            progress.begin("act")
-            actions, extras, self._carry = self.actor.act(writer.observations(step), self._carry)
-            writer.write_actions(step, actions, extras)
+            cell[0] = ACT
+            actions, extras, self._carry = self.actor.act(rows, self._carry)
+            actions = writer.write_actions(step, actions, extras)
             acted = clock()
-            progress.begin("step")
-            known = len(writer.ends)
-            stepper.step(writer.actions(step), step, writer)
+            cell[0] = STEP
+            known, rows = len(writer.ends), writer.observations(step + 1)
+            stepper.step(actions, rows, step, writer)
             if initial is not None and len(writer.ends) > known:
-                columns = [column for _, column, _ in writer.ends[known:]]
+                columns = [end.column for end in writer.ends[known:]]
                 self._carry = self.actor.with_initial_rows(self._carry, initial, columns)
-            progress.add_env_steps(stepper.num_envs)
             acting += acted - began
             environment += clock() - acted
-        self._rows = [row.copy() for row in writer.observations(self.spec.rollout_length)]
+        self._rows = [row.copy() for row in rows]
         self._carry = self.actor.own_carry(self._carry)
         writer.write_ends(self._open.close(writer.rewards, writer.ends))
         return Seconds(environment, acting)

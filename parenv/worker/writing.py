@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.stepping import End
 from parenv.experience.assembly import Arrays, Share
 from parenv.memory.layout import END_DTYPE, RolloutSpec
 
@@ -42,14 +43,12 @@ class RolloutWriter:
             if leaf.dtype is not None
         }
         self.share = share
-        self.ends: list[tuple[int, int, float]] = []
+        self.ends: list[End] = []
         self.finals: list[Any] = []
 
-    def begin(self, rows: Sequence[Any]) -> None:
-        """Begin a rollout with these observations."""
+    def begin(self, rows: Sequence[Any]) -> list[Any]:
+        """Begin a rollout with these observations; the rows they were written to."""
         T, B = self._spec.rollout_length, self._share.stop - self._share.first
-        self.terminated[:] = False
-        self.truncated[:] = False
         self.ends = []
         objects: dict[tuple[str, Any], Any] = {}
         for name, of, length in (("observations", self._spec.observations, T + 1), ("actions", self._spec.actions, T)):
@@ -62,23 +61,23 @@ class RolloutWriter:
         self._observation_blocks = [blocks["observations", i] for i in range(len(self._spec.observations))]
         self._action_blocks = [blocks["actions", i] for i in range(len(self._spec.actions))]
         self.finals = [blocks["finals", i] for i in range(len(self._spec.observations))]
-        for block, row in zip(self._observation_blocks, rows, strict=True):
-            block[0][:] = row
+        written = self.observations(0)
+        for block, row in zip(written, rows, strict=True):
+            block[:] = row
+        return written
 
     def observations(self, step: int) -> list[Any]:
         """Rows of the observations at a step, 0 to T, one per leaf."""
         return [block[step] for block in self._observation_blocks]
 
-    def actions(self, step: int) -> list[Any]:
-        """The actions of a step, one array or list per leaf, in the dtypes of the space."""
-        return [block[step] for block in self._action_blocks]
-
-    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
-        """Write what the policy returned, in arrays, lists or tensors."""
-        for block, values in zip(self._action_blocks, actions, strict=True):
-            block[step][:] = to_array(values)
+    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> list[Any]:
+        """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
+        written = [block[step] for block in self._action_blocks]
+        for row, values in zip(written, actions, strict=True):
+            row[:] = to_array(values)
         for name, value in extras.items():
             self._extras[name][step] = to_array(value)
+        return written
 
     def write_extras(self, extras: dict[str, Any]) -> None:
         """Write what ``postprocess`` returned, ``[T, B, ...]``."""
@@ -86,14 +85,19 @@ class RolloutWriter:
             self._extras[name][:] = value
 
     def write_ends(self, statistics: Sequence[tuple[float, int]]) -> None:
-        """Write the episode ends with the return and length of each."""
+        """Write where and how episodes ended, with the return and length of each."""
+        self.terminated[:] = False
+        self.truncated[:] = False
         if self.ends:
             first = self._share.first
             records = [
-                (step, first + column, length, total, seconds)
-                for (step, column, seconds), (total, length) in zip(self.ends, statistics, strict=True)
+                (end.step, first + end.column, length, total, end.seconds)
+                for end, (total, length) in zip(self.ends, statistics, strict=True)
             ]
             self._ends_table[: len(records)] = np.array(records, END_DTYPE)
+            steps, columns, terminated, truncated, _ = zip(*self.ends, strict=True)
+            self.terminated[steps, columns] = terminated
+            self.truncated[steps, columns] = truncated
         self.arrays["commits", 0]["num_ends"][self._share.position] = len(self.ends)
 
     def end_records(self) -> Any:
@@ -125,12 +129,12 @@ class OpenEpisodes:
         self._returns = [0.0] * num_envs
         self._lengths = [0] * num_envs
 
-    def close(self, rewards: Any, ends: Sequence[tuple[int, int, float]]) -> list[tuple[float, int]]:
+    def close(self, rewards: Any, ends: Sequence[End]) -> list[tuple[float, int]]:
         """Return and length of each episode that ended in a rollout; what is left over is kept for the next.
 
         Args:
             rewards: ``[T, B]``.
-            ends: step and column of each end, in the order of steps.
+            ends: in the order of steps.
         """
         T, B = rewards.shape
         steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from parenv.envs.stepping import End
 from parenv.envs.values import row_writer
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.rollout import Rollout
@@ -66,11 +67,10 @@ def write_share(writer: RolloutWriter, ended: Any, numbers: Iterator[int], seen:
             if ended[step, column]:
                 final = {"x": [float(number), -float(number)], "deep": (number, f"nr {number}")}
                 row_writer(OBSERVATIONS)(writer.finals, len(writer.ends), final)
-                writer.ends.append((step, column, 0.25))
+                writer.ends.append(End(step, column, True, False, 0.25))
                 seen[step + 1, column] = next(numbers)
         for block, row in zip(writer.observations(step + 1), shown(seen[step + 1]), strict=True):
             block[:] = row
-    writer.terminated[:] = ended
     writer.rewards[:] = 1
     writer.write_ends(OpenEpisodes(B).close(writer.rewards, writer.ends))
 

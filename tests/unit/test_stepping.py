@@ -128,10 +128,10 @@ def test_rewards_and_ends_lie_where_they_belong() -> None:
     assert rollout.rewards.tolist() == [[0.5, 0.5], [1, 1], [1.5, 1.5], [2, 2]]
     assert rollout.terminated.tolist() == [[False, False], [True, False], [False, True], [True, False]]
     assert not rollout.truncated.any()
-    assert [(step, column) for step, column, _ in ends] == [(1, 0), (2, 1), (3, 0)]
+    assert [(end.step, end.column) for end in ends] == [(1, 0), (2, 1), (3, 0)]
     assert rollout.final_observations.tolist() == [2, 103, 5]
     assert (rollout.episodes.returns.tolist(), rollout.episodes.lengths.tolist()) == ([1.5, 3, 3.5], [2, 3, 2])
-    assert all(seconds >= 0 for _, _, seconds in ends)
+    assert all(end.seconds >= 0 for end in ends)
 
 
 def test_seeds_go_to_the_first_reset_only() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from parenv.envs.stepping import End
 from parenv.experience.assembly import Share
 from parenv.memory.layout import Extra, RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf
@@ -49,8 +50,8 @@ def test_returns_and_lengths_are_those_of_episodes_that_are_not_cut(
     episodes, got, first = OpenEpisodes(num_envs), [[] for _ in range(num_envs)], 0
     for length in rollout_lengths:
         part = slice(first, first + length)
-        ends = [(int(step), int(column), 0.0) for step, column in np.argwhere(ended[part])]
-        for (_, column, _), statistics in zip(ends, episodes.close(rewards[part], ends), strict=True):
+        ends = [End(int(step), int(column), True, False, 0.0) for step, column in np.argwhere(ended[part])]
+        for (_, column, *_), statistics in zip(ends, episodes.close(rewards[part], ends), strict=True):
             got[column].append(statistics)
         first += length
     for column, expected in zip(got, slow_statistics(rewards, ended), strict=True):
@@ -65,7 +66,7 @@ def test_a_reward_out_of_all_bounds_spoils_no_later_episode(bad: float, rollout_
     rewards[0] = bad
     episodes, totals = OpenEpisodes(1), []
     for first in range(0, 8, rollout_length):
-        ends = [(step, 0, 0.0) for step in range(1, rollout_length, 2)]
+        ends = [End(step, 0, True, False, 0.0) for step in range(1, rollout_length, 2)]
         totals += [total for total, _ in episodes.close(rewards[first : first + rollout_length], ends)]
     assert totals[1:] == [2.0, 2.0, 2.0]
 
@@ -88,8 +89,7 @@ def fill(writer: RolloutWriter, batch: int, number: int) -> None:
         for block, row in zip(writer.observations(step + 1), rows(batch, number), strict=True):
             block[:] = row
     writer.rewards[:] = number
-    writer.terminated[1, 0] = True
-    writer.ends.append((1, 0, 0.5))
+    writer.ends.append(End(1, 0, True, False, 0.5))
     writer.finals[0][0] = number
     writer.finals[1].append("final")
     writer.write_extras({"advantage": np.full((3, batch, 2), number)})
