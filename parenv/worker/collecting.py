@@ -88,7 +88,7 @@ class Collector:
             environment += clock() - acted
         self._rows = [row.copy() for row in rows]
         self._carry = self.actor.own_carry(self._carry)
-        writer.write_ends(self._open.close(writer.rewards, writer.ends))
+        writer.write_ends(*self._open.close(writer.rewards, writer.ends))
         return Seconds(environment, acting)
 
     def rollout(self, writer: RolloutWriter, policy_version: int) -> Rollout:

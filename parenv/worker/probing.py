@@ -45,7 +45,7 @@ def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[
         writer.write_actions(step, actions, extras)
         for block, row in zip(writer.observations(step + 1), rows, strict=True):
             block[:] = row
-    writer.write_ends([])
+    writer.write_ends([], [])
     returned = actor.postprocess(postprocess, collector.rollout(writer, policy_version=0))
     more = extras_of(returned, (spec.rollout_length, batch), "postprocess")
     both = {extra.name for extra in found} & {extra.name for extra in more}

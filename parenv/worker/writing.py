@@ -9,7 +9,7 @@ import numpy as np
 
 from parenv.envs.stepping import End
 from parenv.experience.assembly import Arrays, Share
-from parenv.memory.layout import END_DTYPE, RolloutSpec
+from parenv.memory.layout import RolloutSpec
 
 
 class RolloutWriter:
@@ -84,21 +84,20 @@ class RolloutWriter:
         for name, value in extras.items():
             self._extras[name][:] = value
 
-    def write_ends(self, statistics: Sequence[tuple[float, int]]) -> None:
-        """Write where and how episodes ended, with the return and length of each."""
+    def write_ends(self, returns: Any, lengths: Any) -> None:
+        """Write where and how episodes ended, with the return and length of each, ``[K]``."""
+        count = len(self.ends)
         self.terminated[:] = False
         self.truncated[:] = False
-        if self.ends:
-            first = self._share.first
-            records = [
-                (end.step, first + end.column, length, total, end.seconds)
-                for end, (total, length) in zip(self.ends, statistics, strict=True)
-            ]
-            self._ends_table[: len(records)] = np.array(records, END_DTYPE)
-            steps, columns, terminated, truncated, _ = zip(*self.ends, strict=True)
+        if count:
+            steps, columns, terminated, truncated, seconds = (list(values) for values in zip(*self.ends, strict=True))
             self.terminated[steps, columns] = terminated
             self.truncated[steps, columns] = truncated
-        self.arrays["commits", 0]["num_ends"][self._share.position] = len(self.ends)
+            table = self._ends_table[:count]
+            table["step"], table["column"] = steps, columns
+            table["column"] += self._share.first
+            table["return"], table["length"], table["seconds"] = returns, lengths, seconds
+        self.arrays["commits", 0]["num_ends"][self._share.position] = count
 
     def end_records(self) -> Any:
         """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
@@ -126,15 +125,18 @@ class OpenEpisodes:
     """
 
     def __init__(self, num_envs: int) -> None:
-        self._returns = [0.0] * num_envs
-        self._lengths = [0] * num_envs
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
 
-    def close(self, rewards: Any, ends: Sequence[End]) -> list[tuple[float, int]]:
+    def close(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
         """Return and length of each episode that ended in a rollout; what is left over is kept for the next.
 
         Args:
             rewards: ``[T, B]``.
             ends: in the order of steps.
+
+        Returns:
+            float64 ``[K]`` and int64 ``[K]``.
         """
         T, B = rewards.shape
         steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))
@@ -142,16 +144,13 @@ class OpenEpisodes:
         begins = np.unique(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
         with np.errstate(all="ignore"):
             sums = np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
-        lengths = np.diff(begins, append=B * T)
-        statistics = []
-        segments = np.searchsorted(begins, last, "right") - 1
-        for segment, column in zip(segments.tolist(), columns.tolist(), strict=True):
-            total, length = float(sums[segment]), int(lengths[segment])
-            statistics.append((self._returns[column] + total, self._lengths[column] + length))
-            self._returns[column], self._lengths[column] = 0.0, 0
-        still_open = ~np.isin(begins + lengths - 1, last)
-        for segment in np.flatnonzero(still_open).tolist():
-            column = int(begins[segment]) // T
-            self._returns[column] += float(sums[segment])
-            self._lengths[column] += int(lengths[segment])
-        return statistics
+        counts = np.diff(begins, append=B * T)
+        segment = np.searchsorted(begins, last, "right") - 1
+        goes_on = begins[segment] == columns * T
+        returns = sums[segment] + np.where(goes_on, self._returns[columns], 0.0)
+        lengths = counts[segment] + np.where(goes_on, self._lengths[columns], 0)
+        self._returns[columns], self._lengths[columns] = 0.0, 0
+        still_open = np.flatnonzero(~np.isin(begins + counts - 1, last))
+        self._returns[begins[still_open] // T] += sums[still_open]
+        self._lengths[begins[still_open] // T] += counts[still_open]
+        return returns, lengths

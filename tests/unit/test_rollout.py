@@ -72,7 +72,7 @@ def write_share(writer: RolloutWriter, ended: Any, numbers: Iterator[int], seen:
         for block, row in zip(writer.observations(step + 1), shown(seen[step + 1]), strict=True):
             block[:] = row
     writer.rewards[:] = 1
-    writer.write_ends(OpenEpisodes(B).close(writer.rewards, writer.ends))
+    writer.write_ends(*OpenEpisodes(B).close(writer.rewards, writer.ends))
 
 
 def shown(numbers: Any) -> list[Any]:

@@ -51,7 +51,9 @@ def test_returns_and_lengths_are_those_of_episodes_that_are_not_cut(
     for length in rollout_lengths:
         part = slice(first, first + length)
         ends = [End(int(step), int(column), True, False, 0.0) for step, column in np.argwhere(ended[part])]
-        for (_, column, *_), statistics in zip(ends, episodes.close(rewards[part], ends), strict=True):
+        for (_, column, *_), statistics in zip(
+            ends, zip(*episodes.close(rewards[part], ends), strict=True), strict=True
+        ):
             got[column].append(statistics)
         first += length
     for column, expected in zip(got, slow_statistics(rewards, ended), strict=True):
@@ -67,7 +69,7 @@ def test_a_reward_out_of_all_bounds_spoils_no_later_episode(bad: float, rollout_
     episodes, totals = OpenEpisodes(1), []
     for first in range(0, 8, rollout_length):
         ends = [End(step, 0, True, False, 0.0) for step in range(1, rollout_length, 2)]
-        totals += [total for total, _ in episodes.close(rewards[first : first + rollout_length], ends)]
+        totals += episodes.close(rewards[first : first + rollout_length], ends)[0].tolist()
     assert totals[1:] == [2.0, 2.0, 2.0]
 
 
@@ -93,7 +95,7 @@ def fill(writer: RolloutWriter, batch: int, number: int) -> None:
     writer.finals[0][0] = number
     writer.finals[1].append("final")
     writer.write_extras({"advantage": np.full((3, batch, 2), number)})
-    writer.write_ends([(7.5, 4)])
+    writer.write_ends([7.5], [4])
     writer.stamp(policy_version=number, sequence=number)
 
 
@@ -141,7 +143,7 @@ def test_a_new_rollout_begins_without_the_ends_and_values_of_the_one_before() ->
     fill(writer, 2, 3)
     before = writer.share.objects
     writer.begin(rows(2, 9))
-    writer.write_ends([])
+    writer.write_ends([], [])
     assert not arrays["terminated", 0].any()
     assert (len(writer.ends), len(writer.end_records()), int(arrays["commits", 0]["num_ends"][0])) == (0, 0, 0)
     assert writer.share.objects["observations", 1] == [["text 9"] * 2] + [[None] * 2] * 3

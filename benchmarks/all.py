@@ -1,0 +1,14 @@
+"""Every benchmark, one after the other: make bench."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("rollouts", "driver", "publish", "startup", "learning_curves")
+
+if __name__ == "__main__":
+    for name in NAMES:
+        print(f"== {name}", flush=True)
+        subprocess.run([sys.executable, str(Path(__file__).parent / f"{name}.py")], check=True)

@@ -1,0 +1,84 @@
+"""The examples run, learn, and show how little a loop changes."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_the_pool_version_is_shorter_and_has_at_most_20_lines_of_its_own(name: str) -> None:
+    plain, pool = ((EXAMPLES / f"{name}{suffix}.py").read_text().splitlines() for suffix in ("_plain", ""))
+    own = [line for line in difflib.ndiff(plain, pool) if re.match(r"\+ .*\S", line)]
+    assert len(own) <= 20
+    assert len(pool) < len(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("ppo_plain", []),
+        ("ppo", []),
+        ("dqn_plain", ["--learning-starts", "1000"]),
+        ("dqn", ["--learning-starts", "1000"]),
+        ("dqn", ["--learning-starts", "1000", "--mode", "async"]),
+    ],
+)
+def test_an_example_runs_and_gets_better(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    curve: Any = load(name, monkeypatch).main(["--total-env-steps", "16000", *arguments])
+    steps, seconds, _ = curve.points[-1]
+    assert steps >= 16000
+    assert seconds > 0
+    assert max(mean for _, _, mean in curve.points) > 35
+
+
+def test_the_demo_trains_shows_progress_and_reports(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    load("ppo", monkeypatch)
+    demo = load("demo", monkeypatch)
+    demo.train(demo.Args(total_env_steps=4000))
+    shown = capsys.readouterr()
+    for figure in ("env steps", "env steps/s", "episodes", "mean return", "policy lag", "workers alive", "time left"):
+        assert figure in shown.err
+    assert "What it measured" in shown.out
+
+
+def test_the_first_example_of_the_readme_runs_as_a_plain_script(tmp_path: Path) -> None:
+    script = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    path = tmp_path / "first.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    assert "PoolStatistics(env_steps=2" in done.stdout, done.stderr
+    assert done.stderr == ""
+
+
+def test_doctests_pass() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--doctest-modules", str(ROOT / "parenv"), "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
