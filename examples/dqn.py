@@ -202,10 +202,9 @@ def main(argv: Sequence[str] | None = None) -> Curve:
 
     policy = TorchPolicy(q_network, "act", ("actions",))
     size = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
-    env_steps = 0
     with AsyncWorkerPool(args.env_id, policy, mode=args.mode, seed=args.seed, **size) as pool:
         for rollout in pool.rollouts(Stop(args.total_env_steps, mean_return=args.stop_return)):
-            env_steps += rollout.num_steps
+            env_steps = pool.statistics().env_steps
             new = rollout.to("cpu").transitions()
             buffer.add(new.observations, new.actions, new.rewards, new.next_observations, new.terminated)
             update(q_network, target, optimizer, buffer, args, env_steps)

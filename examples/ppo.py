@@ -175,10 +175,9 @@ def main(argv: Sequence[str] | None = None) -> Curve:
 
     agent = make_agent(args.env_id)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    env_steps = 0
     with make_pool(args, agent) as pool:
         for rollout in pool.rollouts(Stop(args.total_env_steps, mean_return=args.stop_return)):
-            env_steps += rollout.num_steps
+            env_steps = pool.statistics().env_steps
             block = rollout.to("cpu")
             extras = [block.extras[name] for name in ("log_prob", "advantages", "returns")]
             update(agent, optimizer, args, env_steps, block.observations, block.actions, *extras)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -71,6 +72,12 @@ def test_the_first_example_of_the_readme_runs_as_a_plain_script(tmp_path: Path) 
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
     assert "PoolStatistics(env_steps=2" in done.stdout, done.stderr
     assert done.stderr == ""
+
+
+def test_every_figure_of_the_readme_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = importlib.import_module("table")
+    assert table.table() in (ROOT / "README.md").read_text()
 
 
 def test_doctests_pass() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import weakref
 
 
 class SharedMemory:
@@ -12,11 +13,12 @@ class SharedMemory:
 
     Args:
         size: bytes to begin with.
-        fd: descriptor of existing shared memory to use instead of a new one.
+        fd: descriptor of existing shared memory to take over instead of making new.
     """
 
     def __init__(self, size: int = 0, fd: int | None = None) -> None:
         self.fd = _anonymous_file() if fd is None else fd
+        self._close = weakref.finalize(self, os.close, self.fd)
         if size:
             os.ftruncate(self.fd, size)
 
@@ -48,9 +50,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """Give the descriptor back. Idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._close()
 
 
 def _anonymous_file() -> int:

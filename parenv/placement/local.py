@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -28,17 +29,18 @@ class LocalPlacement:
         self._entry = entry
         self._launcher: Launcher | None = None
         self._socket: DriverSocket | None = None
+        self._job: SharedMemory | None = None
         self._address = ""
         self._handles: dict[int, Sender] = {}
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
-        launcher, _ = self._open(launch)
+        launcher, job = self._open(launch)
         for worker in workers:
             handle = len(self._handles)
             self._handles[handle] = worker
             arguments = {"address": self._address, "worker": worker.worker, "generation": worker.generation}
-            launcher.launch(handle, self._entry, arguments, (launch.memory_fd, self._job.fd))
+            launcher.launch(handle, self._entry, arguments, (launch.memory_fd, job.fd))
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
@@ -69,24 +71,23 @@ class LocalPlacement:
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
-        if self._launcher is None or self._socket is None:
-            return
+        launcher, socket = self._launcher, self._socket
         try:
-            self._wait_for_ends(timeout_s)
-            for handle in self._launcher.running:
-                self._launcher.signal(handle, signal.SIGKILL)
-            self._wait_for_ends(KILL_TIMEOUT_S)
+            if launcher is not None and socket is not None:
+                self._wait_for_ends(timeout_s)
+                for handle in launcher.running:
+                    launcher.signal(handle, signal.SIGKILL)
+                self._wait_for_ends(KILL_TIMEOUT_S)
         finally:
-            self._launcher.close()
-            self._socket.close()
-            self._job.close()
             self._launcher = self._socket = None
-            path = self._address.removeprefix("ipc://")
-            if os.path.exists(path):
-                os.unlink(path)
+            for closed in (launcher, socket, self._job):
+                if closed is not None:
+                    closed.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._address.removeprefix("ipc://"))
 
-    def _open(self, launch: Launch) -> tuple[Launcher, DriverSocket]:
-        if self._launcher is None or self._socket is None:
+    def _open(self, launch: Launch) -> tuple[Launcher, SharedMemory]:
+        if self._launcher is None or self._job is None:
             spec = ZygoteSpec(launch.preload, tuple(sorted(launch.environment.items())), launch.threads)
             self._launcher = Launcher(spec)
             self._address = f"ipc://{self._launcher.directory}/{id(self):x}"
@@ -95,7 +96,7 @@ class LocalPlacement:
             self._job = SharedMemory(len(launch.job))
             with self._job.map() as mapping:
                 mapping[:] = launch.job
-        return self._launcher, self._socket
+        return self._launcher, self._job
 
     def _wait_for_ends(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

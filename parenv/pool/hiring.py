@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -63,7 +64,7 @@ def placement_for(plan: Plan, job: Job) -> Placement:
     return InlinePlacement(
         lambda sender, launch, say: Worker(
             sender,
-            SharedMemory(fd=launch.memory_fd),
+            SharedMemory(fd=os.dup(launch.memory_fd)),
             lambda: replace(job, policy=_another(job.policy)),
             say,
             owns_process=False,

@@ -1,0 +1,74 @@
+"""Writes the README's table of results from the files under ``results/``.
+
+python benchmarks/table.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+BLOCK = re.compile(r"<!-- results -->.*?<!-- end of results -->", re.DOTALL)
+
+
+def read(name: str) -> Any:
+    """One file of results."""
+    return json.loads((HERE / "results" / f"{name}.json").read_text())
+
+
+def table() -> str:
+    """The block between the markers, as Markdown."""
+    facts = read("rollouts_cartpole")["machine"]
+    cartpole, sleeping, pong = (read(f"rollouts_{case}")["results"] for case in ("cartpole", "sleeping", "pong"))
+    startup, driver, publish = (read(name)["results"] for name in ("startup", "driver", "publish"))
+    curves = read("learning_curves")["results"]
+
+    def share(found: Any, mode: str) -> str:
+        return f"{found[mode]['ratio_to_ideal']:.2f}"
+
+    def to_475(algorithm: str, label: str) -> str:
+        found = curves[f"{algorithm}, {label}"]
+        return f"{found['median_env_steps']:,.0f} env steps, {found['median_seconds']:.0f} s"
+
+    rows = [
+        ("64 CartPoles, MLP, async", f"{share(cartpole, 'async')} of the ideal loop"),
+        ("64 CartPoles, MLP, sync", f"{share(cartpole, 'sync')} of the ideal loop"),
+        ("64 environments that sleep 2 ms, 64 workers, async", f"{share(sleeping, 'async')} of the ideal loop"),
+        (
+            "8 Pongs from pixels, convolutions, async / sync",
+            f"{share(pong['convolutions'], 'async')} / {share(pong['convolutions'], 'sync')} of the ideal loop",
+        ),
+        ("8 workers ready, helper running", f"{startup['seconds_to_8_workers_with_the_zygote_ready']:.2f} s"),
+        ("first pool of a process", f"import torch + {startup['first_pool_beyond_import_torch']:.2f} s"),
+        ("memory per further worker with torch", f"{startup['pss_mb_per_further_worker']:.0f} MB (PSS)"),
+        ("driver's work per rollout", f"{driver['driver_us_per_rollout']:.0f} µs, no array copied"),
+        ("publish 1 / 40 MB until 4 workers hold it", " / ".join(
+            f"{publish[size]['publish, ms']['median']:.2g} ms" for size in ("1 MB", "40 MB")
+        )),
+        ("PPO on CartPole to 475, plain", to_475("PPO", "plain, one process")),
+        ("PPO on CartPole to 475, pool (sync)", to_475("PPO", "with the pool, 2 workers")),
+        ("DQN on CartPole to 475, plain", to_475("DQN", "plain, one process")),
+        ("DQN on CartPole to 475, pool (sync)", to_475("DQN", "with the pool, 2 workers")),
+    ]  # fmt: skip
+    lines = [f"| {what} | {figure} |" for what, figure in rows]
+    machine = f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}"
+    return "\n".join(
+        [
+            "<!-- results -->",
+            f"Measured on {machine}; medians, `make bench` repeats it, files under `benchmarks/results/`.",
+            "The ideal loop is the same environments and forward passes in as many processes that tell nobody.",
+            "",
+            "| | |",
+            "|---|---|",
+            *lines,
+            "<!-- end of results -->",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    README.write_text(BLOCK.sub(lambda _: table(), README.read_text()))
