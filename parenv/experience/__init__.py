@@ -1,1 +1,4 @@
-"""What a pool yields: containers of arrays. Pure, so that workers and driver use the same."""
+"""What a pool yields: containers of arrays.
+
+Pure, and on a floor below the worker side, since workers build the same rollouts for ``postprocess``.
+"""
