@@ -81,6 +81,7 @@ class SyncFeed:
         self._rounds = Rounds(len(crew.shares))
         self._layout = slot_layout(slotted.spec, sum(crew.shares), len(crew.shares))
         self._env_ids = np.arange(sum(crew.shares))
+        self._columns = [crew.env_ids(worker) for worker in range(len(crew.shares))]
         self._slot = -1
         self._commits: dict[int, Commit] = {}
 
@@ -116,10 +117,9 @@ class SyncFeed:
 
     def _take(self) -> Rollout:
         commits, self._commits = self._commits, {}
-        crew = self._slotted.crew
         shares = [
-            Share(worker, crew.env_ids(worker).start, crew.env_ids(worker).stop, commits[worker].objects)
-            for worker in range(len(crew.shares))
+            Share(worker, columns.start, columns.stop, commits[worker].objects)
+            for worker, columns in enumerate(self._columns)
         ]
         return self._slotted.take(
             self._slot,

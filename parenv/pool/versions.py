@@ -18,7 +18,8 @@ class Version(NamedTuple):
     Args:
         number: counts the publishes.
         place: where its weights lie in shared memory.
-        snapshot: pickled settings, and the policy where it has no module; empty where there is nothing to say.
+        snapshot: pickled settings, and the policy where it has no module; empty for no settings and the policy that the
+            pool was made with.
     """
 
     number: int
@@ -38,7 +39,8 @@ class Versions:
     def __init__(self, policy: Any, weights: WeightsWriter | None, places: int) -> None:
         self._weights, self._num_places = weights, places
         self.settings: dict[str, Any] = dict(getattr(policy, "settings", {}))
-        self._kept: dict[int, Version] = {0: Version(0, 0, b"")}
+        snapshot = cloudpickle.dumps((self.settings, None)) if self.settings else b""
+        self._kept: dict[int, Version] = {0: Version(0, 0, bytes(snapshot))}
         self.newest = self._kept[0]
         if weights is not None:
             weights.write(module_of(policy), 0, None)

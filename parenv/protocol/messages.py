@@ -59,7 +59,8 @@ class Credit:
         slot: where to write it.
         policy_version: the version that must act.
         weights_slot: where its weights lie.
-        snapshot: pickled settings, and the policy where it has no flat weights; empty where the worker has them.
+        snapshot: pickled settings, and the policy where it has no flat weights; empty for no settings and the policy
+            that the pool was made with.
     """
 
     sequence: int

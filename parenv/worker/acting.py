@@ -40,6 +40,7 @@ class Actor:
         self._observations, self._actions = observations, actions
         self._one_observation, self._one_action = is_single(observations), is_single(actions)
         self.device = device
+        self._first = policy
         self._use(policy)
         module = module_of(policy)
         self._weights = None if module is None or weights is None else weights(module)
@@ -50,14 +51,15 @@ class Actor:
 
         Args:
             place: where its weights lie in shared memory, for a policy with a module.
-            snapshot: pickled settings, and the policy itself where it has no module; empty where nothing changed.
+            snapshot: pickled settings, and the policy itself where it has no module; empty for no settings and the
+                policy that the worker began with.
         """
         if self._weights is not None:
             self._weights.load(place)
-        if snapshot:
-            settings, policy = cloudpickle.loads(snapshot)
-            if policy is not None:
-                self._use(policy)
+        settings, policy = cloudpickle.loads(snapshot) if snapshot else ({}, None)
+        if policy is not None or self._given is not self._first:
+            self._use(self._first if policy is None else policy)
+        if settings or self._settings:
             self._settings = settings
             self._apply(settings)
 

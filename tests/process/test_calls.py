@@ -151,6 +151,57 @@ def test_evaluation_acts_deterministically_with_the_newest_version() -> None:
         assert (statistics.returns == statistics.lengths).all()
 
 
+class Versioned(Policy):
+    """Says in its extras which version it is, by what it was made as and by its settings."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        batch = len(observations)
+        told = self.settings.get("told", 0)
+        return Action(zeros(observations), {"number": np.full(batch, self.number), "told": np.full(batch, told)})
+
+
+class VersionedModule(torch.nn.Module):
+    settings: Any = {}  # noqa: RUF012
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = torch.nn.Parameter(torch.tensor(float(number)))
+
+    def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = len(observations)
+        told = torch.full((batch,), float(self.settings.get("told", 0)))
+        return torch.zeros(batch, dtype=torch.int64), self.number.expand(batch), told
+
+
+class Told(TorchPolicy):
+    def act(self, observations: Any, carry: Any) -> Action:
+        self.module.settings = self.settings
+        return super().act(observations, carry)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["pickled", "module"])
+def test_an_evaluation_in_between_leaves_queued_rollouts_to_the_versions_they_were_promised(
+    kind: str, num_workers: int
+) -> None:
+    def version(number: int) -> Any:
+        if kind == "pickled":
+            return Versioned(number)
+        return Told(VersionedModule(number), "act", ("actions", "number", "told"))
+
+    with AsyncWorkerPool(
+        [lambda: LedgerEnv(0)] * 2, version(0), num_workers=num_workers, rollout_length=2, prefetch=3
+    ) as pool:
+        for number, rollout in enumerate(pool.rollouts(Stop(env_steps=80)), start=1):
+            assert (rollout.extras["number"] == rollout.policy_version).all()
+            assert (rollout.extras["told"] == rollout.policy_version).all()
+            pool.publish(version(number), told=number)
+            pool.evaluate(2)
+
+
 def test_setup_environment_preload_threads_and_cleanup(tmp_path: Path) -> None:
     class Curious(LedgerEnv):
         def facts(self) -> Any:
