@@ -53,7 +53,8 @@ def test_every_transition_arrives_once_in_order_with_its_true_next_observation(
             assert rollout.rewards.shape == (11, len(rollout.env_ids))
             assert (rollout.worker is None) == (mode == "sync")
     assert audited >= 11 * num_envs * 20
-    assert set(expected) == set(range(num_envs))
+    if mode == "sync":
+        assert set(expected) == set(range(num_envs))
 
 
 def test_a_sync_rollout_is_one_block_without_a_copy() -> None:
