@@ -80,7 +80,7 @@ DOING = {"constructor": "making the environment", "reset": "reset", "step": "ste
 def test_an_environment_that_raises_comes_back_in_its_own_type_with_its_place(where: str, num_workers: int) -> None:
     with pytest.raises(SimulatorError, match="the motor is hot") as raised:  # noqa: SIM117
         with AsyncWorkerPool(one_faulty(where, raise_simulator_error), zeros, num_workers=num_workers) as pool:
-            list(pool.rollouts(Stop(env_steps=5000)))
+            list(pool.rollouts())
     cause = raised.value.__cause__
     assert isinstance(cause, SubEnvironmentError)
     assert (cause.worker, cause.env_id, cause.doing) == (num_workers // 2, 2, DOING[where])

@@ -230,7 +230,7 @@ def test_transitions_are_flat_and_true() -> None:
 
 def test_episode_statistics_come_without_a_wrapper() -> None:
     returns: dict[int, list[float]] = {}
-    with AsyncWorkerPool("CartPole-v1", lambda o: (o[:, 2] > 0).astype(int), num_envs=4, num_workers=2) as pool:
+    with AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_envs=4, num_workers=2, mode="sync") as pool:
         for rollout in pool.rollouts(Stop(episodes=60)):
             episodes = rollout.episodes
             for env_id, total, length in zip(episodes.env_ids, episodes.returns, episodes.lengths, strict=True):
