@@ -45,7 +45,10 @@ def table() -> str:
         ("8 workers ready, helper running", f"{startup['seconds_to_8_workers_with_the_zygote_ready']:.2f} s"),
         ("first pool of a process", f"import torch + {startup['first_pool_beyond_import_torch']:.2f} s"),
         ("memory per further worker with torch", f"{startup['pss_mb_per_further_worker']:.0f} MB (PSS)"),
-        ("driver's work per rollout", f"{driver['driver_us_per_rollout']:.0f} µs, no array copied"),
+        (
+            "driver's work per rollout, seldom / back to back",
+            f"{driver['driver_us_per_rollout']:.0f} / {driver['driver_us_per_rollout_back_to_back']:.0f} µs",
+        ),
         ("publish 1 / 40 MB until 4 workers hold it", " / ".join(
             f"{publish[size]['publish, ms']['median']:.2g} ms" for size in ("1 MB", "40 MB")
         )),
