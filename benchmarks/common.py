@@ -139,9 +139,9 @@ def ideal_loop(make_env: Callable[[], Any], act: Callable[[Any], Any], num_envs:
 
 def consumption_rate(pool: Any, seconds: float, learn: Callable[[Any], None] | None = None) -> float:
     """Env steps per second at which a pool delivers."""
-    for _ in range(pool.num_workers):
-        next(pool.rollouts())
     stream, steps = pool.rollouts(), 0
+    for _ in range(3 * pool.num_workers):  # What workers had ready before must not count.
+        next(stream)
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
         rollout = next(stream)
