@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -43,7 +44,8 @@ def policy_for(space: Any) -> Any:
 @pytest.mark.parametrize(
     "name", ["CartPole-v1 of 5 steps", "LunarLander-v3", "Pendulum-v1", "HalfCheetah-v5", "Taxi-v4", "ALE/Pong-v5"]
 )
-def test_a_real_environment_runs_as_in_a_plain_loop(name: str) -> None:
+def test_a_real_environment_runs_as_in_a_plain_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log where it runs.
     env = make(name)
     policy = policy_for(env.action_space)
     env.close()
