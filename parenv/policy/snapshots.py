@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import aligned
 from parenv.policy.policy import is_module
@@ -153,8 +151,3 @@ class WeightsReader:
         if self._nbytes:
             offset = self._offset + place * self._nbytes
             self._flat.copy_(torch.frombuffer(self._memory, dtype=torch.uint8, count=self._nbytes, offset=offset))
-
-
-def pickled_policy(policy: Any) -> bytes:
-    """A policy without a module, as it travels."""
-    return bytes(cloudpickle.dumps(policy))
