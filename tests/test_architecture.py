@@ -16,6 +16,7 @@ FLOORS = [
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
+    {"crew"},
     {"pool", "vector"},
     {"learning"},
     {"adapters", "cli", "progress", "testing"},

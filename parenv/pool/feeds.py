@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from parenv.crew.crew import FOREVER_S, Crew
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec, slot_layout
 from parenv.memory.slots import Slots
-from parenv.pool.crew import FOREVER_S, Crew
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
 from parenv.pool.statistics import Tally
 from parenv.pool.versions import Versions

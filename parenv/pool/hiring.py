@@ -10,11 +10,12 @@ from typing import Any
 
 import cloudpickle
 
+from parenv.crew.pickling import pickled
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
-from parenv.pool.configuration import Plan, pickled
+from parenv.pool.configuration import Plan
 from parenv.worker.job import Job
 from parenv.worker.worker import Worker
 

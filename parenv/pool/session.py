@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parenv.crew.crew import Crew
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
@@ -16,7 +17,6 @@ from parenv.memory.spaces import leaves, rebuild
 from parenv.policy.snapshots import module_of
 from parenv.pool.arena import Arena
 from parenv.pool.configuration import Plan
-from parenv.pool.crew import Crew
 from parenv.pool.dispatch import Dispatch
 from parenv.pool.feeds import AsyncFeed, Feed, Slotted, SyncFeed
 from parenv.pool.hiring import as_job, launch_for, placement_for

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from parenv.crew.failures import from_end, from_failure, where_it_happened
 from parenv.errors import WorkerTimeoutError, span
 from parenv.memory.progress import Progress
 from parenv.placement.base import Ended, Launch, Placement
-from parenv.pool.failures import from_end, from_failure, where_it_happened
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Failure, Message, Ready, Reply

@@ -1,0 +1,66 @@
+"""What travels to the workers, pickled, and what to say where it cannot be."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from parenv.errors import NotPicklableError
+
+MAX_DEPTH = 6
+
+
+def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
+    """Pickle a whole whose parts have these names.
+
+    Raises:
+        NotPicklableError: the message names the part, and the object in it, that cannot be pickled.
+    """
+    try:
+        return bytes(cloudpickle.dumps(whole))
+    except Exception as error:
+        for name, part in named.items():
+            where = find_unpicklable(part, name)
+            if where is not None:
+                raise NotPicklableError(
+                    f"{where} cannot travel to a worker process: {error}. Make it inside the factory or the setup_fn "
+                    "instead of capturing it, or use num_workers=0"
+                ) from error
+        raise NotPicklableError(f"the pool's arguments cannot travel to a worker process: {error}") from error
+
+
+def find_unpicklable(value: Any, where: str, above: tuple[Any, ...] = ()) -> str | None:
+    """The deepest named part of a value that cannot be pickled, such as ``env_fn, variable 'lock' (_thread.lock)``."""
+    try:
+        cloudpickle.dumps(value)
+        return None
+    except Exception:
+        pass
+    if len(above) < MAX_DEPTH:
+        for name, part in _parts(value).items():
+            if not any(part is one for one in (*above, value)):
+                found = find_unpicklable(part, f"{where}, {name}", (*above, value))
+                if found is not None:
+                    return found
+    return f"{where} ({type(value).__module__}.{type(value).__qualname__})"
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    if isinstance(value, functools.partial):
+        return {"function": value.func, **_parts(list(value.args)), **_parts(value.keywords)}
+    if isinstance(value, types.MethodType):
+        return {"self": value.__self__}
+    if isinstance(value, types.FunctionType):
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=False))
+        parts = {f"variable {name!r}": cell.cell_contents for name, cell in cells.items() if cell != types.CellType()}
+        names = [name for name in value.__code__.co_names if name in value.__globals__]
+        return parts | {f"global {name!r}": value.__globals__[name] for name in names}
+    if isinstance(value, dict):
+        return {f"[{key!r}]": part for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return {f"[{i}]": part for i, part in enumerate(value)}
+    return {f"attribute {name!r}": part for name, part in getattr(value, "__dict__", {}).items()}
