@@ -23,6 +23,8 @@ from parenv.policy.policy import Action, Policy, TorchPolicy
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import recommended_num_workers
+from parenv.vector.env import ParallelVectorEnv
+from parenv.vector.make import make_vec
 
 __version__ = "0.1.0"
 
@@ -34,6 +36,7 @@ __all__ = [
     "NotDataError",
     "NotPicklableError",
     "ObservationError",
+    "ParallelVectorEnv",
     "ParenvError",
     "Policy",
     "PolicyLagError",
@@ -51,5 +54,6 @@ __all__ = [
     "WorkerError",
     "WorkerOptions",
     "WorkerTimeoutError",
+    "make_vec",
     "recommended_num_workers",
 ]

@@ -1,4 +1,4 @@
-"""The workers of a pool as the driver sees them: starting them, hearing them, asking them, ending them."""
+"""Workers as the driver sees them: starting them, hearing them, asking them, ending them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from parenv.crew.failures import from_end, from_failure, where_it_happened
+from parenv.crew.failures import from_end, from_failure, raise_all, where_it_happened
 from parenv.errors import WorkerTimeoutError, span
 from parenv.memory.progress import Progress
-from parenv.placement.base import Ended, Launch, Placement
+from parenv.placement.base import Ended, Event, Launch, Placement
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Commit, Failure, Message, Ready, Reply
+from parenv.protocol.messages import Call, Close, Commit, Failure, Message, Ready, Remarks, Reply
 
 FOREVER_S = 3600.0
 
@@ -28,12 +28,18 @@ class Heard(NamedTuple):
 
 
 class Crew:
-    """All workers of a pool.
+    """All workers of a pool or a vector env.
 
     Args:
         placement: where they run.
         progress: their lines in shared memory.
         shares: how many sub-environments each has, as far as it is known.
+
+    Attributes:
+        remarks: what workers of a vector env had to say beside the board, until somebody takes it.
+        step_errors: exceptions of single environments in steps on the board, likewise.
+        heard: by worker, messages of its present process.
+        broken: whether a worker is gone or has given up.
     """
 
     def __init__(self, placement: Placement, progress: Sequence[Progress], shares: Sequence[int]) -> None:
@@ -41,12 +47,18 @@ class Crew:
         self._senders = [Sender(worker, 0) for worker in range(len(shares))]
         self._conversations = [Conversation() for _ in shares]
         self.shares = list(shares)
+        self._events: deque[Event] = deque()
         self._ready: dict[int, Ready] = {}
         self._commits: deque[Heard] = deque()
         self._replies: dict[int, Any] = {}
-        self._call_errors: dict[int, Exception] = {}
+        self._call_errors: dict[int, list[Exception]] = {}
+        self._forgotten: set[int] = set()
         self._calls = 0
+        self.remarks: deque[Remarks] = deque()
+        self.step_errors: list[Exception] = []
         self.messages = 0
+        self.heard = [0 for _ in shares]
+        self.refused_messages = 0
         self.closed = False
         self.broken = False
 
@@ -54,6 +66,10 @@ class Crew:
     def alive(self) -> int:
         """How many workers run."""
         return self._placement.alive()
+
+    def pid(self, worker: int) -> int:
+        """Process id of a worker, or -1 while it is not known."""
+        return self._placement.pid(self._senders[worker])
 
     def env_ids(self, worker: int) -> range:
         """The sub-environments of a worker."""
@@ -66,15 +82,18 @@ class Crew:
         Raises:
             WorkerTimeoutError: some are not, in time.
         """
-        deadline = time.monotonic() + timeout_s
-        self._placement.start(launch, self._senders)
-        while len(self._ready) < len(self._senders):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._late(timeout_s)
-            self._pump(left)
-        ready = [self._ready[worker] for worker in range(len(self._senders))]
+        ready = self._start(launch, range(len(self._senders)), timeout_s)
         self.shares = [one.num_envs for one in ready]
+        return ready
+
+    def restart(self, launch: Launch, worker: int, timeout_s: float) -> Ready:
+        """Start another process in the place of one that is gone; what the old one still says is refused."""
+        self._senders[worker] = Sender(worker, self._senders[worker].generation + 1)
+        self._conversations[worker] = Conversation()
+        self._ready.pop(worker, None)
+        self.heard[worker] = 0
+        (ready,) = self._start(launch, [worker], timeout_s)
+        self.broken = False
         return ready
 
     def say(self, worker: int, message: Message) -> None:
@@ -83,10 +102,18 @@ class Crew:
         self._placement.send(self._senders[worker], message)
         self.messages += 1
 
+    def fileno(self) -> int:
+        """Readable when a worker may have ended."""
+        return self._placement.fileno()
+
+    def signal(self, worker: int, signum: int, alone: bool) -> None:
+        """Send a signal to a worker, alone or with all that it has started."""
+        self._placement.signal(self._senders[worker], signum, alone)
+
     def commits(self, timeout_s: float) -> list[Heard]:
         """The commits that have come; waits up to the limit if there are none."""
         if not self._commits:
-            self._pump(timeout_s)
+            self.listen(timeout_s)
         heard = list(self._commits)
         self._commits.clear()
         return heard
@@ -99,8 +126,15 @@ class Crew:
             arguments: by worker.
 
         Raises:
-            Exception: what a worker raised, after all have answered.
+            Exception: what a worker raised, after all have answered; an ``ExceptionGroup`` of several.
         """
+        asked = self.begin(method, arguments)
+        while not self.answered(asked):
+            self.listen(FOREVER_S)
+        return self.answers(asked)
+
+    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, int]:
+        """Call a method on several workers at once; the number of each call, by worker."""
         asked = {}
         pickled = {
             id(values): bytes(cloudpickle.dumps(values)) for values in {id(v): v for v in arguments.values()}.values()
@@ -109,13 +143,33 @@ class Crew:
             self._calls += 1
             asked[worker] = self._calls
             self.say(worker, Call(self._calls, method, pickled[id(values)]))
-        while any(call not in self._replies and call not in self._call_errors for call in asked.values()):
-            self._pump(FOREVER_S)
-        errors = [self._call_errors.pop(call) for call in asked.values() if call in self._call_errors]
+        return asked
+
+    def answered(self, asked: Mapping[int, int]) -> bool:
+        """Whether all these calls have been answered."""
+        return all(call in self._replies for call in asked.values())
+
+    def answers(self, asked: Mapping[int, int]) -> dict[int, Any]:
+        """The answers to calls, by worker.
+
+        Raises:
+            Exception: what they raised instead.
+        """
         answers = {worker: self._replies.pop(call, None) for worker, call in asked.items()}
-        if errors:
-            raise errors[0]
+        raise_all([error for call in asked.values() for error in self._call_errors.pop(call, [])])
         return answers
+
+    def fail(self, call: int, error: Exception) -> None:
+        """Answer a call by an error, because whoever was asked is gone."""
+        self._call_errors[call] = [error]
+        self._replies[call] = None
+
+    def forget(self, asked: Mapping[int, int]) -> None:
+        """Nobody will ask for the answers to these calls any more."""
+        for call in asked.values():
+            self._call_errors.pop(call, None)
+            if self._replies.pop(call, self) is self:
+                self._forgotten.add(call)
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. Idempotent."""
@@ -130,37 +184,74 @@ class Crew:
         finally:
             self._placement.close(timeout_s)
 
-    def _pump(self, timeout_s: float) -> None:
+    def listen(self, timeout_s: float) -> None:
+        """Hear what has been said; waits up to the limit if there is nothing.
+
+        Raises:
+            WorkerDiedError: a worker is gone. What else has happened is heard the next time.
+        """
         try:
-            events = self._placement.wait(timeout_s)
+            self._events.extend(self._placement.wait(0.0 if self._events else timeout_s))
         except Exception as error:
             self.broken = self.alive < len(self._senders)
             if error.__cause__ is None:
                 line, pid = self._progress[0], self._placement.pid(self._senders[0])
                 error.__cause__ = where_it_happened(0, pid, line.env_id if line.env_id >= 0 else None, line.doing)
             raise
-        for event in events:
+        while self._events:
+            event = self._events.popleft()
             worker = event.sender.worker
+            if event.sender != self._senders[worker]:
+                self.refused_messages += 1
+                continue
             if isinstance(event, Ended):
                 self.broken = True
                 raise from_end(event, self.env_ids(worker), self._progress[worker].describe())
             self.messages += 1
+            self.heard[worker] += 1
             self._conversations[worker].say(WORKER, event.message)
             self._hear(worker, event.message)
+
+    def _start(self, launch: Launch, workers: Sequence[int], timeout_s: float) -> list[Ready]:
+        deadline = time.monotonic() + timeout_s
+        self._placement.start(launch, [self._senders[worker] for worker in workers])
+        while any(worker not in self._ready for worker in workers):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._late(timeout_s)
+            self.listen(left)
+        return [self._ready[worker] for worker in workers]
 
     def _hear(self, worker: int, message: Message) -> None:
         if isinstance(message, Commit):
             self._commits.append(Heard(worker, message))
         elif isinstance(message, Reply):
-            self._replies[message.sequence] = message.value
+            self._reply(message.sequence, message.value)
         elif isinstance(message, Ready):
             self._ready[worker] = message
+        elif isinstance(message, Remarks):
+            self.remarks.append(message)
         elif isinstance(message, Failure):
-            error = from_failure(message, worker, self._placement.pid(self._senders[worker]), self.env_ids(worker))
-            if message.call < 0:
-                self.broken = True
-                raise error
-            self._call_errors[message.call] = error
+            self._hear_failure(worker, message)
+
+    def _hear_failure(self, worker: int, message: Failure) -> None:
+        error = from_failure(message, worker, self.pid(worker), self.env_ids(worker))
+        if message.call < 0:
+            self.broken = True
+            raise error
+        if message.call == 0:
+            self.step_errors.append(error)
+            return
+        if message.call not in self._forgotten:
+            self._call_errors.setdefault(message.call, []).append(error)
+        if not message.more:
+            self._reply(message.call, None)
+
+    def _reply(self, call: int, value: Any) -> None:
+        if call in self._forgotten:
+            self._forgotten.discard(call)
+        else:
+            self._replies[call] = value
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
         late = [worker for worker in range(len(self._senders)) if worker not in self._ready]

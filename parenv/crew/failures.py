@@ -34,6 +34,14 @@ def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]
     return error
 
 
+def raise_all(errors: Sequence[BaseException]) -> None:
+    """Raise one exception as it is, several as a group, none not at all."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise BaseExceptionGroup(f"{len(errors)} sub-environments or workers failed", errors)
+
+
 def where_it_happened(
     worker: int, pid: int, env_id: int | None, doing: str, remote_traceback: str = ""
 ) -> SubEnvironmentError:

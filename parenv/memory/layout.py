@@ -104,8 +104,8 @@ def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayou
     always += [(("extras", extra.name), (T, B, *extra.shape), extra.dtype) for extra in spec.extras]
     sparse: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = [(("ends", 0), (T * B,), END_DTYPE)]
     sparse += [(("finals", i), (T * B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.observations)]
-    placed, reserved = _place(always, 0)
-    more, total = _place(sparse, reserved)
+    placed, reserved = place(always, 0)
+    more, total = place(sparse, reserved)
     return SlotLayout((*placed, *more), reserved, aligned(total, 4096))
 
 
@@ -122,7 +122,8 @@ def _arrays(of: Sequence[Leaf]) -> list[tuple[int, Leaf]]:
     return [(i, leaf) for i, leaf in enumerate(of) if leaf.dtype is not None]
 
 
-def _place(wanted: Sequence[tuple[tuple[str, Any], tuple[int, ...], Any]], offset: int) -> tuple[list[Field], int]:
+def place(wanted: Sequence[tuple[tuple[str, Any], tuple[int, ...], Any]], offset: int) -> tuple[list[Field], int]:
+    """Put arrays one behind the other, each on a cache line; also where the last one ends."""
     placed = []
     for name, shape, dtype in wanted:
         placed.append(Field(name, shape, dtype, offset))

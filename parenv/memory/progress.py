@@ -36,6 +36,11 @@ def code(doing: str, env_id: int = -1) -> int:
     return DOING.index(doing) + ((env_id + 1) << _DOING_BITS)
 
 
+def lines(buffer: Any, num_workers: int) -> Any:
+    """The lines of all workers, int64 ``[num_workers, 3]``: ``cell``, ``said`` and ``noted`` of :class:`Progress`."""
+    return np.ndarray((num_workers, 3), "<i8", buffer, ALIGNMENT, (ALIGNMENT, 8))
+
+
 class Progress:
     """One worker's line.
 
@@ -44,13 +49,17 @@ class Progress:
         worker: index of the worker.
 
     Attributes:
+        said: int64 ``[1]``: messages that the worker has sent; written behind them, before the driver is woken.
+        noted: int64 ``[1]``: whether there is an info among its last answers on the board.
         cell: int64 ``[1]`` with the :func:`code` of now; loops that cannot afford a call store to it directly.
         closing: bool ``[1]``, shared by all workers: whether the driver wants everybody to end.
     """
 
     def __init__(self, buffer: Any, worker: int) -> None:
         self.closing = np.ndarray((1,), "?", buffer, 0)
-        self.cell = np.ndarray((1,), "<i8", buffer, ALIGNMENT * (1 + worker))
+        self.cell, self.said, self.noted = (
+            np.ndarray((1,), "<i8", buffer, ALIGNMENT * (1 + worker) + 8 * i) for i in range(3)
+        )
 
     def begin(self, doing: str, env_id: int = -1) -> None:
         """Say what comes now, one of :data:`DOING`."""

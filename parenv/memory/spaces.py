@@ -6,6 +6,7 @@ functions dispatch on the class of the space, so that a subclass is treated as i
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,16 @@ class Leaf:
     def integral(self) -> bool:
         """Whether one value is a single integer, given to environments as an ``int``."""
         return self.shape == () and self.dtype is not None and np.dtype(self.dtype).kind in "iu"
+
+    @property
+    def items(self) -> int:
+        """Numbers in one value."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one value; 0 where it has no fixed size."""
+        return 0 if self.dtype is None else self.items * np.dtype(self.dtype).itemsize
 
     @property
     def name(self) -> str:
@@ -117,7 +128,8 @@ def _at(tree: Tree, path: tuple[str | int, ...]) -> Any:
 @singledispatch
 def describe(space: Space[Any]) -> Any:
     """A space as plain data; a custom space becomes the nearest base that Gymnasium defines, or an opaque one."""
-    return ["opaque", repr(space)]
+    kind = type(space)
+    return ["opaque", f"{kind.__qualname__}()" if kind.__repr__ is object.__repr__ else repr(space)]
 
 
 @describe.register(spaces.Box)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from parenv.process.doorbell import Doorbell
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
 
@@ -40,6 +41,8 @@ class Launch:
         preload: modules to import before the first worker starts.
         environment: environment variables to set before any import.
         threads: threads per worker.
+        descriptors: more of them for every worker, behind memory and job.
+        doorbells: by worker, the bell at which its process listens, behind those; it is rung for every message.
     """
 
     memory_fd: int
@@ -47,6 +50,8 @@ class Launch:
     preload: tuple[str, ...]
     environment: dict[str, str]
     threads: int
+    descriptors: tuple[int, ...] = ()
+    doorbells: Sequence[Doorbell] = ()
 
 
 class Placement(Protocol):
@@ -60,6 +65,12 @@ class Placement(Protocol):
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Everything that has happened; waits up to the limit for the first thing to happen."""
+
+    def fileno(self) -> int:
+        """Readable when a worker may have ended, without a message; -1 where none can end."""
+
+    def signal(self, worker: Sender, signum: int, alone: bool) -> None:
+        """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
 
     def pid(self, worker: Sender) -> int:
         """Process id of a worker, or -1 while it is not known."""

@@ -73,6 +73,13 @@ class InlinePlacement:
         self._events.clear()
         return events
 
+    def fileno(self) -> int:
+        """None: this process does not end without us."""
+        return -1
+
+    def signal(self, worker: Sender, signum: int, alone: bool) -> None:
+        """Not for this process."""
+
     def pid(self, worker: Sender) -> int:
         """This process."""
         return os.getpid()

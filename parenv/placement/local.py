@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Ended, Event, Launch, Received
+from parenv.process.doorbell import MESSAGE, Doorbell
 from parenv.process.launcher import Exited, Launcher, ZygoteSpec
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
@@ -32,6 +33,7 @@ class LocalPlacement:
         self._job: SharedMemory | None = None
         self._address = ""
         self._handles: dict[int, Sender] = {}
+        self._bells: dict[Sender, Doorbell] = {}
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
@@ -40,12 +42,16 @@ class LocalPlacement:
             handle = len(self._handles)
             self._handles[handle] = worker
             arguments = {"address": self._address, "worker": worker.worker, "generation": worker.generation}
-            launcher.launch(handle, self._entry, arguments, (launch.memory_fd, job.fd))
+            descriptors = (launch.memory_fd, job.fd, *launch.descriptors)
+            if launch.doorbells:
+                self._bells[worker] = bell = launch.doorbells[worker.worker]
+                descriptors += bell.descriptors
+            launcher.launch(handle, self._entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
-        if self._socket is not None:
-            self._socket.send(*to, to_frames(to, message))
+        if self._socket is not None and self._socket.send(*to, to_frames(to, message)) and to in self._bells:
+            self._bells[to].ring(MESSAGE)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Everything that has happened; waits up to the limit for the first thing to happen.
@@ -60,10 +66,18 @@ class LocalPlacement:
             events.append(Received(*from_frames(frames)))
         return events + [self._ended(exit) for exit in exited]
 
+    def fileno(self) -> int:
+        """Readable when a worker has started or ended."""
+        return -1 if self._launcher is None else self._launcher.fileno()
+
+    def signal(self, worker: Sender, signum: int, alone: bool) -> None:
+        """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
+        if self._launcher is not None:
+            self._launcher.signal(self._handle(worker), signum, alone)
+
     def pid(self, worker: Sender) -> int:
         """Process id of a worker, or -1 while it is not known."""
-        handles = [handle for handle, sender in self._handles.items() if sender == worker]
-        return self._launcher.pid(handles[0]) if self._launcher is not None and handles else -1
+        return -1 if self._launcher is None else self._launcher.pid(self._handle(worker))
 
     def alive(self) -> int:
         """How many workers run."""
@@ -85,6 +99,9 @@ class LocalPlacement:
                     closed.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._address.removeprefix("ipc://"))
+
+    def _handle(self, worker: Sender) -> int:
+        return next((handle for handle, sender in self._handles.items() if sender == worker), -1)
 
     def _open(self, launch: Launch) -> tuple[Launcher, SharedMemory]:
         if self._launcher is None or self._job is None:

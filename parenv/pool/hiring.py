@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 
+from parenv.crew.hiring import local_launch
 from parenv.crew.pickling import pickled
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Placement
@@ -46,16 +47,7 @@ def launch_for(plan: Plan, job: Job) -> Callable[[int], Launch]:
     if plan.inline:
         return lambda memory_fd: Launch(memory_fd, b"", (), {}, plan.options.threads)
     named = {"env_fn": plan.factories, "policy": plan.policy, "postprocess": plan.postprocess, "workers": plan.options}
-    payload = pickled(named, job)
-    torch = ("torch",) if b"torch" in payload or plan.postprocess is not None else ()
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if plan.options.device == "cpu" else {}
-    return lambda memory_fd: Launch(
-        memory_fd=memory_fd,
-        job=payload,
-        preload=(WORKER_ENTRY.partition(":")[0], *torch, *plan.options.preload),
-        environment={**hidden, **plan.options.environment},
-        threads=plan.options.threads,
-    )
+    return local_launch(WORKER_ENTRY, pickled(named, job), plan.options, torch=plan.postprocess is not None)
 
 
 def placement_for(plan: Plan, job: Job) -> Placement:

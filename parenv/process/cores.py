@@ -32,6 +32,16 @@ def recommended_num_workers(parallelism: Parallelism = "experience", cores: int 
     return cores if parallelism == "gradient" else max(1, cores - max(1, cores // 3))
 
 
+def own_cores(workers: int) -> tuple[int, ...] | None:
+    """A core for each worker to keep to, where there are exactly as many as workers.
+
+    Workers that are woken together for a fraction of a millisecond are otherwise put on one core now and then, one
+    behind the other, and the scheduler does not see the other core in time.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return tuple(cores) if len(cores) == workers == usable_cores() else None
+
+
 def _container_limit() -> float:
     """CPU limit of the control group, v2 or v1; infinite where there is none."""
     try:

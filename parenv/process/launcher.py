@@ -110,10 +110,10 @@ class Launcher:
         self._send({"fork": launch}, descriptors)
         self._running.add(handle)
 
-    def signal(self, handle: int, signum: int) -> None:
-        """Send a signal to a process and all that it has started."""
+    def signal(self, handle: int, signum: int, alone: bool = False) -> None:
+        """Send a signal to a process, alone or with all that it has started."""
         with contextlib.suppress(ChildProcessError):
-            self._send({"signal": [handle, int(signum)]})
+            self._send({"signal": [handle, int(signum), alone]})
 
     def events(self) -> list[Exited]:
         """The processes that have ended since the last call. Blocks unless :meth:`fileno` is readable."""

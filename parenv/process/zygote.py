@@ -7,7 +7,7 @@ it started with it, as soon as its driver is gone.
 The driver speaks to it over stream sockets in lines of JSON. The root socket carries one command, ``session``,
 which hands over one more socket per pool. On a session:
 
-    driver: {"fork": {...launch...}}, with descriptors      {"signal": [handle, signal]}
+    driver: {"fork": {...launch...}}, with descriptors      {"signal": [handle, signal, alone]}
     zygote: {"started": [handle, pid]}   {"exited": [handle, exit code | null, signal | null]}   {"refused": [handle,
         why]}
 
@@ -81,11 +81,11 @@ class Session:
         with contextlib.suppress(OSError):
             self.lines.send(event)
 
-    def signal(self, handle: int, signum: int) -> None:
-        """Signal a worker and all that it has started. One that is gone already is let be."""
+    def signal(self, handle: int, signum: int, alone: bool) -> None:
+        """Signal a worker, alone or with all that it has started. One that is gone already is let be."""
         for pid, child in self.children.items():
             if child == handle:
-                _signal_group(pid, signum)
+                os.kill(pid, signum) if alone else _signal_group(pid, signum)
 
     def kill_all(self) -> None:
         """Kill every worker and all that they have started."""

@@ -1,7 +1,7 @@
 """Plain values as JSON and raw buffers: what may leave a worker, since nothing it sends is ever unpickled.
 
 ``None``, booleans, numbers, strings, bytes, lists, tuples, dicts, numpy arrays and scalars, and Gymnasium's
-``GraphInstance``, nested in any way.
+``GraphInstance``, spaces and random generators, nested in any way.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.spaces import GraphInstance
 
 from parenv.errors import NotDataError, ProtocolError
+from parenv.memory.spaces import describe, rebuild
 
 Buffer = bytes | bytearray | memoryview
 _PLAIN = (bool, int, float, str, type(None))
+_BIT_GENERATORS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 4096
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
@@ -72,6 +78,10 @@ def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> d
         return _pack_array(value, buffers, where)
     if isinstance(value, GraphInstance):
         return {"graph": [inner(part, f".{name}") for name, part in zip(value._fields, value, strict=True)]}
+    if isinstance(value, Space):
+        return {"space": inner(describe(value), "")}
+    if type(value) is np.random.Generator:
+        return {"generator": inner(value.bit_generator.state, ".bit_generator.state")}
     if type(value) is tuple:
         return {"tuple": [inner(item, f"[{i}]") for i, item in enumerate(value)]}
     if isinstance(value, dict):
@@ -112,8 +122,18 @@ def _unpack(node: Any, buffers: Sequence[Buffer]) -> Any:
         return b"" if body is None else bytes(buffers[body])
     if tag == "graph":
         return GraphInstance(*(_unpack(item, buffers) for item in body))
+    if tag == "space":
+        return rebuild(_unpack(body, buffers))
+    if tag == "generator":
+        return _generator(_unpack(body, buffers))
     if tag in ("array", "scalar"):
         dtype, shape, index = body
         array = np.frombuffer(buffers[index], dtype=np.dtype(str(dtype))).reshape(shape)
         return array[()] if tag == "scalar" else array
     raise ValueError(f"unknown tag {tag!r}")
+
+
+def _generator(state: Any) -> np.random.Generator:
+    bit_generator = _BIT_GENERATORS[state["bit_generator"]](0)
+    bit_generator.state = state
+    return np.random.Generator(bit_generator)

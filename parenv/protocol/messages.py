@@ -11,13 +11,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ready:
-    """Worker: the sub-environments exist and are reset; this is what a rollout of theirs looks like.
+    """Worker: the sub-environments exist.
 
     Args:
-        spaces: described observation and action space.
+        spaces: described observation and action space. For stepping: one of each per sub-environment, equal ones said
+            once.
         num_envs: sub-environments in this worker.
-        extras: ``[name, shape, dtype]`` of every extra that policy and postprocess return; empty from all workers but
-            the first.
+        extras: for rollouts: ``[name, shape, dtype, postprocessed]`` of every extra that policy and postprocess return;
+            empty from all workers but the first. For stepping: ``metadata`` and ``render_mode`` of the first
+            environment.
     """
 
     spaces: Any
@@ -48,6 +50,49 @@ class Layout:
     share: int
     first_env_id: int
     extras: Any
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Driver: where the board for stepping lies in shared memory, and which rows are yours.
+
+    Args:
+        offset: where it begins, in bytes.
+        num_envs: its rows.
+        info_bytes: room for one info.
+    """
+
+    offset: int
+    num_envs: int
+    info_bytes: int
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Driver: about the actions of the next steps.
+
+    Args:
+        dtypes: those in which they lie on the board from now on, one per leaf; ``None``: as before.
+        values: pickled ``{env_id: action}`` where they do not lie on the board; empty for none.
+    """
+
+    dtypes: Any
+    values: bytes
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """Worker: what would not go on the board with the last steps.
+
+    Args:
+        kinds: ``[number, kind]`` of infos that are written from now on.
+        infos: ``[env_id, info]``.
+        observations: ``[env_id, values]``: one value per leaf without a fixed size.
+    """
+
+    kinds: Any
+    infos: Any
+    observations: Any
 
 
 @dataclass(frozen=True)
@@ -89,7 +134,8 @@ class Call:
 
     Args:
         sequence: counts the calls.
-        method: ``"call"``, ``"get_attr"``, ``"set_attr"``, ``"evaluate"`` or ``"load"``.
+        method: ``"call"``, ``"get_attr"``, ``"set_attr"``, ``"evaluate"`` or ``"load"``; for stepping ``"reset"``,
+            ``"call"``, ``"set_attr"`` or ``"measure"``.
         arguments: pickled arguments of that method.
     """
 
@@ -111,7 +157,9 @@ class Failure:
     """Worker: an exception.
 
     Args:
-        call: sequence of the call that raised, or -1 where it was not a call; then the worker only waits to be closed.
+        call: sequence of the call that raised; 0 for a step on the board; -1 where it was neither, and then the worker
+            only waits to be closed.
+        more: how many more failures of the same call follow.
         env_id: the sub-environment at work, or -1.
         doing: what was being done.
         kind: ``[module, qualified name]`` of the exception.
@@ -120,6 +168,7 @@ class Failure:
     """
 
     call: int
+    more: int
     env_id: int
     doing: str
     kind: Any
@@ -132,5 +181,17 @@ class Close:
     """Driver: clean up and end."""
 
 
-Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close
-KINDS: tuple[type[Message], ...] = (Ready, Layout, Credit, Commit, Call, Reply, Failure, Close)
+Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | Remarks
+KINDS: tuple[type[Message], ...] = (
+    Ready,
+    Layout,
+    Credit,
+    Commit,
+    Call,
+    Reply,
+    Failure,
+    Close,
+    Rows,
+    Actions,
+    Remarks,
+)

@@ -46,19 +46,20 @@ def _guarded(worker: Worker) -> bool:
     try:
         return worker.work()
     except BaseException as error:
-        worker.say(failure(error, worker))
+        worker.say(failure_of(error, worker.progress.doing, worker.progress.env_id, worker.answering))
         if worker.answering < 0:
             worker.give_up()
         return True
 
 
-def failure(error: BaseException, worker: Worker) -> Failure:
+def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, more: int = 0) -> Failure:
     """An exception as a message."""
     kind = type(error)
     return Failure(
-        call=worker.answering,
-        env_id=worker.progress.env_id,
-        doing=worker.progress.doing,
+        call=call,
+        more=more,
+        env_id=env_id,
+        doing=doing,
         kind=[kind.__module__, kind.__qualname__],
         message=str(error),
         traceback="".join(traceback.format_exception(error)),

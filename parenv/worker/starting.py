@@ -81,17 +81,17 @@ def make_envs(job: Job, first: int, count: int, progress: Progress) -> Stepper:
     return make_stepper(envs, first, progress)
 
 
-def prepare_process(sender: Sender, job: Job) -> None:
+def prepare_process(sender: Sender, seed: int, threads: int) -> None:
     """Settle what belongs to the whole process: threads and random states."""
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(job.options.threads)
-        torch.manual_seed(worker_seed(job.seed, *sender))
-    worker_random_state(sender, job).__enter__()
+        torch.set_num_threads(threads)
+        torch.manual_seed(worker_seed(seed, *sender))
+    worker_random_state(sender, seed).__enter__()
 
 
-def worker_random_state(sender: Sender, job: Job) -> RandomState:
+def worker_random_state(sender: Sender, seed: int) -> RandomState:
     """The random state with which a worker's policy samples."""
-    return RandomState(worker_seed(job.seed, *sender))
+    return RandomState(worker_seed(seed, *sender))
 
 
 def _probe(

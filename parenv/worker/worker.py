@@ -121,9 +121,9 @@ class Worker:
         self._job = job = self._load_job()
         job.factories.register()
         if self._owns_process:
-            prepare_process(self._sender, job)
+            prepare_process(self._sender, job.seed, job.options.threads)
         else:
-            self._random_state = worker_random_state(self._sender, job)
+            self._random_state = worker_random_state(self._sender, job.seed)
         with self._random_state:
             self._started = start(self._sender, job, self._load_job, self.progress)
         self.say(self._started.ready)

@@ -70,7 +70,7 @@ def test_a_call_that_raises_says_where_and_leaves_the_pool_usable(num_workers: i
         with pytest.raises(NotDataError, match=r"builtins\.object"):
             pool.call("secret", env_ids=[0])
         with pytest.raises(AttributeError):
-            pool.get_attr("no_such_attribute")
+            pool.get_attr("no_such_attribute", env_ids=[1])
         with pytest.raises(ConfigurationError, match="there is no env_id 3"):
             pool.call("add", 1, env_ids=[3])
         with pytest.raises(ConfigurationError, match="2 values for 3"):

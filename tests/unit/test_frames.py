@@ -69,7 +69,7 @@ def test_another_version_is_refused_with_both_versions() -> None:
         ([header(kind=KINDS.index(Commit)) + b'["1",null]'], "Commit.sequence must be int, got str"),
         ([header(kind=KINDS.index(Commit)) + b"[true,null]"], "Commit.sequence must be int, got bool"),
         ([header(kind=KINDS.index(Credit)) + b'[0,0,0,0,"x"]'], "Credit.snapshot must be bytes, got str"),
-        ([header(kind=KINDS.index(Failure)) + b"[0,0,null,[],1,1]"], "Failure.doing must be str, got NoneType"),
+        ([header(kind=KINDS.index(Failure)) + b"[0,0,0,null,[],1,1]"], "Failure.doing must be str, got NoneType"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,0 +1,291 @@
+"""Infos of sub-environments as rows of bytes, and back as the dict of arrays that Gymnasium makes of them.
+
+An info is a dict of any shape, but the same shapes come again and again. A worker names each shape that it meets,
+its *kind*, once, and from then on writes only the number of the kind and the packed values. What does not fit (strings,
+lists, objects, too many values, too many kinds) travels by message instead.
+
+A kind is nested tuples, and so plain data: ``("dict", ((key, kind), ...))``, ``("tuple", (kind, ...))``,
+``("array", dtype, shape)``, or the name of a scalar: ``"int"``, ``"float"``, ``"bool"``, ``"none"`` for Python's own,
+a dtype such as ``"<f4"`` for numpy's.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Kind = Any
+MAX_KINDS = 256
+FINAL_OBSERVATION = "final_obs"
+BY_MESSAGE = -1
+
+_NUMPY_SCALARS: dict[type, str] = {
+    np.dtype(name).type: np.dtype(name).str
+    for name in ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
+}
+_SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool", type(None): "none", **_NUMPY_SCALARS}
+_FORMATS = {
+    "int": "q", "float": "d", "bool": "?7x", "none": "",
+    "|b1": "?7x", "|i1": "b7x", "<i2": "h6x", "<i4": "i4x", "<i8": "q",
+    "|u1": "B7x", "<u2": "H6x", "<u4": "I4x", "<u8": "Q",
+    "<f4": "f4x", "<f8": "d",
+}  # fmt: skip
+_DTYPES = {"int": "<i8", "float": "<f8", "bool": "?", "none": "?"}
+_OBJECTS = {"none", "|b1"}
+"""Scalars for which Gymnasium makes arrays of objects."""
+
+
+class InfoWriter:
+    """Writes the infos of a worker's sub-environments.
+
+    Args:
+        kinds: int32 ``[N]``.
+        infos: uint8 ``[N, info_bytes]``.
+        number: makes the number of this worker's ``i``-th kind, different from all other workers' numbers.
+    """
+
+    def __init__(self, kinds: Any, infos: Any, number: Callable[[int], int]) -> None:
+        self._kinds, self._number = kinds, number
+        self._buffer = memoryview(infos.reshape(-1))
+        self._row_bytes = infos.shape[1]
+        self._flat: dict[Any, tuple[int, Callable[..., None]]] = {}
+        self._known: dict[Kind, tuple[int, Callable[..., None]]] = {}
+        self.new: list[tuple[int, Kind]] = []
+
+    def write(self, env_id: int, info: Mapping[str, Any]) -> bool:
+        """Write one info that is not empty; whether it could be written, and need not travel by message."""
+        shape = (tuple(info), tuple(map(type, info.values())))
+        known = self._flat.get(shape)
+        try:
+            if known is None:
+                values: list[Any] = []
+                kind = _kind_of(info, values)
+                known = self._known.get(kind) or self._learn(kind)
+                if all(type(part) is str for _, part in kind[1]) and "none" not in [part for _, part in kind[1]]:
+                    self._flat[shape] = known
+            else:
+                values = list(info.values())
+            known[1](self._buffer, env_id * self._row_bytes, *values)
+        except (_DoesNotFitError, struct.error, OverflowError):
+            self._kinds[env_id] = BY_MESSAGE
+            return False
+        self._kinds[env_id] = known[0]
+        return True
+
+    def _learn(self, kind: Kind) -> tuple[int, Callable[..., None]]:
+        packer = struct.Struct("<" + _format(kind))
+        if packer.size > self._row_bytes or len(self._known) == MAX_KINDS:
+            raise _DoesNotFitError
+        known = self._known[kind] = (self._number(len(self._known)), packer.pack_into)
+        self.new.append((known[0], kind))
+        return known
+
+
+class _DoesNotFitError(Exception):
+    pass
+
+
+def _kind_of(value: Any, values: list[Any], in_observation: bool = False) -> Kind:
+    scalar = _SCALARS.get(type(value))
+    if scalar is not None:
+        if scalar != "none":
+            values.append(value)
+        return scalar
+    if type(value) is dict:
+        parts = []
+        for key, part in value.items():
+            if type(key) is not str:
+                raise _DoesNotFitError
+            parts.append((key, _kind_of(part, values, in_observation or key == FINAL_OBSERVATION)))
+        return ("dict", tuple(parts))
+    if type(value) is np.ndarray and value.dtype.kind in "?biuf":
+        values.append(value.tobytes())
+        return ("array", value.dtype.str, value.shape)
+    if type(value) is tuple and in_observation:
+        return ("tuple", tuple(_kind_of(part, values, True) for part in value))
+    raise _DoesNotFitError
+
+
+def _format(kind: Kind) -> str:
+    if isinstance(kind, str):
+        return _FORMATS[kind]
+    if kind[0] == "array":
+        nbytes = _array_bytes(kind)
+        return f"{nbytes}s{-nbytes % 8}x"
+    return "".join(_format(part) for part in _parts(kind))
+
+
+def _array_bytes(kind: Kind) -> int:
+    return int(np.dtype(kind[1]).itemsize * math.prod(kind[2]))
+
+
+def _parts(kind: Kind) -> list[Kind]:
+    return [part for _, part in kind[1]] if kind[0] == "dict" else list(kind[1])
+
+
+class InfoReader:
+    """Reads infos back, in the form of ``gymnasium.vector.VectorEnv``.
+
+    Args:
+        kinds: int32 ``[N]``.
+        infos: uint8 ``[N, info_bytes]``.
+        add_info: ``(infos, info, i) -> infos``, Gymnasium's own way of adding one info, for what came by message.
+    """
+
+    def __init__(self, kinds: Any, infos: Any, add_info: Callable[[Any, Any, int, int], Any]) -> None:
+        self._kinds, self._infos, self._add_info = kinds, infos, add_info
+        self._nodes: dict[int, _Dict] = {}
+        self._by_kind: dict[Kind, _Dict] = {}
+
+    def learn(self, number: int, kind: Kind) -> None:
+        """Take note of what a worker means by a number."""
+        node = self._by_kind.get(kind)
+        if node is None:
+            made, _ = _node(kind, self._infos, 0)
+            node = self._by_kind[kind] = made
+        self._nodes[number] = node
+
+    def read(self, env_ids: Any, by_message: Mapping[int, Any]) -> dict[str, Any]:
+        """The infos of these sub-environments, each array ``[len(env_ids), ...]``.
+
+        Args:
+            env_ids: ``None`` for all, in order.
+            by_message: by env_id, those that could not be written.
+        """
+        kinds = self._kinds if env_ids is None else self._kinds[env_ids]
+        n = len(kinds)
+        numbers = kinds.tolist()
+        distinct = set(numbers)
+        if BY_MESSAGE in distinct:
+            return self._one_by_one(numbers, range(n) if env_ids is None else env_ids.tolist(), by_message)
+        found: dict[str, Any] = {}
+        if 0 not in distinct:
+            nodes = {id(node): node for node in (self._nodes[number] for number in distinct)}
+            if len(nodes) == 1:
+                (node,) = nodes.values()
+                node.add(found, n, None, slice(None) if env_ids is None else env_ids)
+                return found
+        groups: dict[int, tuple[_Dict, list[int]]] = {}
+        for position, number in enumerate(numbers):
+            if number:
+                node = self._nodes[number]
+                groups.setdefault(id(node), (node, []))[1].append(position)
+        for node, positions in groups.values():
+            node.add(found, n, positions, positions if env_ids is None else env_ids[positions])
+        return found
+
+    def _one_by_one(
+        self, numbers: Sequence[int], env_ids: Sequence[int], by_message: Mapping[int, Any]
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for position, (number, env_id) in enumerate(zip(numbers, env_ids, strict=True)):
+            if number:
+                info = by_message[env_id] if number == BY_MESSAGE else self._nodes[number].value(env_id)
+                found = self._add_info(found, info, position, len(numbers))
+        return found
+
+
+class _Value:
+    """A scalar or array of a kind, with its column over all rows."""
+
+    def __init__(self, column: Any, code: str) -> None:
+        self.column, self._code = column, code
+        self._is_object = code in _OBJECTS
+
+    def empty(self, n: int) -> Any:
+        if self._is_object:
+            return np.full(n, None, object)
+        return np.zeros((n, *self.column.shape[1:]), self.column.dtype)
+
+    def put(self, array: Any, positions: Sequence[int], rows: Any) -> None:
+        if not self._is_object:
+            array[positions] = self.column[rows]
+            return
+        for position, row in zip(positions, rows, strict=True):
+            array[position] = self.value(int(row))
+
+    def value(self, row: int) -> Any:
+        if self._code == "none":
+            return None
+        one = self.column[row]
+        if isinstance(one, np.ndarray):
+            return one.copy()
+        return one.item() if self._code in _DTYPES else one
+
+    def whole(self, n: int, rows: Any) -> Any:
+        """For all positions at once, as an array of its own."""
+        if self._is_object:
+            array = self.empty(n)
+            self.put(array, range(n), range(n) if isinstance(rows, slice) else rows)
+            return array
+        return self.column.copy() if isinstance(rows, slice) else self.column[rows]
+
+
+class _Tuple:
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+
+    def value(self, row: int) -> Any:
+        return tuple(part.value(row) for part in self._parts)
+
+
+class _Dict:
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._parts = [(key, "_" + key, part) for key, part in parts.items()]
+
+    def value(self, row: int) -> Any:
+        return {key: part.value(row) for key, _, part in self._parts}
+
+    def add(self, found: dict[str, Any], n: int, positions: Sequence[int] | None, rows: Any) -> dict[str, Any]:
+        """Add to infos what these rows say; ``positions`` is ``None`` for all."""
+        for key, mask_key, part in self._parts:
+            array = found.get(key)
+            if key == FINAL_OBSERVATION:
+                array = np.full(n, None, object) if array is None else array
+                for position, row in zip(*_pairs(n, positions, rows), strict=True):
+                    array[position] = part.value(int(row))
+            elif isinstance(part, _Dict):
+                array = part.add({} if array is None else array, n, positions, rows)
+            elif positions is None and array is None:
+                array = part.whole(n, rows)
+            else:
+                array = part.empty(n) if array is None else array
+                part.put(array, *_pairs(n, positions, rows))
+            mask = found.get(mask_key)
+            if positions is None:
+                mask = np.ones(n, bool)
+            else:
+                mask = np.zeros(n, bool) if mask is None else mask
+                mask[positions] = True
+            found[key], found[mask_key] = array, mask
+        return found
+
+
+def _pairs(n: int, positions: Sequence[int] | None, rows: Any) -> tuple[Any, Any]:
+    return range(n) if positions is None else positions, range(n) if isinstance(rows, slice) else rows
+
+
+def _node(kind: Kind, infos: Any, offset: int) -> tuple[Any, int]:
+    """What reads a kind whose bytes begin at an offset of each row, and where they end."""
+    if isinstance(kind, str):
+        column = _column(infos, offset, _DTYPES.get(kind, kind), ())
+        return _Value(column, kind), offset + struct.calcsize("<" + _FORMATS[kind])
+    if kind[0] == "array":
+        return _Value(_column(infos, offset, kind[1], kind[2]), "array"), offset + -(-_array_bytes(kind) // 8) * 8
+    parts = []
+    for part in _parts(kind):
+        node, offset = _node(part, infos, offset)
+        parts.append(node)
+    if kind[0] == "tuple":
+        return _Tuple(parts), offset
+    return _Dict(dict(zip([key for key, _ in kind[1]], parts, strict=True))), offset
+
+
+def _column(infos: Any, offset: int, dtype: str, shape: Sequence[int]) -> Any:
+    shape = tuple(shape)
+    one = np.empty(shape, dtype)
+    return np.ndarray((len(infos), *shape), dtype, infos, offset, (infos.strides[0], *one.strides))

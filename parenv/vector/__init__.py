@@ -1,0 +1,1 @@
+"""ParallelVectorEnv: Gymnasium's VectorEnv over the same workers, memory and processes as the pool."""

@@ -1,0 +1,70 @@
+"""Arguments of a vector env's methods, one for each sub-environment, by Gymnasium's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def each_seed(seed: Any, num_envs: int) -> list[int | None]:
+    """``None``, a first seed, or a list, as one seed for each.
+
+    Raises:
+        ValueError: a list of another length.
+
+    >>> each_seed(7, 3), each_seed(None, 2)
+    ([7, 8, 9], [None, None])
+    """
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + i for i in range(num_envs)]
+    if len(seed) != num_envs:
+        raise ValueError(
+            f"If seeds are passed as a list the length must match num_envs={num_envs} but got length={len(seed)}."
+        )
+    return [None if one is None else int(one) for one in seed]
+
+
+def each_value(values: Any, num_envs: int) -> list[Any]:
+    """One value for all, or a list or tuple, as one value for each.
+
+    Raises:
+        ValueError: a list of another length.
+    """
+    if not isinstance(values, list | tuple):
+        return [values] * num_envs
+    if len(values) != num_envs:
+        raise ValueError(
+            "Values must be a list or tuple with length equal to the number of environments. "
+            f"Got `{len(values)}` values for {num_envs} environments."
+        )
+    return list(values)
+
+
+def without_mask(options: Any, num_envs: int) -> tuple[Sequence[int], Any]:
+    """Whom a reset is for, and the options without the mask that says so; the caller's dict is not changed.
+
+    Raises:
+        TypeError, ValueError: the mask, or a list of options, is not as Gymnasium wants it.
+    """
+    if options is None or (isinstance(options, dict) and "reset_mask" not in options):
+        return range(num_envs), options
+    if not isinstance(options, dict):
+        if len(options) != num_envs:
+            raise ValueError(f"options for each sub-environment must be {num_envs}, got {len(options)}")
+        return range(num_envs), list(options)
+    mask = options["reset_mask"]
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"`options['reset_mask']` must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
+        )
+    return np.flatnonzero(mask).tolist(), {key: value for key, value in options.items() if key != "reset_mask"}

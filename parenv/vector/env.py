@@ -1,0 +1,349 @@
+"""ParallelVectorEnv: the public class."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Env, logger
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from parenv.options import WorkerOptions
+from parenv.process.cores import usable_cores
+from parenv.vector.arguments import each_seed, each_value, without_mask
+from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan, parallel_pays
+from parenv.vector.session import Session, StepResults
+
+RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
+_IDLE = ""
+
+
+class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
+    """Gymnasium's ``AsyncVectorEnv`` with many sub-environments per worker: same arguments, same behaviour.
+
+    Results are those of ``SyncVectorEnv`` on the same seeds and actions. Beside :meth:`step` there are :meth:`send` and
+    :meth:`recv`, which step whoever is ready.
+
+    Args:
+        env_fns: one factory for each sub-environment.
+        shared_memory: accepted; arrays of fixed size lie in shared memory, everything else travels by message.
+        copy: whether returned observations are copies. With ``False`` they are arrays over the shared memory, which the
+            next step overwrites.
+        context: accepted; all start methods mean the same here.
+        daemon: accepted; workers always end with this process, and may have children of their own.
+        worker: must be ``None``.
+        observation_mode: ``"same"``, ``"different"`` (equal shapes and dtypes), or a pair of batched and single space.
+        autoreset_mode: what happens where an episode ends.
+        max_concurrency: how many sub-environments may be stepped at the same time: a limit on ``num_workers``.
+        num_workers: worker processes; ``None``: one per usable core; 0: everything in this process; ``"auto"``: one per
+            core or 0, whichever a measurement of the first sub-environment's step promises to be faster.
+        batch_size: rows that :meth:`recv` returns; all by default.
+        step_timeout_s: seconds in which a worker must answer a step; one that does not is killed, its stack shown.
+        on_worker_death: ``"raise"``: a dead worker closes the env; ``"restart"``: it is started again, the current
+            episodes of its sub-environments are truncated and flagged in ``infos["worker_restarted"]``.
+        workers: how workers are set up and how long they may take to start and to close.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or cannot be honoured.
+        RuntimeError: the spaces of the sub-environments do not go together.
+
+    >>> import gymnasium as gym
+    >>> envs = ParallelVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
+    >>> observations, infos = envs.reset(seed=42)
+    >>> observations, rewards, terminated, truncated, infos = envs.step(envs.action_space.sample())
+    >>> observations.shape, rewards
+    ((4, 4), array([1., 1., 1., 1.]))
+    >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        shared_memory: bool = True,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: None = None,
+        observation_mode: ObservationMode = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        *,
+        num_workers: int | Literal["auto"] | None = None,
+        batch_size: int | None = None,
+        step_timeout_s: float | None = None,
+        on_worker_death: OnWorkerDeath = "raise",
+        workers: WorkerOptions | None = None,
+    ) -> None:
+        plan = make_vector_plan(
+            env_fns,
+            context=context,
+            worker=worker,
+            observation_mode=observation_mode,
+            autoreset_mode=autoreset_mode,
+            max_concurrency=max_concurrency,
+            num_workers=num_workers,
+            batch_size=batch_size,
+            step_timeout_s=step_timeout_s,
+            on_worker_death=on_worker_death,
+            options=workers or WorkerOptions(),
+        )
+        self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
+        self.context, self.daemon, self.worker = context, daemon, worker
+        self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
+        self.autoreset_mode = plan.mode
+        self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
+        session = Session(plan, copy)
+        if plan.measured and not parallel_pays(session.measured_step(), plan.shares, usable_cores()):
+            session.close(plan.options.close_timeout_s)
+            plan = replace(plan, shares=(plan.num_envs,), inline=True)
+            session = Session(plan, copy)
+        self._session = session
+        self._pending = _IDLE
+        self._close_timeout_s = plan.options.close_timeout_s
+        self._end = weakref.finalize(self, session.close, plan.options.close_timeout_s)
+        self.num_workers = 0 if plan.inline else len(plan.shares)
+        self.metadata, self.render_mode = session.metadata, session.render_mode
+        spaces = session.spaces
+        self.single_observation_space, self.observation_space = spaces.single_observation, spaces.observation
+        self.single_action_space, self.action_space = spaces.single_action, spaces.action
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The seed of each sub-environment's random generator."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc,unused-ignore]
+    def np_random(self) -> Any:
+        """A copy of each sub-environment's random generator."""
+        return self.get_attr("np_random")
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in all sub-environments, or in those of ``options["reset_mask"]``.
+
+        Args:
+            seed: ``None``; an integer, which gives ``seed + i`` to the ``i``-th; or a list with one for each.
+            options: a dict for all of them, or a list with one for each. ``reset_mask``, bool ``[num_envs]``, is taken
+                out of a copy of the dict.
+
+        Returns:
+            Observations of all, and infos.
+        """
+        self.reset_async(seed, options)
+        return self.reset_wait()
+
+    def reset_async(self, seed: Any = None, options: Any = None) -> None:
+        """Begin a reset without waiting for it."""
+        self._check_free("reset_async")
+        chosen, rest = without_mask(options, self.num_envs)
+        self._session.begin_reset(chosen, each_seed(seed, self.num_envs), rest)
+        self._pending = "reset"
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for a reset.
+
+        Raises:
+            NoAsyncCallError: there is none.
+            multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds. It goes on; its results are dropped.
+        """
+        self._check_pending("reset", "reset_wait")
+        with self._using():
+            return self._session.end_reset(timeout, "reset_wait")
+
+    def step(self, actions: Any) -> StepResults:
+        """Step all sub-environments.
+
+        Args:
+            actions: ``[num_envs, ...]``, as :attr:`action_space` has it.
+
+        Returns:
+            Observations; rewards, float64 ``[num_envs]``; terminated and truncated, bool ``[num_envs]``; infos.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step without waiting for it.
+
+        Raises:
+            ResetNeeded: with ``DISABLED``: the episode of a sub-environment has ended.
+        """
+        self._check_free("step_async")
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            self._check_not_ended(range(self.num_envs))
+        self._session.begin_step(actions)
+        self._pending = "step"
+
+    def step_wait(self, timeout: float | None = None) -> StepResults:
+        """Wait for a step.
+
+        Raises:
+            NoAsyncCallError: there is none.
+            multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds. It goes on, but its results are
+                dropped, and the next step begins when it is over.
+        """
+        self._check_pending("step", "step_wait")
+        self._pending = _IDLE
+        try:
+            return self._session.end_step(timeout, "step_wait")
+        finally:
+            self.closed = self._session.team.closed
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Have some sub-environments take a step, without waiting for them; :meth:`recv` has the results.
+
+        Args:
+            actions: one for each of them, batched as in :meth:`step`.
+            env_ids: which; all by default. None of them may be under way.
+
+        Raises:
+            AlreadyPendingCallError: one of them is under way, or another call is.
+            ResetNeeded: with ``DISABLED``: the episode of one of them has ended.
+        """
+        self._check_idle("send")
+        ids = np.arange(self.num_envs) if env_ids is None else np.asarray(env_ids, np.int64).reshape(-1)
+        each = ids.tolist()
+        if not each or min(each) < 0 or max(each) >= self.num_envs or len(set(each)) < len(each):
+            raise ValueError(
+                f"env_ids must be different numbers from 0 to {self.num_envs - 1}, at least one, got {each}"
+            )
+        if busy := self._session.in_flight(ids):
+            raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            self._check_not_ended(each)
+        try:
+            self._session.send(actions, ids)
+        finally:
+            self.closed = self._session.team.closed
+
+    def recv(self, timeout: float | None = None) -> StepResults:
+        """The results of the ``batch_size`` sub-environments that are ready first.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            As :meth:`step`, ``batch_size`` rows; ``infos["env_id"]`` says whose they are. Observations are copies.
+
+        Raises:
+            NoAsyncCallError: fewer than ``batch_size`` are under way.
+            multiprocessing.TimeoutError: not enough were ready in time; nothing is lost.
+        """
+        self._check_idle("recv")
+        if self._session.under_way < self.batch_size:
+            raise NoAsyncCallError(
+                f"recv() returns {self.batch_size} rows, but only {self._session.under_way} are under way: send() more",
+                "send",
+            )
+        try:
+            return self._session.recv(timeout)
+        finally:
+            self.closed = self._session.team.closed
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every sub-environment, found through its wrappers, or read an attribute.
+
+        Returns:
+            What they returned, plain data only unless ``num_workers=0``.
+        """
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: object, **kwargs: object) -> None:
+        """Begin a call without waiting for it."""
+        self._check_free("call_async")
+        if name in RESERVED:
+            raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
+        self._session.begin_call("call", (), name, args, kwargs)
+        self._pending = "call"
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for a call.
+
+        Raises:
+            NoAsyncCallError: there is none.
+            multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds.
+        """
+        self._check_pending("call", "call_wait")
+        with self._using():
+            return self._session.end_call(timeout, "call_wait")
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every sub-environment, found through its wrappers."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every sub-environment, on the wrapper that has it.
+
+        Args:
+            name: of the attribute.
+            values: one for all, or a list or tuple with one for each.
+        """
+        self._check_free("set_attr")
+        each = each_value(values, self.num_envs)
+        with self._using():
+            self._session.begin_call("set_attr", (each,), name)
+            self._session.end_call(None, "set_attr")
+
+    def render(self) -> tuple[Any, ...]:
+        """What every sub-environment's ``render`` returns."""
+        return self.call("render")
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the workers.
+
+        Args:
+            timeout: seconds that workers may take to end by themselves, ``WorkerOptions.close_timeout_s`` by default.
+            terminate: end them by force at once.
+        """
+        if self._pending is not _IDLE:
+            logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
+        self._end.detach()
+        self._session.close(0.0 if terminate else self._close_timeout_s if timeout is None else timeout)
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """Afterwards nothing is pending, and this is closed if the team is."""
+        self._pending = _IDLE
+        try:
+            yield
+        finally:
+            if self._session.team.closed:
+                self.closed = True
+
+    def _check_not_ended(self, env_ids: Any) -> None:
+        flags = self._session.ended
+        ended = [env_id for env_id in env_ids if flags[env_id]] if flags.any() else []
+        if ended:
+            raise ResetNeeded(
+                f"the episodes of env_ids {ended} have ended: with autoreset_mode=DISABLED, reset them by "
+                'reset(options={"reset_mask": terminated | truncated}) before their next step'
+            )
+
+    def _check_free(self, name: str) -> None:
+        self._check_idle(name)
+        if self._session.under_way:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while {self._session.under_way} sub-environments are under way: recv() them first.",
+                "send",
+            )
+
+    def _check_idle(self, name: str) -> None:
+        self._check_open()
+        if self._pending is not _IDLE:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{self._pending}` to complete.", self._pending
+            )
+
+    def _check_pending(self, what: str, name: str) -> None:
+        self._check_open()
+        if self._pending != what:
+            raise NoAsyncCallError(f"Calling `{name}` without any prior call to `{what}_async`.", what)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")

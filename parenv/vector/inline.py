@@ -1,0 +1,139 @@
+"""Sub-environments stepped in the caller's own process, over the same board and by the same code as in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.crew.failures import raise_all, where_it_happened
+from parenv.envs.batch import Trouble
+from parenv.memory.board import Board, BoardSpec
+from parenv.memory.progress import Progress, header_bytes
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Actions, Remarks
+from parenv.worker.step_station import StepJob, StepStation
+
+_PID_IS_OURS = 0
+
+
+class InlineTeam:
+    """One worker without a process. What is requested is done when somebody listens.
+
+    Args:
+        job: what to make.
+    """
+
+    def __init__(self, job: StepJob) -> None:
+        self._progress = Progress(np.zeros(header_bytes(1), np.uint8), 0)
+        self._station = StepStation(job, Sender(0, 0), self._progress)
+        self.ready = [self._station.ready()]
+        self._pending: list[Callable[[], None]] = []
+        self._ordered = 0
+        self._remarks: list[Remarks] = []
+        self._errors: list[BaseException] = []
+        self.closed = False
+
+    @property
+    def noted(self) -> bool:
+        """Whether there is an info among the last answers."""
+        return bool(self._progress.noted[0])
+
+    @property
+    def remarked(self) -> bool:
+        """Whether there is something in :meth:`remarks`."""
+        return bool(self._remarks)
+
+    @property
+    def failing(self) -> bool:
+        """Whether there is something in :meth:`errors`."""
+        return bool(self._errors)
+
+    def lay_out(self, spec: BoardSpec) -> Board:
+        """Make the board."""
+        self._board = Board(spec, np.zeros(spec.fields()[1], np.uint8))
+        self._station.lay_out(self._board)
+        return self._board
+
+    def request_all(self) -> None:
+        """Have every sub-environment take a step."""
+        self._pending.append(self._station.batch.step_all)
+
+    def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
+        """Have some of them take a step, or begin an episode."""
+        ring, n = self._board.orders, len(env_ids)
+        for env_id in env_ids:
+            ring[self._ordered % len(ring)] = ~env_id if reset else env_id
+            self._ordered += 1
+        self._pending.append(lambda: self._serve(n))
+
+    def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
+        """Say something about the actions that come next."""
+        self._station.give(actions)
+
+    def listen(self, timeout_s: float) -> None:
+        """Do everything that was requested; not bounded by the limit."""
+        pending, self._pending = self._pending, []
+        for do in pending:
+            do()
+            self._take_notes()
+
+    def remarks(self) -> list[Remarks]:
+        """What did not go on the board since the last time."""
+        remarks, self._remarks = self._remarks, []
+        return remarks
+
+    def errors(self) -> list[BaseException]:
+        """Exceptions of sub-environments since the last time."""
+        errors, self._errors = self._errors, []
+        return errors
+
+    def restarted(self) -> list[list[int]]:
+        """None ever."""
+        return []
+
+    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Any:
+        """Call a method."""
+        answers = {worker: self._station.answer(method, *values) for worker, values in arguments.items()}
+        troubles = [self._with_place(trouble) for trouble in self._station.troubles()]
+        self._take_notes()
+        return answers, troubles
+
+    def answered(self, asked: Any) -> bool:
+        """At once."""
+        return True
+
+    def answers(self, asked: Any) -> dict[int, Any]:
+        """What came of a call."""
+        answers, errors = asked
+        raise_all(errors)
+        return answers  # type: ignore[no-any-return]
+
+    def forget(self, asked: Any) -> None:
+        """Nothing is kept."""
+
+    def cut(self, env_ids: Sequence[int]) -> None:
+        """Never: whoever could cut waits itself."""
+
+    def close(self, timeout_s: float) -> None:
+        """Close the environments. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self._station.close()
+
+    def _serve(self, orders: int) -> None:
+        while orders:
+            orders -= self._station.batch.serve(orders)
+
+    def _take_notes(self) -> None:
+        if self._station.batch.remarkable:
+            self._station.batch.remarkable = False
+            self._errors += [self._with_place(trouble) for trouble in self._station.troubles()]
+            if (remarks := self._station.remarks()) is not None:
+                self._remarks.append(remarks)
+
+    def _with_place(self, trouble: Trouble) -> BaseException:
+        if trouble.error.__cause__ is None:
+            trouble.error.__cause__ = where_it_happened(0, _PID_IS_OURS, trouble.env_id, trouble.doing)
+        return trouble.error

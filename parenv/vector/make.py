@@ -1,0 +1,73 @@
+"""make_vec: a ParallelVectorEnv from an env id."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from parenv.errors import ConfigurationError
+from parenv.vector.env import ParallelVectorEnv
+
+
+def make_vec(
+    id: str | EnvSpec,
+    num_envs: int = 1,
+    vectorization_mode: str | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
+    **kwargs: Any,
+) -> ParallelVectorEnv:
+    """``gymnasium.make_vec`` for :class:`ParallelVectorEnv`.
+
+    Args:
+        id: of the environment, or its spec.
+        num_envs: how many.
+        vectorization_mode: ``None`` or ``"async"``.
+        vector_kwargs: arguments of :class:`ParallelVectorEnv`.
+        wrappers: applied to each sub-environment, in this order.
+        **kwargs: for ``gymnasium.make``.
+
+    Raises:
+        ConfigurationError: another vectorization mode.
+        gymnasium.error.Error: Gymnasium does not know the environment.
+
+    >>> envs = make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
+    >>> envs
+    ParallelVectorEnv(CartPole-v1, num_envs=4)
+    >>> envs.close()
+    """
+    mode = getattr(vectorization_mode, "value", vectorization_mode)
+    if mode not in (None, "async"):
+        raise ConfigurationError(
+            f"vectorization_mode={mode!r} is not what parenv.make_vec makes: leave it out, or use gymnasium.make_vec"
+        )
+    spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
+    known = spec.kwargs
+    num_envs = known.pop("num_envs", num_envs)
+    vector_kwargs = known.pop("vector_kwargs", vector_kwargs) or {}
+    wrappers = known.pop("wrappers", wrappers) or ()
+    known.pop("vectorization_mode", None)
+    arguments = {**known, **kwargs}
+    spec.kwargs = {}
+
+    def make_one() -> gym.Env[Any, Any]:
+        env: gym.Env[Any, Any] = gym.make(spec, **arguments)
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    envs = ParallelVectorEnv([make_one] * num_envs, **vector_kwargs)
+    envs.spec = copy.deepcopy(spec)
+    envs.spec.kwargs = {**arguments, "vectorization_mode": "async"}
+    for name, value, default in (
+        ("num_envs", num_envs, 1),
+        ("vector_kwargs", vector_kwargs, {}),
+        ("wrappers", wrappers, ()),
+    ):
+        if value != default:
+            envs.spec.kwargs[name] = value
+    return envs

@@ -1,0 +1,308 @@
+"""Sub-environments stepped by worker processes: doorbells for stepping, messages for everything else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from parenv.crew.crew import Crew
+from parenv.crew.hiring import local_launch
+from parenv.crew.pickling import pickled
+from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
+from parenv.memory.board import Board, BoardSpec
+from parenv.memory.progress import Progress, header_bytes, lines
+from parenv.memory.shared import SharedMemory
+from parenv.placement.base import Launch
+from parenv.placement.local import LocalPlacement
+from parenv.process.doorbell import ALL, Doorbell
+from parenv.protocol.messages import Actions, Ready, Remarks, Rows
+from parenv.vector.configuration import VectorPlan
+from parenv.worker.step_station import StepJob
+from parenv.worker.stepping import STACK_SIGNAL
+
+WORKER_ENTRY = "parenv.worker.stepping:main"
+STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
+KILL_TIMEOUT_S = 5.0
+LISTEN_S = 3600.0
+MAX_DEATHS_IN_A_ROW = 3
+_log = logging.getLogger("parenv")
+
+
+@dataclass
+class _Question:
+    """A call on several workers, and the number it has with each."""
+
+    method: str
+    arguments: dict[int, tuple[Any, ...]]
+    numbers: dict[int, int]
+
+
+class ProcessTeam:
+    """Worker processes on this machine.
+
+    Args:
+        plan: checked.
+        job: what they are to make.
+    """
+
+    def __init__(self, plan: VectorPlan, job: StepJob) -> None:
+        workers = len(plan.shares)
+        self._plan = plan
+        payload = pickled({"env_fns": plan.factories, "workers": plan.options}, job)
+        self._with_launch = local_launch(WORKER_ENTRY, payload, plan.options)
+        self._memory = SharedMemory(header_bytes(workers))
+        head = self._memory.map()
+        self._progress = [Progress(head, worker) for worker in range(workers)]
+        _, self._said, self._noted = lines(head, workers).T
+        self._bells = [Doorbell() for _ in range(workers)]
+        self._answers = Doorbell()
+        self._stacks = os.pipe()
+        os.set_blocking(self._stacks[0], False)
+        self._crew = Crew(LocalPlacement(WORKER_ENTRY), self._progress, plan.shares)
+        self._first = [sum(plan.shares[:worker]) for worker in range(workers)]
+        self._workers, self._firsts = np.repeat(np.arange(workers), plan.shares), np.repeat(self._first, plan.shares)
+        self._ordered = [0] * workers
+        self._restarted: list[list[int]] = []
+        self._deaths, self._restarted_at = [0] * workers, [-1] * workers
+        self._hung: dict[int, str] = {}
+        self._questions: list[_Question] = []
+        self._dtypes: Any = None
+        self.closed = False
+        try:
+            self.ready: list[Ready] = self._crew.start(self._launch(), plan.options.start_timeout_s)
+        except BaseException:
+            self.close(plan.options.close_timeout_s)
+            raise
+        self._poll = select.poll()
+        self._poll.register(self._crew.fileno(), select.POLLIN)
+        self._poll.register(self._answers.fileno(), select.POLLIN)
+
+    @property
+    def noted(self) -> bool:
+        """Whether there is an info among the last answers."""
+        return bool(self._noted.any())
+
+    @property
+    def remarked(self) -> bool:
+        """Whether there is something in :meth:`remarks`."""
+        return bool(self._crew.remarks)
+
+    @property
+    def failing(self) -> bool:
+        """Whether there is something in :meth:`errors`."""
+        return bool(self._crew.step_errors)
+
+    def lay_out(self, spec: BoardSpec) -> Board:
+        """Make the board, and tell every worker where it is."""
+        nbytes = spec.fields()[1]
+        offset = self._memory.size
+        self._memory.grow(offset + nbytes)
+        self._memory.reserve(offset, nbytes - spec.num_envs * spec.info_bytes)
+        self._rows = Rows(offset, spec.num_envs, spec.info_bytes)
+        self._board = Board(spec, self._memory.map(), offset)
+        for worker in range(len(self._bells)):
+            self._crew.say(worker, self._rows)
+        return self._board
+
+    def request_all(self) -> None:
+        """Have every sub-environment take a step."""
+        for bell in self._bells:
+            bell.ring(ALL)
+
+    def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
+        """Have some of them take a step, or begin an episode."""
+        ids = np.asarray(env_ids, np.int64)
+        workers = self._workers[ids]
+        orders = ids - self._firsts[ids]
+        if reset:
+            orders = ~orders
+        for worker in sorted(set(workers.tolist())):
+            self._order(worker, orders[workers == worker])
+
+    def _order(self, worker: int, orders: Any) -> None:
+        """Put orders into a worker's ring, which has room for one to each of its rows."""
+        first, size, n = self._first[worker], self._plan.shares[worker], len(orders)
+        begin = self._ordered[worker] % size
+        ring = self._board.orders[first : first + size]
+        fitting = min(n, size - begin)
+        ring[begin : begin + fitting] = orders[:fitting]
+        if fitting < n:
+            ring[: n - fitting] = orders[fitting:]
+        self._ordered[worker] += n
+        self._bells[worker].ring(n)
+
+    def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
+        """Say something about the actions that come next, to the workers of these sub-environments."""
+        if actions.dtypes is not None:
+            self._dtypes = actions.dtypes
+        for worker in sorted(set(self._workers[list(env_ids)].tolist())):
+            self._crew.say(worker, actions)
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait until something has been answered or has happened, at most up to the limit."""
+        for descriptor, _ in self._poll.poll(None if timeout_s > LISTEN_S else timeout_s * 1000.0):
+            if descriptor == self._answers.fileno():
+                self._answers.take()
+            else:
+                self._hear(0.0)
+        while any(said > heard for said, heard in zip(self._said.tolist(), self._crew.heard, strict=True)):
+            self._hear(timeout_s)
+
+    def remarks(self) -> list[Remarks]:
+        """What did not go on the board since the last time."""
+        remarks = list(self._crew.remarks)
+        self._crew.remarks.clear()
+        return remarks
+
+    def errors(self) -> list[BaseException]:
+        """Exceptions of sub-environments since the last time."""
+        errors: list[BaseException] = list(self._crew.step_errors)
+        self._crew.step_errors.clear()
+        return errors
+
+    def restarted(self) -> list[list[int]]:
+        """Workers that were started again since the last time."""
+        restarted, self._restarted = self._restarted, []
+        return restarted
+
+    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> _Question:
+        """Call a method on workers."""
+        question = _Question(method, dict(arguments), self._crew.begin(method, arguments))
+        self._questions.append(question)
+        return question
+
+    def answered(self, asked: _Question) -> bool:
+        """Whether all have answered."""
+        return self._crew.answered(asked.numbers)
+
+    def answers(self, asked: _Question) -> dict[int, Any]:
+        """What they answered."""
+        self._questions.remove(asked)
+        return self._crew.answers(asked.numbers)
+
+    def forget(self, asked: _Question) -> None:
+        """Nobody will ask for these answers any more."""
+        self._questions.remove(asked)
+        self._crew.forget(asked.numbers)
+
+    def cut(self, env_ids: Sequence[int]) -> None:
+        """Kill the workers of these sub-environments, because they do not answer; their stacks join the error."""
+        for worker in sorted(set(self._workers[list(env_ids)].tolist())):
+            self._crew.signal(worker, STACK_SIGNAL, alone=True)
+            self._hung[worker] = self._read_stack()
+            self._crew.signal(worker, signal.SIGKILL, alone=False)
+            deadline = time.monotonic() + KILL_TIMEOUT_S
+            while worker in self._hung:
+                if time.monotonic() > deadline:
+                    raise self._give_up(WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker))
+                self._hear(0.1)
+
+    def close(self, timeout_s: float) -> None:
+        """End all. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self._crew.close(timeout_s)
+        finally:
+            self._memory.close()
+            for bell in (*self._bells, self._answers):
+                bell.close()
+            for descriptor in self._stacks:
+                os.close(descriptor)
+
+    def _launch(self) -> Launch:
+        launch = self._with_launch(self._memory.fd)
+        shared = (self._stacks[1], *self._answers.descriptors)
+        return replace(launch, descriptors=shared, doorbells=tuple(self._bells))
+
+    def _hear(self, timeout_s: float) -> None:
+        try:
+            self._crew.listen(timeout_s)
+        except WorkerDiedError as error:
+            self._died(error)
+        except Exception as error:
+            raise self._give_up(error) from error.__cause__
+
+    def _died(self, error: WorkerError) -> None:
+        worker = error.worker
+        if worker in self._hung:
+            error = self._timeout_error(error, self._hung.pop(worker))
+        answered = int(self._board.finished[self._first[worker]])
+        self._deaths[worker] = 1 if answered > self._restarted_at[worker] else self._deaths[worker] + 1
+        if self._plan.on_worker_death == "raise" or self._deaths[worker] > MAX_DEATHS_IN_A_ROW:
+            raise self._give_up(error)
+        _log.warning("%s It is restarted.", error)
+        self._restart(worker, error)
+
+    def _restart(self, worker: int, error: WorkerError) -> None:
+        plan, board = self._plan, self._board
+        env_ids = np.arange(self._first[worker], self._first[worker] + plan.shares[worker])
+        self._bells[worker].close()
+        self._bells[worker] = Doorbell()
+        self._said[worker] = self._ordered[worker] = 0
+        try:
+            self._crew.restart(self._launch(), worker, plan.options.start_timeout_s)
+        except Exception as failure:
+            raise self._give_up(failure) from error
+        board.finished[env_ids] = board.requested[env_ids]
+        self._restarted_at[worker] = int(board.finished[env_ids[0]])
+        board.info_kinds[env_ids] = 0
+        self._crew.say(worker, self._rows)
+        if self._dtypes is not None:
+            self._crew.say(worker, Actions(self._dtypes, b""))
+        if plan.mode is AutoresetMode.SAME_STEP:
+            columns = range(len(env_ids))
+            question = self.begin("reset", {worker: (columns, [None] * len(env_ids), None)})
+            while not self.answered(question):
+                self.listen(LISTEN_S)
+            self.answers(question)
+        self._restarted.append(env_ids.tolist())
+        for question in self._questions:
+            self._ask_again(question, worker, error)
+
+    def _ask_again(self, question: _Question, worker: int, error: WorkerError) -> None:
+        """A reset is asked again of the new process; other calls meant the environments that are gone."""
+        if worker not in question.numbers or self._crew.answered({worker: question.numbers[worker]}):
+            return
+        if question.method == "reset":
+            question.numbers |= self._crew.begin("reset", {worker: question.arguments[worker]})
+        else:
+            self._crew.fail(question.numbers[worker], error)
+
+    def _give_up(self, error: Exception) -> Exception:
+        """Close, because nothing can be done any more; the error to raise."""
+        self.close(self._plan.options.close_timeout_s)
+        return error
+
+    def _read_stack(self) -> str:
+        """What a worker writes when it is asked for its stack, up to a pause."""
+        poll = select.poll()
+        poll.register(self._stacks[0], select.POLLIN)
+        text, patience_s = b"", STACK_TIMEOUT_S
+        while poll.poll(patience_s * 1000.0):
+            text += os.read(self._stacks[0], 1 << 16)
+            patience_s = STACK_PAUSE_S
+        return text.decode(errors="replace")
+
+    def _timeout_error(self, death: WorkerError, stack: str) -> WorkerTimeoutError:
+        shown = (
+            f"Its stack:\n{stack}" if stack else "It gave no stack: the process was stopped, or stuck in the kernel."
+        )
+        return WorkerTimeoutError(
+            f"worker {death.worker} (pid {death.pid}, env_ids {span(death.env_ids)}) did not answer within "
+            f"step_timeout_s={self._plan.step_timeout_s:g} s while {death.doing}, and was killed. {shown}",
+            worker=death.worker,
+            env_ids=death.env_ids,
+            pid=death.pid,
+            doing=death.doing,
+        )

@@ -1,0 +1,88 @@
+"""What becomes of episodes whose worker was started again: the last observation once more, truncated and flagged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gymnasium.vector import AutoresetMode
+
+from parenv.memory.board import Board
+from parenv.memory.infos import FINAL_OBSERVATION
+from parenv.vector.results import Results, add_info
+
+FLAG = "worker_restarted"
+
+
+class Restarts:
+    """Rows whose episode was lost, and what is to be said of them.
+
+    A row that was waiting for an answer is answered here at once; one that was not is *broken*, and is answered here
+    when the next step is asked of it.
+
+    Args:
+        board: the board.
+        results: reads it.
+        mode: what happens where an episode ends.
+        wanted: whether workers are restarted at all; if not, nothing is kept.
+
+    """
+
+    def __init__(self, board: Board, results: Results, mode: AutoresetMode, wanted: bool) -> None:
+        self._board, self._results, self._mode, self.wanted = board, results, mode, wanted
+        self._broken: set[int] = set()
+        self._answered: dict[int, dict[str, Any]] = {}
+        self._last = results.rows(range(board.spec.num_envs)) if wanted else []
+
+    @property
+    def any_broken(self) -> bool:
+        """Whether there are broken rows."""
+        return bool(self._broken)
+
+    def lose(self, env_ids: Sequence[int]) -> None:
+        """These rows have lost their episode."""
+        self._broken.update(env_ids)
+
+    def forget(self, env_ids: Sequence[int]) -> None:
+        """These rows begin another episode."""
+        self._broken.difference_update(env_ids)
+
+    def delivered(self, env_ids: Sequence[int]) -> None:
+        """Remember the observations that the user has got."""
+        if self.wanted:
+            for kept, new in zip(self._last, self._results.rows(env_ids), strict=True):
+                if isinstance(kept, list):
+                    for env_id, value in zip(env_ids, new, strict=True):
+                        kept[env_id] = value
+                else:
+                    kept[list(env_ids)] = new
+
+    def answer_broken(self, env_ids: Sequence[int]) -> set[int]:
+        """Answer those of these rows that are broken: truncated, no reward."""
+        if not self._broken:
+            return set()
+        board = self._board
+        rows = [env_id for env_id in env_ids if env_id in self._broken]
+        for env_id in rows:
+            info: dict[str, Any] = {FLAG: True}
+            last = [kept[env_id : env_id + 1] for kept in self._last]
+            if self._mode is AutoresetMode.SAME_STEP:
+                fresh = self._results.rows([env_id])
+                self._results.restore([env_id], last)
+                info |= {FINAL_OBSERVATION: self._results.observation(env_id), "final_info": {}}
+                self._results.restore([env_id], fresh)
+            else:
+                self._results.restore([env_id], last)
+            self._answered[env_id] = info
+        board.rewards[rows], board.terminated[rows], board.truncated[rows] = 0.0, False, True
+        board.finished[rows] = board.requested[rows]
+        self._broken.difference_update(rows)
+        return set(rows)
+
+    def add_to(self, infos: dict[str, Any], env_ids: Any) -> dict[str, Any]:
+        """Add what is to be said of rows that were answered here to the infos of these rows."""
+        if self._answered:
+            for position, env_id in enumerate(list(env_ids)):
+                if env_id in self._answered:
+                    infos = add_info(infos, self._answered.pop(env_id), position, len(env_ids))
+        return infos

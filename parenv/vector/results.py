@@ -1,0 +1,140 @@
+"""From the board to what a vector env returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from parenv.memory.board import Board
+from parenv.memory.infos import InfoReader
+from parenv.memory.spaces import flatten, is_single, unflatten
+from parenv.protocol.messages import Remarks
+
+
+class Results:
+    """Reads rows of the board, together with what came by message.
+
+    Args:
+        board: the board.
+        copy: whether observations of all rows are copies, or arrays over the board.
+    """
+
+    def __init__(self, board: Board, copy: bool) -> None:
+        self._board, self._copy = board, copy
+        self._leaves = board.spec.observations
+        self._single = is_single(self._leaves)
+        self._lists: dict[int, list[Any]] = {
+            i: [None] * board.spec.num_envs for i, leaf in enumerate(self._leaves) if leaf.dtype is None
+        }
+        self._infos = InfoReader(board.info_kinds, board.infos, add_info)
+        self._by_message: dict[int, Any] = {}
+
+    def take(self, remarks: Sequence[Remarks]) -> None:
+        """Take note of what came by message."""
+        for remark in remarks:
+            for number, kind in remark.kinds:
+                self._infos.learn(number, kind)
+            for env_id, info in remark.infos:
+                self._by_message[env_id] = info
+            for env_id, values in remark.observations:
+                for i, value in zip(self._lists, values or [], strict=False):
+                    self._lists[i][env_id] = value
+
+    def observations(self, env_ids: Any) -> Any:
+        """A batch of observations: of all, or of the rows of an array of env_ids."""
+        if self._single:
+            rows = self._board.observations[0]
+            assert rows is not None
+            if env_ids is not None:
+                return rows[env_ids]
+            return rows.copy() if self._copy else rows
+        return unflatten(self._leaves, [self._leaf(i, env_ids) for i in range(len(self._leaves))])
+
+    def observation(self, env_id: int) -> Any:
+        """A copy of the observation of one row."""
+        values = [
+            self._lists[i][env_id] if rows is None else rows[env_id].copy()
+            for i, rows in enumerate(self._board.observations)
+        ]
+        return unflatten(self._leaves, values)
+
+    def rows(self, env_ids: Sequence[int]) -> list[Any]:
+        """A copy of these rows, for :meth:`restore`."""
+        ids = list(env_ids)
+        return [
+            [self._lists[i][env_id] for env_id in ids] if rows is None else rows[ids]
+            for i, rows in enumerate(self._board.observations)
+        ]
+
+    def restore(self, env_ids: Sequence[int], saved: Sequence[Any]) -> None:
+        """Put rows back, as they were when they were copied."""
+        for i, rows in enumerate(self._board.observations):
+            if rows is not None:
+                rows[list(env_ids)] = saved[i]
+                continue
+            for env_id, value in zip(env_ids, saved[i], strict=True):
+                self._lists[i][env_id] = value
+
+    def infos(self, env_ids: Any) -> dict[str, Any]:
+        """The infos of all, or of the rows of an array of env_ids."""
+        return self._infos.read(env_ids, self._by_message)
+
+    def _leaf(self, i: int, env_ids: Any) -> Any:
+        rows = self._board.observations[i]
+        if rows is None:
+            values = self._lists[i]
+            return tuple(values) if env_ids is None else tuple(values[env_id] for env_id in env_ids.tolist())
+        if env_ids is not None:
+            return rows[env_ids]
+        return rows.copy() if self._copy else rows
+
+
+def add_info(infos: dict[str, Any], info: Any, position: int, n: int) -> dict[str, Any]:
+    """Add the info of one sub-environment to infos of ``n``, by Gymnasium's own function."""
+    adder: VectorEnv[Any, Any, Any] = VectorEnv()
+    adder.num_envs = n
+    return adder._add_info(infos, info, position)
+
+
+def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool) -> list[str] | None:
+    """Write a batch of actions onto the board, in the dtypes in which they are given.
+
+    Args:
+        board: the board.
+        actions: batched, nested as the action space is.
+        env_ids: whose, or ``None`` for all.
+        keep_dtypes: whether the dtypes must be those of before, because actions that lie there are yet to be read.
+
+    Returns:
+        The dtypes that workers must be told of first, empty if they know; ``None``: nothing was written, because these
+        are not arrays as the board has room for.
+    """
+    first = board.actions[0]
+    rows = slice(None) if env_ids is None else env_ids
+    n = board.spec.num_envs if env_ids is None else len(env_ids)
+    if board.one_action and type(actions) is np.ndarray and first is not None and actions.dtype == first.dtype:
+        if actions.shape != (n, *first.shape[1:]):
+            return None
+        first[rows] = actions
+        return []
+    if any(rows is None for rows in board.actions):
+        return None
+    arrays = [
+        np.asarray(values) for values in ([actions] if board.one_action else flatten(board.spec.actions, actions))
+    ]
+    same = True
+    for values, placed, room in zip(arrays, board.actions, board.action_bytes, strict=True):
+        same = same and values.dtype == placed.dtype
+        if values.shape != (n, *placed.shape[1:]) or values.dtype.kind not in "?biuf" or values.itemsize > room:
+            return None
+    if not same and keep_dtypes:
+        return None
+    changed = [] if same else [values.dtype.str for values in arrays]
+    if changed:
+        board.view_actions(changed)
+    for values, placed in zip(arrays, board.actions, strict=True):
+        placed[rows] = values
+    return changed

@@ -1,0 +1,334 @@
+"""A vector env at work: everything behind the public class, so that it can be closed when that one is garbage."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space, iterate
+
+from parenv.crew.failures import raise_all
+from parenv.errors import SubEnvironmentError
+from parenv.memory.board import BoardSpec
+from parenv.memory.layout import aligned
+from parenv.memory.spaces import leaves
+from parenv.protocol.messages import Actions
+from parenv.vector.configuration import VectorPlan
+from parenv.vector.inline import InlineTeam
+from parenv.vector.processes import ProcessTeam
+from parenv.vector.restarts import Restarts
+from parenv.vector.results import Results, write_actions
+from parenv.vector.spaces import join_spaces
+from parenv.vector.team import Team
+from parenv.worker.step_station import StepJob
+
+INFO_BYTES = 1024
+MEASURE_S = 0.05
+StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
+
+
+class Session:
+    """A team, its board, and where each request stands.
+
+    Args:
+        plan: checked.
+        copy: whether observations of all rows are copies, or arrays over the board.
+
+    Attributes:
+        under_way: how many sub-environments were sent an action whose results were not received.
+        ended: bool ``[N]``: whose episode ended with the last results; kept for ``DISABLED`` and for restarts.
+        stepping, resetting: what all of them are doing, or which of them are being reset.
+    """
+
+    def __init__(self, plan: VectorPlan, copy: bool) -> None:
+        self._plan = plan
+        job = StepJob(plan.factories, plan.options, plan.shares, plan.mode.value, plan.seed, plan.cores)
+        self.team: Team = InlineTeam(job) if plan.inline else ProcessTeam(plan, job)
+        try:
+            self._get_to_know()
+        except BaseException:
+            self.close(plan.options.close_timeout_s)
+            raise
+        num_envs = plan.num_envs
+        self._all = range(num_envs)
+        self._results = Results(self._board, copy)
+        self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
+        self._tracks_ends = self._restarts.wanted or plan.mode is AutoresetMode.DISABLED
+        self._worker_of = np.repeat(np.arange(len(plan.shares)), plan.shares).tolist()
+        self.ended, self._in_flight = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+        self.under_way = self._sequence = 0
+        self._limit_s = math.inf if plan.step_timeout_s is None else plan.step_timeout_s
+        self._sent_at = np.zeros(num_envs)
+        self._ever_noted = self._late = self.stepping = False
+        self.resetting: Sequence[int] = ()
+        self._ready = self._nobody = np.zeros(0, np.int64)
+        self._question: Any = None
+        self._deferred: tuple[Any] | None = None
+
+    def begin_step(self, actions: Any) -> None:
+        """Have all take a step; after a wait that timed out, once what is still under way is over."""
+        self.stepping = True
+        if self._late and not self._settled():
+            self._deferred = (actions,)
+            return
+        self._late = False
+        self._write_actions(actions, None)
+        self._number(slice(None))
+        if self._restarts.any_broken:
+            self._request(self._all)
+        else:
+            self.team.request_all()
+
+    def end_step(self, timeout: float | None, name: str) -> StepResults:
+        """Wait for a step of all."""
+        if self._deferred is not None:
+            began = time.monotonic()
+            (actions,), self._deferred = self._deferred, None
+            self._wait(self._settled, timeout, name)
+            self._drop_late_results()
+            self.begin_step(actions)
+            timeout = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+        self._wait(self._settled, timeout, name)
+        self._hear()
+        board = self._board
+        infos = self._restarts.add_to(self._results.infos(None) if self.team.noted else {}, self._all)
+        if self._tracks_ends:
+            self._deliver(self._all)
+        return (
+            self._results.observations(None),
+            board.rewards.copy(),
+            board.terminated.copy(),
+            board.truncated.copy(),
+            infos,
+        )
+
+    def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int | None], options: Any) -> None:
+        """Begin an episode in some.
+
+        Args:
+            env_ids: which.
+            seeds: one for each sub-environment there is.
+            options: for all, or a list with one for each sub-environment there is.
+        """
+        self._restarts.forget(env_ids)
+        self.resetting = env_ids
+        if self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids):
+            self._number(env_ids)
+            self.team.request(env_ids, reset=True)
+        else:
+            each = options if isinstance(options, list) else [options] * self._plan.num_envs
+            self._question = self._ask("reset", env_ids, (seeds, each))
+
+    def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
+        """Wait for a reset; observations of all."""
+        question = self._question
+        if question is None:
+            self._wait(self._settled, timeout, name)
+        else:
+            self._answers(timeout, name)
+        self._hear()
+        infos = self._results.infos(None)
+        self._deliver(self._all)
+        return self._results.observations(None), infos
+
+    def send(self, actions: Any, ids: Any) -> None:
+        """Have some take a step.
+
+        Args:
+            actions: one for each of them.
+            ids: env_ids, int64 ``[n]``.
+        """
+        if not self.under_way and self._late:
+            self._wait(self._settled, None, "send")
+            self._drop_late_results()
+        self._write_actions(actions, ids)
+        self._number(ids)
+        self._in_flight[ids] = True
+        self.under_way += len(ids)
+        self._request(ids)
+
+    def recv(self, timeout: float | None) -> StepResults:
+        """Wait for a batch of those who are ready first."""
+        self._wait(self._enough_ready, timeout, "recv")
+        self._hear()
+        ids, board = self._ready, self._board
+        if len(ids) > self._plan.batch_size:
+            ids = ids[np.argsort(board.requested[ids], kind="stable")[: self._plan.batch_size]]
+        self._in_flight[ids] = False
+        self.under_way -= len(ids)
+        infos = self._restarts.add_to(self._results.infos(ids) if self._ever_noted else {}, ids)
+        infos["env_id"] = ids
+        if self._tracks_ends:
+            self._deliver(ids.tolist())
+        return self._results.observations(ids), board.rewards[ids], board.terminated[ids], board.truncated[ids], infos
+
+    def in_flight(self, ids: Any) -> list[int]:
+        """Those of these that were sent an action whose results were not received."""
+        busy = self._in_flight[ids] if self.under_way else self._nobody
+        return ids[busy].tolist() if busy.any() else []
+
+    def begin_call(self, method: str, each: Sequence[Sequence[Any]], *shared: Any) -> None:
+        """Call a method on all, with arguments that differ and arguments that do not."""
+        self._question = self._ask(method, self._all, each, *shared)
+
+    def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
+        """Wait for a call; one answer from each."""
+        answers = self._answers(timeout, name)
+        return tuple(answer for worker in sorted(answers) for answer in answers[worker])
+
+    def measured_step(self) -> float:
+        """Seconds per env step of a sub-environment that one worker makes for it."""
+        self._question = self.team.begin("measure", {0: ([], MEASURE_S)})
+        (step_s,) = self._answers(None, "the measurement of a step")[0]
+        return float(step_s)
+
+    def close(self, timeout_s: float) -> None:
+        """End the workers. Idempotent."""
+        self.team.close(timeout_s)
+
+    def _get_to_know(self) -> None:
+        """Ask what the sub-environments are like, and make the board for them."""
+        plan, ready = self._plan, self.team.ready
+        self.spaces = join_spaces(ready, plan.observation_mode)
+        self.metadata = {**ready[0].extras["metadata"], "autoreset_mode": plan.mode}
+        self.render_mode = ready[0].extras["render_mode"]
+        observed, acted = leaves(self.spaces.first_observation), leaves(self.spaces.single_action)
+        final_bytes = sum(leaf.nbytes for leaf in observed) if plan.mode is AutoresetMode.SAME_STEP else 0
+        self._board = self.team.lay_out(BoardSpec(plan.num_envs, observed, acted, aligned(INFO_BYTES + final_bytes)))
+
+    def _write_actions(self, actions: Any, env_ids: Any) -> None:
+        """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
+        dtypes = write_actions(self._board, actions, env_ids, keep_dtypes=self.under_way > 0)
+        if dtypes:
+            self.team.give(Actions(dtypes, b""), self._all)
+        if dtypes is not None:
+            return
+        ids = self._all if env_ids is None else env_ids.tolist()
+        each = list(iterate(batch_space(self.spaces.single_action, len(ids)), actions))
+        if len(each) != len(ids):
+            raise ValueError(f"{len(each)} actions were given for {len(ids)} sub-environments")
+        self.team.give(Actions(None, cloudpickle.dumps(dict(zip(ids, each, strict=True)))), ids)
+
+    def _number(self, env_ids: Any) -> None:
+        """Give a request its number."""
+        self._sequence += 1
+        self._board.requested[env_ids] = self._sequence
+        if self._limit_s < math.inf:
+            self._sent_at[env_ids] = time.monotonic()
+
+    def _request(self, env_ids: Sequence[int]) -> None:
+        """Request a step of some; those whose episode was lost are answered here."""
+        here = self._restarts.answer_broken(list(env_ids)) if self._restarts.any_broken else ()
+        if here:
+            env_ids = [env_id for env_id in env_ids if env_id not in here]
+        if len(env_ids):
+            self.team.request(env_ids)
+
+    def _wait(self, done: Callable[[], bool], timeout: float | None, name: str) -> None:
+        """Wait until something is done; afterwards nothing is pending, whatever happens."""
+        team, deadline = self.team, math.inf if timeout is None else time.monotonic() + timeout
+        timed = timeout is not None or self._limit_s < math.inf
+        try:
+            while not done():
+                if not timed:
+                    team.listen(math.inf)
+                elif (left := min(deadline, self._hung_at()) - time.monotonic()) > 0:
+                    team.listen(left)
+                elif self._hung_at() <= time.monotonic():
+                    team.cut(np.flatnonzero(self._unanswered() & (self._sent_at <= self._oldest())).tolist())
+                else:
+                    self._late = True
+                    raise multiprocessing.TimeoutError(f"The call to `{name}` has timed out after {timeout} second(s).")
+                if self._restarts.wanted:
+                    self._take_restarts()
+        finally:
+            self.stepping, self.resetting = False, ()
+
+    def _answers(self, timeout: float | None, name: str) -> dict[int, Any]:
+        question = self._question
+        try:
+            self._wait(lambda: self.team.answered(question), timeout, name)
+        except multiprocessing.TimeoutError:
+            self.team.forget(question)
+            raise
+        finally:
+            self._question = None
+        return self.team.answers(question)
+
+    def _settled(self) -> bool:
+        """Whether every request has been answered."""
+        return self._board.finished.tobytes() == self._board.requested.tobytes()
+
+    def _enough_ready(self) -> bool:
+        self._ready = np.flatnonzero(self._in_flight & (self._board.finished == self._board.requested))
+        return self.team.failing or len(self._ready) >= self._plan.batch_size
+
+    def _unanswered(self) -> Any:
+        return self._board.requested != self._board.finished
+
+    def _oldest(self) -> float:
+        """When the oldest request was made that is not answered."""
+        sent_at = self._sent_at[self._unanswered()]
+        return float(sent_at.min()) if len(sent_at) else math.inf
+
+    def _hung_at(self) -> float:
+        return self._oldest() + self._limit_s if self._limit_s < math.inf else math.inf
+
+    def _hear(self) -> None:
+        """Take note of what came beside the board; raise what sub-environments raised."""
+        team = self.team
+        self._ever_noted |= team.noted
+        if team.remarked:
+            self._results.take(team.remarks())
+        if team.failing:
+            errors = team.errors()
+            failed = [where.env_id for error in errors if isinstance(where := error.__cause__, SubEnvironmentError)]
+            self._in_flight[[env_id for env_id in failed if env_id is not None]] = False
+            self.under_way = int(np.count_nonzero(self._in_flight))
+            raise_all(errors)
+
+    def _drop_late_results(self) -> None:
+        """Of a call that has timed out, only what concerns later ones is kept."""
+        self._results.take(self.team.remarks())
+        self.team.errors()
+
+    def _deliver(self, env_ids: Sequence[int]) -> None:
+        """Note what the user knows from now on."""
+        if self._tracks_ends:
+            rows = list(env_ids)
+            if self._plan.mode is not AutoresetMode.SAME_STEP:
+                self.ended[rows] = self._board.terminated[rows] | self._board.truncated[rows]
+            self._restarts.delivered(rows)
+
+    def _take_restarts(self) -> None:
+        """Answer for rows whose worker was restarted; ask again where an episode was only beginning."""
+        for restarted in self.team.restarted():
+            stepping = self._all if self.stepping else np.flatnonzero(self._in_flight).tolist()
+            lost = [env_id for env_id in restarted if not self.ended[env_id] and env_id not in self.resetting]
+            self._restarts.lose(lost)
+            self._restarts.answer_broken([env_id for env_id in lost if env_id in stepping])
+            self._ask_again([env_id for env_id in restarted if self.ended[env_id] and env_id in stepping], reset=False)
+            if self._question is None:
+                self._ask_again([env_id for env_id in restarted if env_id in self.resetting], reset=True)
+
+    def _ask_again(self, env_ids: list[int], reset: bool) -> None:
+        self._number(env_ids)
+        self.team.request(env_ids, reset)
+
+    def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:
+        """Call a method on the workers of these; of ``each``, every worker gets the part of its sub-environments."""
+        chosen: dict[int, list[int]] = {}
+        for env_id in env_ids:
+            chosen.setdefault(self._worker_of[env_id], []).append(env_id)
+        questions = {}
+        for worker, ids in chosen.items():
+            first = self._worker_of.index(worker)
+            mine = ([values[env_id] for env_id in ids] for values in each)
+            questions[worker] = ([env_id - first for env_id in ids], *mine, *shared)
+        return self.team.begin(method, questions)

@@ -1,0 +1,83 @@
+"""What a vector env asks of those who step its sub-environments, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from parenv.memory.board import Board, BoardSpec
+from parenv.protocol.messages import Actions, Ready, Remarks
+
+
+class Team(Protocol):
+    """Steps sub-environments: processes, or this one."""
+
+    @property
+    def ready(self) -> Sequence[Ready]:
+        """What there is, by worker."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, by itself or because somebody wanted it."""
+
+    @property
+    def noted(self) -> bool:
+        """Whether there is an info among the last answers."""
+
+    @property
+    def remarked(self) -> bool:
+        """Whether there is something in :meth:`remarks`."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether there is something in :meth:`errors`."""
+
+    def lay_out(self, spec: BoardSpec) -> Board:
+        """Make the board."""
+
+    def request_all(self) -> None:
+        """Have every sub-environment take a step."""
+
+    def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
+        """Have some of them take a step, or begin an episode."""
+
+    def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
+        """Say something about the actions that come next, to the workers of these sub-environments."""
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait until something has been answered or has happened, at most up to the limit.
+
+        Raises:
+            WorkerError: a worker is gone and could not be, or was not to be, restarted.
+        """
+
+    def remarks(self) -> list[Remarks]:
+        """What did not go on the board since the last time."""
+
+    def errors(self) -> list[BaseException]:
+        """Exceptions of sub-environments since the last time."""
+
+    def restarted(self) -> list[list[int]]:
+        """The env_ids of workers that were started again since the last time, worker by worker."""
+
+    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Any:
+        """Call a method on workers; a token for the next three."""
+
+    def answered(self, asked: Any) -> bool:
+        """Whether all have answered."""
+
+    def answers(self, asked: Any) -> dict[int, Any]:
+        """What they answered, by worker.
+
+        Raises:
+            Exception: what was raised instead, a group of several.
+        """
+
+    def forget(self, asked: Any) -> None:
+        """Nobody will ask for these answers any more."""
+
+    def cut(self, env_ids: Sequence[int]) -> None:
+        """Kill the workers of these sub-environments, because they do not answer."""
+
+    def close(self, timeout_s: float) -> None:
+        """End all. Idempotent."""

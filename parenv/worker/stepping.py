@@ -1,0 +1,185 @@
+"""A worker process of a vector env: answers doorbells by stepping, messages by everything else."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+
+from parenv.envs.batch import Trouble
+from parenv.errors import NotDataError
+from parenv.memory.board import Board
+from parenv.memory.progress import Progress, code
+from parenv.memory.shared import SharedMemory
+from parenv.process.doorbell import Doorbell, rung
+from parenv.protocol.conversation import DRIVER, WORKER, Conversation
+from parenv.protocol.data import pack
+from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import Actions, Call, Close, Message, Remarks, Reply, Rows
+from parenv.transport.zeromq import WorkerSocket
+from parenv.worker.process import failure_of
+from parenv.worker.starting import prepare_process
+from parenv.worker.step_station import StepJob, StepStation
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
+
+
+class StepWorker:
+    """The worker process around a station.
+
+    Args:
+        sender: who this is.
+        memory: the shared memory; at first only its head is laid out.
+        say: sends a message to the driver.
+    """
+
+    def __init__(self, sender: Sender, memory: SharedMemory, say: Callable[[Message], None]) -> None:
+        self._sender, self._memory, self._send = sender, memory, say
+        self._conversation = Conversation()
+        self.progress = Progress(memory.map(), sender.worker)
+        self._station: StepStation | None = None
+        self._failed = False
+        self.open = True
+
+    def start(self, job: StepJob) -> None:
+        """Make the sub-environments."""
+        prepare_process(self._sender, job.seed, job.options.threads)
+        if job.cores is not None:
+            os.sched_setaffinity(0, {job.cores[self._sender.worker]})
+        self._station = StepStation(job, self._sender, self.progress)
+        self._say(self._station.ready())
+
+    def receive(self, message: Message) -> None:
+        """Do what a message asks for."""
+        self._conversation.say(DRIVER, message)
+        station = self._station
+        if isinstance(message, Close):
+            self.open = False
+        elif station is None or self._failed:
+            return
+        elif isinstance(message, Rows):
+            spec = station.board_spec(message.num_envs, message.info_bytes)
+            station.lay_out(Board(spec, self._memory.map(), message.offset))
+        elif isinstance(message, Actions):
+            station.give(message)
+        elif isinstance(message, Call):
+            self._answer(station, message)
+
+    def step_all(self) -> None:
+        """Step every sub-environment."""
+        if self._station is not None and not self._failed:
+            self._station.batch.step_all()
+            self._speak_up(self._station)
+
+    def serve(self, most: int) -> int:
+        """Answer the next request of some; how many orders that took."""
+        if self._station is None or self._failed:
+            return most
+        served = self._station.batch.serve(most)
+        self._speak_up(self._station)
+        return served
+
+    def fail(self, error: BaseException) -> None:
+        """Say what went wrong beside any sub-environment; then there is nothing to do but to be closed."""
+        self._failed = True
+        self._say(failure_of(error, self.progress.doing, self.progress.env_id))
+
+    def close(self) -> None:
+        """Clean up."""
+        self.progress.begin("closing")
+        if self._station is not None:
+            self._station.close()
+
+    def _speak_up(self, station: StepStation) -> None:
+        if station.batch.remarkable:
+            self._remark(station)
+            self._complain(station.troubles(), 0)
+            station.batch.remarkable = False
+
+    def _answer(self, station: StepStation, call: Call) -> None:
+        columns, *arguments = cloudpickle.loads(call.arguments)
+        answers = station.answer(call.method, columns, *arguments)
+        self._remark(station)
+        troubles = station.troubles()
+        if troubles:
+            self._complain(troubles, call.sequence)
+            return
+        try:
+            self._say(Reply(call.sequence, answers))
+        except NotDataError as error:
+            self._complain([Trouble(-1, call.method, error)], call.sequence)
+
+    def _remark(self, station: StepStation) -> None:
+        remarks = station.remarks()
+        if remarks is None:
+            return
+        try:
+            self._say(remarks)
+        except NotDataError:
+            self._say(
+                Remarks(
+                    remarks.kinds, *(self._data_only(station, part) for part in (remarks.infos, remarks.observations))
+                )
+            )
+
+    def _data_only(self, station: StepStation, said: list[Any]) -> list[Any]:
+        """Leave out what cannot leave a worker, as a trouble of its sub-environment."""
+        kept = []
+        for env_id, value in said:
+            try:
+                pack(value)
+                kept.append([env_id, value])
+            except NotDataError as error:
+                kept.append([env_id, {} if isinstance(value, dict) else None])
+                station.batch.troubles.append(Trouble(env_id, "step", error))
+        return kept
+
+    def _complain(self, troubles: Sequence[Trouble], call: int) -> None:
+        for i, trouble in enumerate(troubles):
+            self._say(failure_of(trouble.error, trouble.doing, trouble.env_id, call, len(troubles) - 1 - i))
+
+    def _say(self, message: Message) -> None:
+        self._send(self._conversation.say(WORKER, message))
+        self.progress.said[0] += 1
+
+
+def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int, *bells: int) -> int:
+    """Serve the driver until it says ``Close``; the exit code."""
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, file=stacks_fd)
+    sender = Sender(arguments["worker"], arguments["generation"])
+    answers, bell = Doorbell(bells[:2]), Doorbell(bells[2:])
+    socket = WorkerSocket(arguments["address"], *sender)
+    worker = StepWorker(sender, SharedMemory(fd=memory_fd), lambda message: socket.send(to_frames(sender, message)))
+    try:
+        worker.start(cloudpickle.loads(mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)))
+    except BaseException as error:
+        worker.fail(error)
+    cell, waiting = worker.progress.cell, code("waiting")
+    while worker.open:
+        cell[0] = waiting
+        messages, all_rows, orders = rung(bell.take())
+        try:
+            for _ in range(messages):
+                frames = socket.receive(block=True)
+                assert frames is not None
+                worker.receive(from_frames(frames)[1])
+                answers.ring(1)
+            while orders:
+                orders -= worker.serve(orders)
+                answers.ring(1)
+            if all_rows:
+                worker.step_all()
+                answers.ring(1)
+        except BaseException as error:
+            worker.fail(error)
+            answers.ring(1)
+    worker.close()
+    socket.close()
+    return 0
