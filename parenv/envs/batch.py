@@ -74,6 +74,7 @@ class EnvBatch:
         self._steps = self._fresh.copy() if begins_with_reset else [env.step for env in self._envs]
         self._given: dict[int, Any] = {}
         self._taken = 0
+        self._answered: Where = self._all
         self._ever_noted = self.remarkable = False
         self.troubles: list[Trouble] = []
         self.infos: list[Any] = []
@@ -119,7 +120,7 @@ class EnvBatch:
             options: for all, or a list with one for each.
         """
         where, observations = self._where(columns), []
-        self._begin(where)
+        numbers = self._begin(where)
         each = options if isinstance(options, list) else [options] * len(columns)
         for column, seed, options_of_one in zip(columns, seeds, each, strict=True):
             try:
@@ -131,14 +132,14 @@ class EnvBatch:
                 observation = self._fail(column, error)
             observations.append(observation)
         self._write(columns, where, observations)
-        self._board.finished[where] = self._board.requested[where]
+        self._answered = where
 
     def _run(self, columns: Sequence[int], where: Where, steps: Sequence[Callable[[Any], Any]]) -> None:
-        board, cell, codes = self._board, self._cell, self._step_codes
+        cell, codes = self._cell, self._step_codes
         observations: list[Any] = []
         rewards: list[Any] = []
         keep, pay = observations.append, rewards.append
-        self._begin(where)
+        numbers = self._begin(where)
         for column, step, action in zip(columns, steps, self._actions(where), strict=True):
             cell[0] = codes[column]
             try:
@@ -153,14 +154,21 @@ class EnvBatch:
             pay(reward)
         self._write_rewards(columns, where, rewards)
         self._write(columns, where, observations)
-        board.finished[where] = board.requested[where]
+        self._answered = where
 
-    def _begin(self, where: Where) -> None:
+    def stamp(self) -> None:
+        """Say on the board that the last request is answered; what does not lie there must have been said before."""
+        where = self._answered
+        self._board.finished[where] = numbers
+
+    def _begin(self, where: Where) -> Any:
+        """Clear the rows; the numbers of the requests that are answered now."""
         board = self._board
         board.terminated[where] = False
         board.truncated[where] = False
         if self._ever_noted:
             board.info_kinds[where] = 0
+        return board.requested[where].copy()
 
     def _beginning(self, column: int) -> Callable[[Any], Any]:
         """A step that is spent on the reset, whatever the action."""

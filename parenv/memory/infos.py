@@ -11,6 +11,7 @@ a dtype such as ``"<f4"`` for numpy's.
 
 from __future__ import annotations
 
+import copy
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -177,6 +178,15 @@ class InfoReader:
         for node, positions in groups.values():
             node.add(found, n, positions, positions if env_ids is None else env_ids[positions])
         return found
+
+    def each(self, by_message: Mapping[int, Any]) -> list[dict[str, Any]]:
+        """The info of every sub-environment as it was given, a copy; empty where there was none."""
+        return [self._one(number, env_id, by_message) for env_id, number in enumerate(self._kinds.tolist())]
+
+    def _one(self, number: int, env_id: int, by_message: Mapping[int, Any]) -> dict[str, Any]:
+        if not number:
+            return {}
+        return copy.deepcopy(by_message[env_id]) if number == BY_MESSAGE else self._nodes[number].value(env_id)
 
     def _one_by_one(
         self, numbers: Sequence[int], env_ids: Sequence[int], by_message: Mapping[int, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,6 @@ from parenv.memory.progress import Progress, header_bytes
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Remarks
 from parenv.worker.step_station import StepJob, StepStation
-
-_PID_IS_OURS = 0
 
 
 class InlineTeam:
@@ -58,7 +57,7 @@ class InlineTeam:
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""
-        self._pending.append(self._station.batch.step_all)
+        self._pending.append(self._step_all)
 
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
@@ -77,7 +76,6 @@ class InlineTeam:
         pending, self._pending = self._pending, []
         for do in pending:
             do()
-            self._take_notes()
 
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""
@@ -122,9 +120,16 @@ class InlineTeam:
             self.closed = True
             self._station.close()
 
+    def _step_all(self) -> None:
+        self._station.batch.step_all()
+        self._take_notes()
+        self._station.batch.stamp()
+
     def _serve(self, orders: int) -> None:
         while orders:
             orders -= self._station.batch.serve(orders)
+            self._take_notes()
+            self._station.batch.stamp()
 
     def _take_notes(self) -> None:
         if self._station.batch.remarkable:
@@ -135,5 +140,5 @@ class InlineTeam:
 
     def _with_place(self, trouble: Trouble) -> BaseException:
         if trouble.error.__cause__ is None:
-            trouble.error.__cause__ = where_it_happened(0, _PID_IS_OURS, trouble.env_id, trouble.doing)
+            trouble.error.__cause__ = where_it_happened(0, os.getpid(), trouble.env_id, trouble.doing)
         return trouble.error

@@ -241,7 +241,7 @@ class ProcessTeam:
         self._deaths[worker] = 1 if answered > self._restarted_at[worker] else self._deaths[worker] + 1
         if self._plan.on_worker_death == "raise" or self._deaths[worker] > MAX_DEATHS_IN_A_ROW:
             raise self._give_up(error)
-        _log.warning("%s It is restarted.", error)
+        _log.warning("%s It is restarted.", str(error))
         self._restart(worker, error)
 
     def _restart(self, worker: int, error: WorkerError) -> None:

@@ -82,6 +82,10 @@ class Results:
         """The infos of all, or of the rows of an array of env_ids."""
         return self._infos.read(env_ids, self._by_message)
 
+    def each_info(self) -> list[dict[str, Any]]:
+        """The infos of all, one by one, as they were given."""
+        return self._infos.each(self._by_message)
+
     def _leaf(self, i: int, env_ids: Any) -> Any:
         rows = self._board.observations[i]
         if rows is None:

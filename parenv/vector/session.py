@@ -123,16 +123,20 @@ class Session:
             self.team.request(env_ids, reset=True)
         else:
             each = options if isinstance(options, list) else [options] * self._plan.num_envs
+            # With a number, a wait that times out leaves a request that the next step waits for.
+            self._number(env_ids)
+            self._sent_at[env_ids] = math.inf
             self._question = self._ask("reset", env_ids, (seeds, each))
 
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
         """Wait for a reset; observations of all."""
-        question = self._question
-        if question is None:
+        others = np.delete(self._all, self.resetting)
+        if self._question is None:
             self._wait(self._settled, timeout, name)
         else:
             self._answers(timeout, name)
         self._hear()
+        self._board.info_kinds[others] = 0
         infos = self._results.infos(None)
         self._deliver(self._all)
         return self._results.observations(None), infos
@@ -173,12 +177,18 @@ class Session:
         busy = self._in_flight[ids] if self.under_way else self._nobody
         return ids[busy].tolist() if busy.any() else []
 
-    def begin_call(self, method: str, each: Sequence[Sequence[Any]], *shared: Any) -> None:
-        """Call a method on all, with arguments that differ and arguments that do not."""
-        self._question = self._ask(method, self._all, each, *shared)
+    def each_info(self) -> list[dict[str, Any]]:
+        """The infos of the last results one by one, but for those of workers that were restarted."""
+        return self._results.each_info()
+
+    def begin_call(
+        self, method: str, each: Sequence[Sequence[Any]], *shared: Any, env_ids: Sequence[int] | None = None
+    ) -> None:
+        """Call a method on all or some, with arguments that differ and arguments that do not."""
+        self._question = self._ask(method, self._all if env_ids is None else env_ids, each, *shared)
 
     def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
-        """Wait for a call; one answer from each."""
+        """Wait for a call; one answer from each, by env_id if it began by env_id."""
         answers = self._answers(timeout, name)
         return tuple(answer for worker in sorted(answers) for answer in answers[worker])
 

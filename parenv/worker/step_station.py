@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+from gymnasium import Wrapper
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.envs.batch import EnvBatch, Trouble
@@ -187,7 +188,16 @@ def _set_attr(env: Any, position: int, values: list[Any], name: str) -> None:
     env.set_wrapper_attr(name, values[position])
 
 
-_METHODS: dict[str, Callable[..., Any]] = {"call": _call, "set_attr": _set_attr}
+def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
+    """Whether a wrapper is of a class or of its subclasses; by name, so that a worker need not import it."""
+    while isinstance(env, Wrapper):
+        if any((kind.__module__, kind.__qualname__) == (module, name) for kind in type(env).__mro__):
+            return True
+        env = env.env
+    return False
+
+
+_METHODS: dict[str, Callable[..., Any]] = {"call": _call, "set_attr": _set_attr, "is_wrapped": _is_wrapped}
 
 
 def _each_once(spaces: Sequence[Any]) -> list[Any]:

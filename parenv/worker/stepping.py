@@ -75,14 +75,14 @@ class StepWorker:
         """Step every sub-environment."""
         if self._station is not None and not self._failed:
             self._station.batch.step_all()
-            self._speak_up(self._station)
+            self._finish(self._station)
 
     def serve(self, most: int) -> int:
         """Answer the next request of some; how many orders that took."""
         if self._station is None or self._failed:
             return most
         served = self._station.batch.serve(most)
-        self._speak_up(self._station)
+        self._finish(self._station)
         return served
 
     def fail(self, error: BaseException) -> None:
@@ -96,11 +96,13 @@ class StepWorker:
         if self._station is not None:
             self._station.close()
 
-    def _speak_up(self, station: StepStation) -> None:
+    def _finish(self, station: StepStation) -> None:
+        """Say what does not lie on the board, and only then that everything is answered."""
         if station.batch.remarkable:
             self._remark(station)
             self._complain(station.troubles(), 0)
             station.batch.remarkable = False
+        station.batch.stamp()
 
     def _answer(self, station: StepStation, call: Call) -> None:
         columns, *arguments = cloudpickle.loads(call.arguments)

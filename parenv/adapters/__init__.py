@@ -1,0 +1,1 @@
+"""What lets other libraries use parenv; each module needs the library that it is for."""

@@ -1,0 +1,196 @@
+"""ParallelVecEnv: parallel environments for Stable-Baselines3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Env, Wrapper, logger
+from gymnasium.vector import AutoresetMode
+
+from parenv.memory.infos import FINAL_OBSERVATION
+from parenv.options import WorkerOptions
+from parenv.vector.configuration import OnWorkerDeath
+from parenv.vector.env import ParallelVectorEnv
+from parenv.vector.restarts import FLAG
+
+try:
+    from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+except ImportError as error:
+    raise ImportError(
+        'parenv.adapters.sb3 needs Stable-Baselines3, which is not installed: pip install "parenv[sb3]"'
+    ) from error
+
+_FINAL_INFO = "final_info"
+
+
+class ParallelVecEnv(VecEnv):
+    """Stable-Baselines3's ``SubprocVecEnv`` with many environments per worker: same arguments, same behaviour.
+
+    Traces are those of ``DummyVecEnv`` on the same seeds and actions.
+
+    Args:
+        env_fns: one factory for each environment.
+        start_method: accepted; all start methods mean the same here.
+        num_workers: worker processes; ``None``: one per usable core; 0: everything in this process; ``"auto"``: one per
+            core or 0, whichever a measurement promises to be faster.
+        step_timeout_s: seconds in which a worker must answer a step; one that does not is killed, its stack shown.
+        on_worker_death: ``"raise"``: a dead worker closes everything; ``"restart"``: it is started again, the current
+            episodes of its environments are truncated and their infos have ``"worker_restarted"``.
+        workers: how workers are set up and how long they may take to start and to close.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or cannot be honoured.
+        RuntimeError: the spaces of the environments do not go together.
+
+    >>> from stable_baselines3.common.env_util import make_vec_env
+    >>> envs = make_vec_env("CartPole-v1", 4, seed=1, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": 2})
+    >>> envs.reset().shape
+    (4, 4)
+    >>> observations, rewards, dones, infos = envs.step(np.zeros(4, int))
+    >>> rewards, infos[0]
+    (array([1., 1., 1., 1.], dtype=float32), {'TimeLimit.truncated': False})
+    >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        start_method: str | None = None,
+        *,
+        num_workers: int | Literal["auto"] | None = None,
+        step_timeout_s: float | None = None,
+        on_worker_death: OnWorkerDeath = "raise",
+        workers: WorkerOptions | None = None,
+    ) -> None:
+        self._envs = envs = _Environments(
+            env_fns,
+            context=start_method,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            num_workers=num_workers,
+            step_timeout_s=step_timeout_s,
+            on_worker_death=on_worker_death,
+            workers=workers,
+        )
+        try:
+            super().__init__(len(env_fns), envs.single_observation_space, envs.single_action_space)
+        except BaseException:
+            envs.close()
+            raise
+        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+
+    def reset(self) -> VecEnvObs:
+        """Begin an episode in all environments, with the seeds and options that were set since the last reset.
+
+        Returns:
+            Observations only; infos are in ``reset_infos``.
+        """
+        options = [one or None for one in self._options] if any(self._options) else None
+        observations, infos = self._envs.reset(seed=self._seeds, options=options)
+        self.reset_infos = self._envs.each_info(infos)
+        self._reset_seeds()
+        self._reset_options()
+        return observations  # type: ignore[no-any-return]
+
+    def step_async(self, actions: np.ndarray[Any, Any]) -> None:
+        """Begin a step without waiting for it."""
+        self._envs.step_async(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Wait for a step.
+
+        Returns:
+            Observations; rewards, float32 ``[num_envs]``; dones, bool ``[num_envs]``; infos, a list of dicts. Where an
+            episode ended, the info is that of its last step, its last observation is in ``"terminal_observation"``, and
+            what the reset gave is in ``reset_infos``.
+        """
+        observations, rewards, terminated, truncated, infos = self._envs.step_wait()
+        dones, each = terminated | truncated, self._envs.each_info(infos)
+        for env_id in np.flatnonzero(dones).tolist():
+            reset_info = each[env_id]
+            final = reset_info.pop(FINAL_OBSERVATION)
+            each[env_id] = {**reset_info.pop(_FINAL_INFO), "terminal_observation": final}
+            self.reset_infos[env_id] = reset_info
+        for info, by_limit in zip(each, (truncated & ~terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = by_limit
+        return observations, rewards.astype(np.float32), dones, each
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
+        self._envs.close()
+
+    def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
+        """An image of each environment, or ``None`` with a warning where ``render_mode`` is not ``"rgb_array"``."""
+        if self.render_mode != "rgb_array":
+            logger.warn(f"get_images needs render_mode='rgb_array', but it is {self.render_mode!r}")
+            return [None] * self.num_envs
+        return self.env_method("render")
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether all environments have an attribute, whatever its value."""
+        return all(self.env_method("has_wrapper_attr", attr_name))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """An attribute of some environments, found through their wrappers.
+
+        Raises:
+            AttributeError: they have none of this name.
+            NotDataError: its value is not plain data, and there are worker processes.
+        """
+        try:
+            return self.env_method("get_wrapper_attr", attr_name, indices=indices)
+        except BaseExceptionGroup as group:
+            if all(isinstance(error, AttributeError) for error in group.exceptions):
+                raise AttributeError(*group.exceptions[0].args) from group
+            raise
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of some environments, on their outermost wrapper as Stable-Baselines3 does.
+
+        ``env_method("set_wrapper_attr", attr_name, value)`` sets it on the wrapper that has it.
+        """
+        self.env_method("__setattr__", attr_name, value, indices=indices)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of some environments, found through their wrappers.
+
+        Raises:
+            NotDataError: what it returns is not plain data, and there are worker processes.
+        """
+        return self._envs.ask(self._get_indices(indices), "call", method_name, method_args, method_kwargs)
+
+    def env_is_wrapped(
+        self, wrapper_class: type[Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        """Whether some environments have a wrapper of this class among theirs; classes go by their names."""
+        module, name = wrapper_class.__module__, wrapper_class.__qualname__
+        return self._envs.ask(self._get_indices(indices), "is_wrapped", module, name)
+
+
+class _Environments(ParallelVectorEnv):
+    """A vector env that can be asked about some of its sub-environments, and for their infos one by one."""
+
+    def ask(self, env_ids: Any, method: str, *arguments: Any) -> list[Any]:
+        """Have the workers of some sub-environments do something; negative env_ids count from the end."""
+        self._check_free(method)
+        wanted = [range(self.num_envs)[env_id] for env_id in env_ids]
+        asked = sorted(set(wanted))
+        with self._using():
+            self._session.begin_call(method, (), *arguments, env_ids=asked)
+            answers = dict(zip(asked, self._session.end_call(None, method), strict=True))
+        return [answers[env_id] for env_id in wanted]
+
+    def each_info(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
+        """One dict for each sub-environment, as it was given, where the last results were these infos.
+
+        Taking ``infos`` itself apart would give other types, because arrays mix what different rows have under a key.
+        """
+        if not infos:
+            return [{} for _ in range(self.num_envs)]
+        each = self._session.each_info()
+        for env_id in np.flatnonzero(infos.get(f"_{FLAG}", ())).tolist():
+            each[env_id] |= {FLAG: True, FINAL_OBSERVATION: infos[FINAL_OBSERVATION][env_id], _FINAL_INFO: {}}
+        return each

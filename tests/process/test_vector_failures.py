@@ -1,0 +1,384 @@
+"""What goes wrong in a sub-environment or with a worker of a vector env, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode
+
+from parenv import ParallelVectorEnv, SubEnvironmentError, WorkerDiedError, WorkerError, WorkerTimeoutError
+from parenv.testing import LedgerEnv
+from parenv.testing.ledger import episode_length, ledger_reward
+
+MODES = list(AutoresetMode)
+N = 6
+
+
+class SimulatorError(RuntimeError):
+    pass
+
+
+class Faulty(LedgerEnv):
+    """Does something where and when it is told to, once per file if it is given one."""
+
+    def __init__(self, env_id: int, where: str, act: Callable[[], Any], once: Path | None = None) -> None:
+        super().__init__(env_id)
+        self._where, self._act, self._once = where, act, once
+        self._maybe("constructor")
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._maybe("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if action:
+            self._maybe("step")
+        return super().step(action)
+
+    def poke(self) -> None:
+        self._maybe("call")
+
+    def _maybe(self, where: str) -> None:
+        if where != self._where or (self._once is not None and self._once.exists()):
+            return
+        if self._once is not None:
+            self._once.touch()
+        self._act()
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    os._exit(5)
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+def sleep_long() -> None:
+    time.sleep(1000)
+
+
+def hold_the_gil() -> None:
+    sum(range(10**13))
+
+
+def stop_me() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raise_error() -> None:
+    raise SimulatorError("the motor is hot")
+
+
+def some_faulty(
+    where: str, act: Callable[[], Any], which: tuple[int, ...] = (3,), once: Path | None = None
+) -> list[Callable[[], Any]]:
+    def make(env_id: int) -> Callable[[], Any]:
+        return lambda: Faulty(env_id, where if env_id in which else "nowhere", act, once)
+
+    return [make(env_id) for env_id in range(N)]
+
+
+def actions_for(*env_ids: int) -> Any:
+    actions = np.zeros(N, np.int64)
+    actions[list(env_ids)] = 1
+    return actions
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("where", ["constructor", "reset", "step", "call"])
+def test_an_environment_that_raises_comes_back_in_its_own_type_and_the_rest_stays_usable(
+    where: str, num_workers: int
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if where == "constructor":
+            with pytest.raises(SimulatorError, match="the motor is hot"):
+                ParallelVectorEnv(some_faulty(where, raise_error), num_workers=num_workers)
+            return
+        envs = ParallelVectorEnv(some_faulty(where, raise_error), num_workers=num_workers)
+        stack.enter_context(contextlib.closing(envs))
+        with pytest.raises(SimulatorError, match="the motor is hot") as raised:
+            envs.reset()
+            envs.step(actions_for(3))
+            envs.call("poke")
+        cause = raised.value.__cause__
+        assert isinstance(cause, SubEnvironmentError)
+        assert (cause.worker, cause.env_id, cause.doing) == (1 if num_workers else 0, 3, where)
+        if num_workers:
+            assert "raise_error" in cause.remote_traceback
+        if where == "reset":
+            mask = np.arange(N) != 3
+            observations, _ = envs.reset(options={"reset_mask": mask})
+        observations, rewards, *_ = envs.step(actions_for())
+        assert observations[mask if where == "reset" else slice(None), 0].tolist() == (
+            [0, 1, 2, 4, 5] if where == "reset" else list(range(N))
+        )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_several_environments_that_raise_come_as_a_group(num_workers: int) -> None:
+    envs = ParallelVectorEnv(some_faulty("step", raise_error, (1, 2, 4)), num_workers=num_workers)
+    with contextlib.closing(envs):
+        envs.reset()
+        with pytest.raises(ExceptionGroup) as raised:
+            envs.step(actions_for(1, 2, 4))
+        assert all(type(error) is SimulatorError for error in raised.value.exceptions)
+        causes = [error.__cause__ for error in raised.value.exceptions]
+        assert sorted(cause.env_id for cause in causes if isinstance(cause, SubEnvironmentError)) == [1, 2, 4]
+        observations, *_ = envs.step(actions_for())
+        assert observations[:, 0].tolist() == list(range(N))
+
+
+def test_sys_exit_in_an_environment_is_an_error_of_the_worker_and_ends_nothing() -> None:
+    with contextlib.closing(ParallelVectorEnv(some_faulty("step", sys.exit), num_workers=2)) as envs:
+        envs.reset()
+        with pytest.raises(WorkerError, match="SystemExit"):
+            envs.step(actions_for(3))
+        envs.step(actions_for())
+
+
+DEATHS = {
+    "SIGKILL": (kill_me, None, signal.SIGKILL),
+    "exit": (leave, 5, None),
+    "segfault": (crash, None, signal.SIGSEGV),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("where", ["constructor", "reset", "step", "call"])
+def test_a_dead_worker_is_a_typed_error_that_says_who_and_doing_what(
+    where: str, death: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    act, exit_code, signum = DEATHS[death]
+    with pytest.raises(WorkerDiedError) as raised:
+        envs = ParallelVectorEnv(some_faulty(where, act), num_workers=2)
+        envs.reset()
+        envs.step(actions_for(3))
+        envs.call("poke")
+    error = raised.value
+    assert (error.worker, error.env_ids, error.exit_code, error.signal) == (1, (3, 4, 5), exit_code, signum)
+    doing = {"constructor": "making the environment"}.get(where, where)
+    assert f"while {doing} of env_id 3" in str(error)
+    if where != "constructor":
+        with pytest.raises(ClosedEnvironmentError):
+            envs.reset()
+        envs.close()
+
+
+def lengths_are_right(observation: Any, reward: float, ended: bool) -> bool:
+    env_id, episode, step = (int(part) for part in observation)
+    return reward == ledger_reward(env_id, episode, step) and ended == (step >= episode_length(env_id, episode, 7))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("act", [kill_me, leave], ids=["SIGKILL", "exit"])
+def test_a_restarted_worker_truncates_its_episodes_and_disturbs_no_other(
+    mode: AutoresetMode, act: Callable[[], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = ParallelVectorEnv([lambda i=i: LedgerEnv(i) for i in range(N)], num_workers=0, autoreset_mode=mode)  # type: ignore[misc]
+    envs = ParallelVectorEnv(
+        some_faulty("step", act, once=tmp_path / "done"), num_workers=2, autoreset_mode=mode, on_worker_death="restart"
+    )
+    with contextlib.closing(envs), contextlib.closing(reference):
+        last, _ = envs.reset(seed=1)
+        reference.reset(seed=1)
+        ended = reference_ended = np.zeros(N, bool)
+        for step in range(30):
+            if mode is AutoresetMode.DISABLED and ended.any():
+                last, _ = envs.reset(options={"reset_mask": ended})
+            if mode is AutoresetMode.DISABLED and reference_ended.any():
+                reference.reset(options={"reset_mask": reference_ended})
+            was_ended = ended
+            found = envs.step(actions_for(3) if step == 4 else actions_for())
+            expected = reference.step(actions_for())
+            reference_ended = expected[2] | expected[3]
+            for mine, theirs in zip(found[:4], expected[:4], strict=True):
+                assert np.array_equal(mine[:3], theirs[:3])
+            observations, rewards, terminated, truncated, infos = found
+            if step == 4:
+                flagged = infos["worker_restarted"] & infos["_worker_restarted"]
+                assert (
+                    flagged.tolist()
+                    == [False] * 3 + (~was_ended[3:] if mode is AutoresetMode.NEXT_STEP else np.ones(3, bool)).tolist()
+                )
+                assert np.array_equal(truncated[3:], flagged[3:])
+                assert not terminated[3:].any()
+                assert not rewards[3:].any()
+                kept = np.flatnonzero(flagged)
+                if mode is AutoresetMode.SAME_STEP:
+                    assert [infos["final_obs"][i].tolist() for i in kept] == last[kept].tolist()
+                    assert observations[kept, 1:].tolist() == [[0, 0]] * 3
+                else:
+                    assert np.array_equal(observations[kept], last[kept])
+            else:
+                assert "worker_restarted" not in infos
+            last, ended = observations, terminated | truncated
+        assert any("It is restarted" in record.message for record in caplog.records)
+
+
+def test_after_a_restart_every_row_goes_on_as_a_ledger_should(tmp_path: Path) -> None:
+    envs = ParallelVectorEnv(
+        some_faulty("step", kill_me, once=tmp_path / "done"),
+        num_workers=3,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        on_worker_death="restart",
+    )
+    with contextlib.closing(envs):
+        last, _ = envs.reset()
+        for step in range(60):
+            observations, rewards, terminated, truncated, infos = envs.step(
+                actions_for(3) if step == 20 else actions_for()
+            )
+            for i in range(N):
+                if "worker_restarted" in infos and infos["worker_restarted"][i]:
+                    assert observations[i].tolist() == [i, 0, 0]
+                elif terminated[i] or truncated[i]:
+                    assert lengths_are_right(infos["final_obs"][i], rewards[i], True)
+                    assert observations[i].tolist() == [i, last[i][1] + 1, 0]
+                else:
+                    assert lengths_are_right(observations[i], rewards[i], False)
+                    assert observations[i].tolist() == [i, last[i][1], last[i][2] + 1]
+            last = observations
+
+
+def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path) -> None:
+    envs = ParallelVectorEnv(
+        some_faulty("reset", kill_me, once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
+    )
+    with contextlib.closing(envs):
+        observations, infos = envs.reset(seed=3)
+        assert observations.tolist() == [[i, 0, 0] for i in range(N)]
+        assert envs.step(actions_for())[0][:, 2].tolist() == [1] * N
+
+
+def test_a_worker_that_dies_in_a_masked_reset_is_restarted_and_reset_again(tmp_path: Path) -> None:
+    (tmp_path / "done").touch()
+    envs = ParallelVectorEnv(
+        some_faulty("reset", kill_me, once=tmp_path / "done"),
+        num_workers=2,
+        on_worker_death="restart",
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        (tmp_path / "done").unlink()
+        mask = np.isin(np.arange(N), (0, 3))
+        observations, _ = envs.reset(options={"reset_mask": mask})
+        assert observations[[0, 3]].tolist() == [[0, 1, 0], [3, 0, 0]]
+        _, _, _, truncated, infos = envs.step(actions_for())
+        assert truncated[[3, 4, 5]].tolist() == [False, True, True]
+        assert infos["worker_restarted"].tolist() == [False] * 4 + [True] * 2
+
+
+def test_a_call_to_a_worker_that_dies_is_an_error_and_the_env_stays_usable(tmp_path: Path) -> None:
+    envs = ParallelVectorEnv(
+        some_faulty("call", kill_me, (3, 4, 5), once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        with pytest.raises(WorkerDiedError):
+            envs.call("poke")
+        _, _, _, truncated, infos = envs.step(actions_for())
+        assert truncated.tolist() == infos["worker_restarted"].tolist() == [False] * 3 + [True] * 3
+        assert envs.call("poke") == (None,) * N
+
+
+def test_a_worker_that_dies_again_and_again_is_not_restarted_for_ever() -> None:
+    envs = ParallelVectorEnv(some_faulty("reset", leave), num_workers=2, on_worker_death="restart")
+    with pytest.raises(WorkerDiedError, match="exited with code 5 while reset of env_id 3"):
+        envs.reset()
+    with pytest.raises(ClosedEnvironmentError):
+        envs.reset()
+
+
+HANGS = {"asleep": sleep_long, "holding the GIL": hold_the_gil, "stopped": stop_me}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_hung_step_is_cut_and_its_stack_shown(hang: str) -> None:
+    envs = ParallelVectorEnv(some_faulty("step", HANGS[hang]), num_workers=2, step_timeout_s=0.5)
+    with contextlib.closing(envs):
+        envs.reset()
+        began = time.monotonic()
+        with pytest.raises(WorkerTimeoutError, match="did not answer within step_timeout_s=0.5 s") as raised:
+            envs.step(actions_for(3))
+        assert time.monotonic() - began < 10
+        assert (raised.value.worker, raised.value.env_ids) == (1, (3, 4, 5))
+        assert "step of env_id 3" in str(raised.value)
+        assert ("It gave no stack" if hang == "stopped" else HANGS[hang].__name__) in str(raised.value)
+        with pytest.raises(ClosedEnvironmentError):
+            envs.step(actions_for())
+
+
+def test_a_hung_step_is_cut_and_the_worker_restarted(tmp_path: Path) -> None:
+    envs = ParallelVectorEnv(
+        some_faulty("step", sleep_long, once=tmp_path / "done"),
+        num_workers=2,
+        step_timeout_s=0.5,
+        on_worker_death="restart",
+    )
+    with contextlib.closing(envs):
+        last, _ = envs.reset()
+        observations, _, _, truncated, infos = envs.step(actions_for(3))
+        assert truncated.tolist() == infos["worker_restarted"].tolist() == [False] * 3 + [True] * 3
+        assert np.array_equal(observations[3:], last[3:])
+        assert envs.step(actions_for())[0][3:].tolist() == [[i, 0, 0] for i in (3, 4, 5)]
+
+
+def test_a_slow_worker_within_the_limit_is_let_be() -> None:
+    envs = ParallelVectorEnv(some_faulty("step", lambda: time.sleep(0.4)), num_workers=2, step_timeout_s=5)
+    with contextlib.closing(envs):
+        envs.reset()
+        assert envs.step(actions_for(3))[0][:, 2].tolist() == [1] * N
+
+
+def test_with_send_and_recv_a_restart_flags_rows_under_way_now_and_idle_ones_at_their_next_step(tmp_path: Path) -> None:
+    envs = ParallelVectorEnv(
+        some_faulty("step", kill_me, once=tmp_path / "done"), num_workers=2, batch_size=2, on_worker_death="restart"
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        envs.send(np.array([1, 0]), [3, 4])
+        _, _, _, truncated, infos = envs.recv()
+        assert sorted(infos["env_id"].tolist()) == [3, 4]
+        assert truncated.all()
+        assert infos["worker_restarted"].all()
+        envs.send(np.array([0, 0]), [0, 5])
+        observations, _, _, truncated, infos = envs.recv()
+        rows = dict(zip(infos["env_id"].tolist(), range(2), strict=True))
+        assert not truncated[rows[0]]
+        assert truncated[rows[5]]
+        assert infos["worker_restarted"].tolist() == [env_id == 5 for env_id in infos["env_id"]]
+        envs.send(np.array([0, 0]), [3, 5])
+        observations, *_ = envs.recv()
+        assert observations[:, 1:].tolist() == [[0, 0], [0, 0]]
+
+
+def test_with_send_and_recv_an_exception_concerns_its_own_row_only() -> None:
+    envs = ParallelVectorEnv(some_faulty("step", raise_error), num_workers=2, batch_size=2)
+    with contextlib.closing(envs):
+        envs.reset()
+        envs.send(actions_for(3))
+        with pytest.raises(SimulatorError):
+            for _ in range(3):
+                envs.recv()
+        left = envs._session.under_way
+        assert left in (1, 3, 5)
+        envs.send(np.zeros(1, np.int64), [3])
+        seen = [int(i) for _ in range((left + 1) // 2) for i in envs.recv()[4]["env_id"]]
+        assert len(set(seen)) == len(seen) == left + 1
