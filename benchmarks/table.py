@@ -26,6 +26,7 @@ def table() -> str:
     cartpole, sleeping, pong = (read(f"rollouts_{case}")["results"] for case in ("cartpole", "sleeping", "pong"))
     startup, driver, publish = (read(name)["results"] for name in ("startup", "driver", "publish"))
     curves = read("learning_curves")["results"]
+    vector_env = read("vector_env")["results"]
 
     def share(found: Any, mode: str) -> str:
         return f"{found[mode]['ratio_to_ideal']:.2f}"
@@ -34,7 +35,30 @@ def table() -> str:
         found = curves[f"{algorithm}, {label}"]
         return f"{found['median_env_steps']:,.0f} env steps, {found['median_seconds']:.0f} s"
 
+    def stepping(case: str) -> str:
+        found = vector_env[case]
+        rate = found["parenv"]["median"]
+        shares = (found["parenv"]["ratio_to_limit"], found["parenv halves"]["ratio_to_limit"])
+        times = (rate / found["sync"]["median"], rate / found["async"]["median"])
+        return (
+            f"{shares[0]:.2f} / {shares[1]:.2f} of two bare loops; step is {times[0]:.2f} times SyncVectorEnv, "
+            f"{times[1]:.1f} times AsyncVectorEnv"
+        )
+
+    many = vector_env["many-1024"]
+    ours, theirs = many["parenv, 16 workers"], many["gymnasium AsyncVectorEnv"]
+    steps = ("cartpole-8", "cartpole-64", "cartpole-256", "lunarlander-16", "halfcheetah-16", "pong-8")
     rows = [
+        *((f"vector env, {case}: step / send and recv", stepping(case)) for case in steps),
+        (
+            "vector env, 64 that sleep 2 ms, send and recv",
+            f"{vector_env['sleeping-64']['parenv send/recv']['ratio_to_limit']:.2f} of the sum of their own rates",
+        ),
+        (
+            "vector env, 1,024 CartPoles, start and memory",
+            f"{ours['seconds']:.1f} s, {ours['pss_mb']:.0f} MB; AsyncVectorEnv {theirs['seconds']:.0f} s, "
+            f"{theirs['pss_mb']:,.0f} MB",
+        ),
         ("64 CartPoles, MLP, async", f"{share(cartpole, 'async')} of the ideal loop"),
         ("64 CartPoles, MLP, sync", f"{share(cartpole, 'sync')} of the ideal loop"),
         ("64 environments that sleep 2 ms, 64 workers, async", f"{share(sleeping, 'async')} of the ideal loop"),

@@ -55,6 +55,34 @@ def test_an_example_runs_and_gets_better(name: str, arguments: list[str], monkey
     assert max(mean for _, _, mean in curve.points) > 35
 
 
+def test_replacing_one_import_changes_nothing_but_the_processes(tmp_path: Path) -> None:
+    source = (EXAMPLES / "ppo_plain.py").read_text()
+    old = "from gymnasium.vector import AutoresetMode, SyncVectorEnv\n"
+    assert old in source
+    new = "from gymnasium.vector import AutoresetMode\nfrom parenv import ParallelVectorEnv as SyncVectorEnv\n"
+    shown = []
+    for name, text in (("before.py", source), ("after.py", source.replace(old, new))):
+        (tmp_path / name).write_text(text)
+        command = [sys.executable, str(tmp_path / name), "--total-env-steps", "8000"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=EXAMPLES)
+        assert done.returncode == 0, done.stderr
+        shown.append(re.sub(r" +[0-9.]+ s ", " ", done.stdout))
+    assert "mean return" in shown[0]
+    assert shown[0] == shown[1]
+
+
+def test_half_batches_step_every_environment_about_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, counts = load("half_batches", monkeypatch).main(["--env-steps", "4000", "--num-envs", "16"])
+    assert steps >= 4000
+    assert counts.max() - counts.min() <= 0.2 * counts.mean()
+
+
+def test_stable_baselines_gets_better_on_parallel_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, mean_return = load("sb3_ppo", monkeypatch).main(["--env-steps", "12000"])
+    assert steps >= 12000
+    assert mean_return > 50
+
+
 def test_the_demo_trains_shows_progress_and_reports(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     load("ppo", monkeypatch)
     demo = load("demo", monkeypatch)
@@ -71,6 +99,15 @@ def test_the_first_example_of_the_readme_runs_as_a_plain_script(tmp_path: Path) 
     path.write_text(script)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
     assert "PoolStatistics(env_steps=2" in done.stdout, done.stderr
+    assert done.stderr == ""
+
+
+def test_the_vector_env_example_of_the_readme_runs_as_a_plain_script(tmp_path: Path) -> None:
+    script = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    path = tmp_path / "vector_env.py"
+    path.write_text(script + "print(observations.shape)\n")
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "(64, 4)\n", done.stderr
     assert done.stderr == ""
 
 

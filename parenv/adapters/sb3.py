@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium import Env, Wrapper, logger
+from gymnasium import Env, Wrapper
 from gymnasium.vector import AutoresetMode
 
 from parenv.memory.infos import FINAL_OBSERVATION
@@ -22,7 +23,7 @@ except ImportError as error:
         'parenv.adapters.sb3 needs Stable-Baselines3, which is not installed: pip install "parenv[sb3]"'
     ) from error
 
-_FINAL_INFO = "final_info"
+_FINAL_INFO, _EACH = "final_info", "each"
 
 
 class ParallelVecEnv(VecEnv):
@@ -123,7 +124,7 @@ class ParallelVecEnv(VecEnv):
     def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
         """An image of each environment, or ``None`` with a warning where ``render_mode`` is not ``"rgb_array"``."""
         if self.render_mode != "rgb_array":
-            logger.warn(f"get_images needs render_mode='rgb_array', but it is {self.render_mode!r}")
+            warnings.warn(f"get_images needs render_mode='rgb_array', but it is {self.render_mode!r}", stacklevel=2)
             return [None] * self.num_envs
         return self.env_method("render")
 
@@ -171,7 +172,23 @@ class ParallelVecEnv(VecEnv):
 
 
 class _Environments(ParallelVectorEnv):
-    """A vector env that can be asked about some of its sub-environments, and for their infos one by one."""
+    """A vector env that gives infos one by one, and can be asked about some of its sub-environments.
+
+    Infos in Gymnasium's form taken apart would not be those of before: its arrays mix what different rows have under a
+    key, and refuse what does not mix.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], Env[Any, Any]]], **options: Any) -> None:
+        super().__init__(env_fns, **options)
+        results = self._session._results
+        self._session.read_infos = lambda env_ids: {_EACH: results.each_info()}
+
+    def each_info(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
+        """One dict for each sub-environment, as it was given."""
+        each: list[dict[str, Any]] = infos.get(_EACH) or [{} for _ in range(self.num_envs)]
+        for env_id in np.flatnonzero(infos.get(f"_{FLAG}", ())).tolist():
+            each[env_id] |= {FINAL_OBSERVATION: infos[FINAL_OBSERVATION][env_id], _FINAL_INFO: {FLAG: True}}
+        return each
 
     def ask(self, env_ids: Any, method: str, *arguments: Any) -> list[Any]:
         """Have the workers of some sub-environments do something; negative env_ids count from the end."""
@@ -182,15 +199,3 @@ class _Environments(ParallelVectorEnv):
             self._session.begin_call(method, (), *arguments, env_ids=asked)
             answers = dict(zip(asked, self._session.end_call(None, method), strict=True))
         return [answers[env_id] for env_id in wanted]
-
-    def each_info(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
-        """One dict for each sub-environment, as it was given, where the last results were these infos.
-
-        Taking ``infos`` itself apart would give other types, because arrays mix what different rows have under a key.
-        """
-        if not infos:
-            return [{} for _ in range(self.num_envs)]
-        each = self._session.each_info()
-        for env_id in np.flatnonzero(infos.get(f"_{FLAG}", ())).tolist():
-            each[env_id] |= {FLAG: True, FINAL_OBSERVATION: infos[FINAL_OBSERVATION][env_id], _FINAL_INFO: {}}
-        return each

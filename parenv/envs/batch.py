@@ -74,7 +74,7 @@ class EnvBatch:
         self._steps = self._fresh.copy() if begins_with_reset else [env.step for env in self._envs]
         self._given: dict[int, Any] = {}
         self._taken = 0
-        self._answered: Where = self._all
+        self._answered: tuple[Where, Any] = self._all, 0
         self._ever_noted = self.remarkable = False
         self.troubles: list[Trouble] = []
         self.infos: list[Any] = []
@@ -132,7 +132,7 @@ class EnvBatch:
                 observation = self._fail(column, error)
             observations.append(observation)
         self._write(columns, where, observations)
-        self._answered = where
+        self._answered = where, numbers
 
     def _run(self, columns: Sequence[int], where: Where, steps: Sequence[Callable[[Any], Any]]) -> None:
         cell, codes = self._cell, self._step_codes
@@ -154,11 +154,11 @@ class EnvBatch:
             pay(reward)
         self._write_rewards(columns, where, rewards)
         self._write(columns, where, observations)
-        self._answered = where
+        self._answered = where, numbers
 
     def stamp(self) -> None:
         """Say on the board that the last request is answered; what does not lie there must have been said before."""
-        where = self._answered
+        where, numbers = self._answered
         self._board.finished[where] = numbers
 
     def _begin(self, where: Where) -> Any:

@@ -175,8 +175,12 @@ class InfoReader:
             if number:
                 node = self._nodes[number]
                 groups.setdefault(id(node), (node, []))[1].append(position)
-        for node, positions in groups.values():
-            node.add(found, n, positions, positions if env_ids is None else env_ids[positions])
+        try:
+            for node, positions in groups.values():
+                node.add(found, n, positions, positions if env_ids is None else env_ids[positions])
+        except (AttributeError, TypeError, ValueError):
+            # A dict in one and a number in another, say: let Gymnasium make of it, or raise, what it does.
+            return self._one_by_one(numbers, range(n) if env_ids is None else env_ids.tolist(), by_message)
         return found
 
     def each(self, by_message: Mapping[int, Any]) -> list[dict[str, Any]]:
@@ -212,18 +216,19 @@ class _Value:
         return np.zeros((n, *self.column.shape[1:]), self.column.dtype)
 
     def put(self, array: Any, positions: Sequence[int], rows: Any) -> None:
-        if not self._is_object:
+        if array.dtype == self.column.dtype and array.shape[1:] == self.column.shape[1:] and not self._is_object:
             array[positions] = self.column[rows]
             return
+        # As Gymnasium does it, where another sub-environment has something else under the same key.
         for position, row in zip(positions, rows, strict=True):
             array[position] = self.value(int(row))
 
     def value(self, row: int) -> Any:
         if self._code == "none":
             return None
+        if self._code == "array":
+            return self.column[row, ...].copy()
         one = self.column[row]
-        if isinstance(one, np.ndarray):
-            return one.copy()
         return one.item() if self._code in _DTYPES else one
 
     def whole(self, n: int, rows: Any) -> Any:

@@ -77,6 +77,9 @@ class InlineTeam:
         for do in pending:
             do()
 
+    def catch_up(self) -> None:
+        """What is said here is heard at once."""
+
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""
         remarks, self._remarks = self._remarks, []

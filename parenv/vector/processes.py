@@ -128,6 +128,10 @@ class ProcessTeam:
         for worker in sorted(set(workers.tolist())):
             self._order(worker, orders[workers == worker])
 
+    def _is_behind(self, said: Sequence[int]) -> bool:
+        """Whether messages were sent that have not been heard; one may be heard before its sender has counted it."""
+        return any(sent > heard for sent, heard in zip(said, self._crew.heard, strict=True))
+
     def _order(self, worker: int, orders: Any) -> None:
         """Put orders into a worker's ring, which has room for one to each of its rows."""
         first, size, n = self._first[worker], self._plan.shares[worker], len(orders)
@@ -154,7 +158,11 @@ class ProcessTeam:
                 self._answers.take()
             else:
                 self._hear(0.0)
-        while any(said > heard for said, heard in zip(self._said.tolist(), self._crew.heard, strict=True)):
+        self.catch_up(timeout_s)
+
+    def catch_up(self, timeout_s: float = LISTEN_S) -> None:
+        """Hear all that workers have said by now."""
+        while (said := self._said.tolist()) != self._crew.heard and self._is_behind(said):
             self._hear(timeout_s)
 
     def remarks(self) -> list[Remarks]:

@@ -83,7 +83,7 @@ class Results:
         return self._infos.read(env_ids, self._by_message)
 
     def each_info(self) -> list[dict[str, Any]]:
-        """The infos of all, one by one, as they were given."""
+        """The infos of all one by one, as they were given."""
         return self._infos.each(self._by_message)
 
     def _leaf(self, i: int, env_ids: Any) -> Any:

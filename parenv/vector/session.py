@@ -43,6 +43,7 @@ class Session:
     Attributes:
         under_way: how many sub-environments were sent an action whose results were not received.
         ended: bool ``[N]``: whose episode ended with the last results; kept for ``DISABLED`` and for restarts.
+        read_infos: gives the infos of all, in Gymnasium's form unless somebody sets another.
         stepping, resetting: what all of them are doing, or which of them are being reset.
     """
 
@@ -58,6 +59,7 @@ class Session:
         num_envs = plan.num_envs
         self._all = range(num_envs)
         self._results = Results(self._board, copy)
+        self.read_infos = self._results.infos
         self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
         self._tracks_ends = self._restarts.wanted or plan.mode is AutoresetMode.DISABLED
         self._worker_of = np.repeat(np.arange(len(plan.shares)), plan.shares).tolist()
@@ -97,7 +99,7 @@ class Session:
         self._wait(self._settled, timeout, name)
         self._hear()
         board = self._board
-        infos = self._restarts.add_to(self._results.infos(None) if self.team.noted else {}, self._all)
+        infos = self._restarts.add_to(self.read_infos(None) if self.team.noted else {}, self._all)
         if self._tracks_ends:
             self._deliver(self._all)
         return (
@@ -137,7 +139,7 @@ class Session:
             self._answers(timeout, name)
         self._hear()
         self._board.info_kinds[others] = 0
-        infos = self._results.infos(None)
+        infos = self.read_infos(None)
         self._deliver(self._all)
         return self._results.observations(None), infos
 
@@ -176,10 +178,6 @@ class Session:
         """Those of these that were sent an action whose results were not received."""
         busy = self._in_flight[ids] if self.under_way else self._nobody
         return ids[busy].tolist() if busy.any() else []
-
-    def each_info(self) -> list[dict[str, Any]]:
-        """The infos of the last results one by one, but for those of workers that were restarted."""
-        return self._results.each_info()
 
     def begin_call(
         self, method: str, each: Sequence[Sequence[Any]], *shared: Any, env_ids: Sequence[int] | None = None
@@ -293,6 +291,8 @@ class Session:
     def _hear(self) -> None:
         """Take note of what came beside the board; raise what sub-environments raised."""
         team = self.team
+        # Rows may be answered before anybody has listened, or while somebody listened to others.
+        team.catch_up()
         self._ever_noted |= team.noted
         if team.remarked:
             self._results.take(team.remarks())
@@ -305,6 +305,7 @@ class Session:
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""
+        self.team.catch_up()
         self._results.take(self.team.remarks())
         self.team.errors()
 

@@ -71,6 +71,10 @@ class StepStation:
             self.envs.append(job.factories.make(env_id))
             if isinstance(self.envs[-1], VectorEnv):
                 raise ConfigurationError(f"env_fns must make single environments, but one makes a {self.envs[-1]}")
+            if any(env.unwrapped is self.envs[-1].unwrapped for env in self.envs[:-1]):
+                raise ConfigurationError(
+                    f"env_fns must make an environment each, but {self.envs[-1]} came twice: make it in the function"
+                )
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""

@@ -27,10 +27,34 @@ class Env(gym.Env):
     def step(self, action):
         DELAY
         return np.zeros(2, np.float32), 1.0, False, False, {}
-
+"""
+POOL = (
+    PREAMBLE
+    + """
 pool = AsyncWorkerPool(lambda: Env(), lambda o: np.zeros(len(o), int), num_workers=2, num_envs=4, rollout_length=10)
 print("ready", *(pool._session.crew._placement.pid(s) for s in pool._session.crew._senders), flush=True)
 """
+)
+VECTOR_ENV = (
+    PREAMBLE
+    + """
+class Stepping:
+    def __init__(self):
+        self.envs = parenv.ParallelVectorEnv([Env] * 4, num_workers=2)
+        self.envs.reset()
+    def rollouts(self):
+        while True:
+            yield self.envs.step(np.zeros(4, int))[1].sum()
+    def __enter__(self):
+        return self
+    def __exit__(self, *exc):
+        self.envs.close()
+
+pool = Stepping()
+print("ready", *(pool.envs._session.team._crew.pid(worker) for worker in range(2)), flush=True)
+"""
+)
+SYSTEMS = {"pool": POOL, "vector env": VECTOR_ENV}
 ENDINGS = {
     "end of the script": "next(pool.rollouts())",
     "exception": "next(pool.rollouts()); raise RuntimeError('mine')",
@@ -88,10 +112,11 @@ def assert_nothing_is_left(directory: Path, pids: list[int], within_s: float = 2
     assert not left
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_nothing_is_left_however_the_driver_ends(ending: str, directory: Path) -> None:
+def test_nothing_is_left_however_the_driver_ends(ending: str, system: str, directory: Path) -> None:
     before = set(os.listdir("/dev/shm"))
-    driver = run(PREAMBLE.replace("DELAY", "pass") + ENDINGS[ending], directory)
+    driver = run(SYSTEMS[system].replace("DELAY", "pass") + ENDINGS[ending], directory)
     output, errors = driver.communicate(timeout=30)
     pids = [int(pid) for pid in output.split()[1:]]
     assert len(pids) == 2, errors
@@ -100,10 +125,13 @@ def test_nothing_is_left_however_the_driver_ends(ending: str, directory: Path) -
     assert set(os.listdir("/dev/shm")) <= before
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, signum: int, directory: Path) -> None:
-    driver = run(PREAMBLE.replace("DELAY", STEPS[step]) + "list(pool.rollouts())", directory)
+def test_a_killed_driver_takes_workers_with_it_whatever_they_do(
+    step: str, signum: int, system: str, directory: Path
+) -> None:
+    driver = run(SYSTEMS[system].replace("DELAY", STEPS[step]) + "list(pool.rollouts())", directory)
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()[1:]]
     time.sleep(0.2)
@@ -112,9 +140,10 @@ def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, signu
     assert_nothing_is_left(directory, pids)
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("step", STEPS)
-def test_ctrl_c_gives_one_traceback_within_two_seconds(step: str, directory: Path) -> None:
-    script = PREAMBLE.replace("DELAY", STEPS[step]) + "with pool:\n    list(pool.rollouts())"
+def test_ctrl_c_gives_one_traceback_within_two_seconds(step: str, system: str, directory: Path) -> None:
+    script = SYSTEMS[system].replace("DELAY", STEPS[step]) + "with pool:\n    list(pool.rollouts())"
     driver = run(script, directory)
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()[1:]]
@@ -130,7 +159,7 @@ def test_ctrl_c_gives_one_traceback_within_two_seconds(step: str, directory: Pat
 
 
 def test_ctrl_c_while_the_pool_starts_leaves_nothing(directory: Path) -> None:
-    script = PREAMBLE.replace(
+    script = POOL.replace(
         "def reset", "def __init__(self):\n        print('making', flush=True); time.sleep(100)\n    def reset"
     )
     driver = run(script, directory)

@@ -1,0 +1,331 @@
+"""Stepping vector envs, as a share of the limit: two processes that run the bare ``env.step`` loop and tell nobody.
+
+python benchmarks/vector_env.py                  all cases
+python benchmarks/vector_env.py cartpole-64 ...  some of: cartpole-8, cartpole-64, cartpole-256, lunarlander-16,
+                                                 halfcheetah-16, pong-8, sleeping-64, many-1024
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import psutil
+from common import RESULTS, IdealLoops, interleaved, pss_mb, save, summary
+from rollouts import Sleeper
+
+from parenv import ParallelVectorEnv
+
+WORKERS = 2
+SECONDS, REPEATS = 1.0, 7
+NAMES = {
+    "limit": "two bare loops",
+    "parenv": "ParallelVectorEnv, 2 workers",
+    "parenv auto": 'ParallelVectorEnv, "auto"',
+    "parenv in process": "ParallelVectorEnv, in process",
+    "parenv halves": "ParallelVectorEnv, send/recv, two halves",
+    "yardstick": "bare prototype: shared memory and eventfd",
+    "sync": "gymnasium SyncVectorEnv",
+    "async": "gymnasium AsyncVectorEnv",
+    "sb3": "SB3 SubprocVecEnv",
+}
+
+
+def make_pong() -> Any:
+    """Pong from grey pixels, every frame returned."""
+    import ale_py
+
+    gym.register_envs(ale_py)
+    return gym.wrappers.AtariPreprocessing(gym.make("ALE/Pong-v5", frameskip=1), noop_max=0)
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "cartpole": lambda: gym.make("CartPole-v1"),
+    "lunarlander": lambda: gym.make("LunarLander-v3"),
+    "halfcheetah": lambda: gym.make("HalfCheetah-v5"),
+    "pong": make_pong,
+    "sleeping": Sleeper,
+}
+
+
+def sampled_actions(make: Callable[[], Any], num_envs: int) -> Any:
+    """64 batches of actions, the same for everybody."""
+    env = make()
+    env.action_space.seed(0)
+    actions = np.array([[env.action_space.sample() for _ in range(num_envs)] for _ in range(64)])
+    env.close()
+    return actions
+
+
+def bare_loop(make: Callable[[], Any], actions: Any) -> Callable[[float], int]:
+    """Step each, reset where an episode ends, keep nothing."""
+    envs = [make() for _ in range(actions.shape[1])]
+    for env in envs:
+        env.reset()
+    steps = [env.step for env in envs]
+
+    def run(seconds: float) -> int:
+        count, deadline = 0, time.perf_counter() + seconds
+        while time.perf_counter() < deadline:
+            for i, action in enumerate(actions[count % 64]):
+                _, _, terminated, truncated, _ = steps[i](action)
+                if terminated or truncated:
+                    envs[i].reset()
+            count += 1
+        return count * len(envs)
+
+    return run
+
+
+def step_rate(envs: Any, actions: Any) -> float:
+    """Env steps per second of ``step`` after ``step``."""
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        for _ in range(8):
+            envs.step(actions[count % 64])
+            count += 1
+    return count * actions.shape[1] / (time.perf_counter() - began)
+
+
+def halves_rate(envs: ParallelVectorEnv, actions: Any) -> float:
+    """Env steps per second where always one part acts while the rest steps."""
+    n = envs.batch_size
+    for part in np.arange(envs.num_envs).reshape(n, -1).T:
+        envs.send(actions[0][:n], part)
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        _, _, _, _, infos = envs.recv()
+        envs.send(actions[count % 64][:n], infos["env_id"])
+        count += 1
+    elapsed = time.perf_counter() - began
+    for _ in range(envs.num_envs // n):
+        envs.recv()
+    return count * n / elapsed
+
+
+class Yardstick:
+    """What anybody would write first: forked workers, shared memory, a doorbell each, and nothing else.
+
+    It has no errors, infos, timeouts, closed processes or spaces other than arrays.
+    """
+
+    def __init__(self, make: Callable[[], Any], num_envs: int, actions: Any) -> None:
+        import mmap
+
+        env = make()
+        shape, dtype = env.observation_space.shape, env.observation_space.dtype
+        env.close()
+        row = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = mmap.mmap(-1, num_envs * (row + 4096) + actions[0].nbytes + 4096)
+        self._observations = np.ndarray((num_envs, *shape), dtype, memory)
+        at = num_envs * row + 4096 - num_envs * row % 4096
+        self._rewards = np.ndarray((num_envs,), "f8", memory, at)
+        self._flags = np.ndarray((2, num_envs), "?", memory, at + 8 * num_envs)
+        at += 8 * num_envs + 2 * num_envs
+        self._actions = np.ndarray(actions[0].shape, actions.dtype, memory, at + 64 - at % 64)
+        self._bells, self._answers, self._pids = [os.eventfd(0) for _ in range(WORKERS)], os.eventfd(0), []
+        share = num_envs // WORKERS
+        for worker in range(WORKERS):
+            pid = os.fork()
+            if pid == 0:
+                self._work(make, worker, range(worker * share, (worker + 1) * share))
+            self._pids.append(pid)
+
+    def _work(self, make: Callable[[], Any], worker: int, rows: range) -> None:
+        envs = [make() for _ in rows]
+        for env in envs:
+            env.reset()
+        while True:
+            os.eventfd_read(self._bells[worker])
+            for env, row, action in zip(envs, rows, self._actions[rows.start : rows.stop].copy(), strict=True):
+                observation, self._rewards[row], terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    observation, _ = env.reset()
+                self._observations[row] = observation
+                self._flags[:, row] = terminated, truncated
+            os.eventfd_write(self._answers, 1)
+
+    def step(self, actions: Any) -> Any:
+        """Step all."""
+        self._actions[:] = actions
+        for bell in self._bells:
+            os.eventfd_write(bell, 1)
+        left = WORKERS
+        while left:
+            left -= os.eventfd_read(self._answers)
+        return self._observations.copy(), self._rewards.copy(), *self._flags.copy()
+
+    def close(self) -> None:
+        """End the processes."""
+        for pid in self._pids:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        for bell in (*self._bells, self._answers):
+            os.close(bell)
+
+
+def compare(case: str, num_envs: int) -> dict[str, Any]:
+    """Everybody on the same environments and actions, interleaved."""
+    make = MAKERS[case]
+    actions = sampled_actions(make, num_envs)
+    factories = [make] * num_envs
+    with contextlib.ExitStack() as stack:
+        yardstick = Yardstick(make, num_envs, actions)  # It forks, and so comes before anything has threads.
+        stack.callback(yardstick.close)
+        loops = IdealLoops(lambda: bare_loop(make, actions[:, : num_envs // WORKERS]), WORKERS)
+        stack.callback(loops.close)
+        stepped: dict[str, Any] = {
+            "parenv": ParallelVectorEnv(factories, num_workers=WORKERS),
+            "parenv auto": ParallelVectorEnv(factories, num_workers="auto"),
+            "parenv in process": ParallelVectorEnv(factories, num_workers=0),
+            "yardstick": yardstick,
+            "sync": gym.vector.SyncVectorEnv(factories),
+            "async": gym.vector.AsyncVectorEnv(factories, context="fork"),
+        }
+        if num_envs <= 64:
+            from stable_baselines3.common.vec_env import SubprocVecEnv
+
+            stepped["sb3"] = SubprocVecEnv(factories, start_method="fork")
+        halves = ParallelVectorEnv(factories, num_workers=WORKERS, batch_size=num_envs // 2)
+        for envs in (*(envs for name, envs in stepped.items() if name != "yardstick"), halves):
+            stack.callback(envs.close)
+            envs.reset()
+        measures = {"limit": lambda: loops.rate(SECONDS)}
+        measures |= {name: lambda envs=envs: step_rate(envs, actions) for name, envs in stepped.items()}  # type: ignore[misc]
+        measures["parenv halves"] = lambda: halves_rate(halves, actions)
+        found = summary(interleaved(measures, REPEATS), "limit")
+        found["auto chose"] = {"num_workers": stepped["parenv auto"].num_workers}
+    return found
+
+
+def sleeping(num_envs: int) -> dict[str, Any]:
+    """64 environments that sleep, in 64 workers, eight received at a time."""
+    actions = np.zeros((64, num_envs), np.int64)
+    with contextlib.ExitStack() as stack:
+        loops = IdealLoops(lambda: bare_loop(Sleeper, actions[:, :1]), num_envs)
+        stack.callback(loops.close)
+        envs = ParallelVectorEnv([Sleeper] * num_envs, num_workers=num_envs, batch_size=8)
+        peer = gym.vector.AsyncVectorEnv([Sleeper] * num_envs, context="fork")
+        for one in (envs, peer):
+            stack.callback(one.close)
+            one.reset()
+        return summary(
+            interleaved(
+                {
+                    "limit": lambda: loops.rate(SECONDS),
+                    "parenv send/recv": lambda: halves_rate(envs, actions),
+                    "async": lambda: step_rate(peer, actions),
+                },
+                REPEATS,
+            ),
+            "limit",
+        )
+
+
+def many(num_envs: int) -> dict[str, Any]:
+    """1,024 CartPoles: seconds to the first observations, and memory of all processes but the driver."""
+    factories = [MAKERS["cartpole"]] * num_envs
+    ParallelVectorEnv(factories[:1], num_workers=1).close()
+
+    def start(make: Callable[[], Any]) -> dict[str, float]:
+        began = time.perf_counter()
+        envs = make()
+        envs.reset(seed=0)
+        seconds = time.perf_counter() - began
+        children = psutil.Process().children(recursive=True)
+        found = {"seconds": round(seconds, 2), "processes": len(children), "pss_mb": pss_mb([c.pid for c in children])}
+        envs.close()
+        return found
+
+    return {
+        "parenv, 16 workers": start(lambda: ParallelVectorEnv(factories, num_workers=16)),
+        "gymnasium AsyncVectorEnv": start(lambda: gym.vector.AsyncVectorEnv(factories, context="fork")),
+    }
+
+
+def wake_up_us() -> dict[str, float]:
+    """Round trip over two eventfds, on one core and between two: what this machine charges for a wake-up."""
+    found = {}
+    for name, core in (("same core", 0), ("other core", 1)):
+        there, back = os.eventfd(0), os.eventfd(0)
+        pid = os.fork()
+        if pid == 0:
+            os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core]})
+            while True:
+                os.eventfd_read(there)
+                os.eventfd_write(back, 1)
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        times = []
+        for _ in range(3000):
+            began = time.perf_counter()
+            os.eventfd_write(there, 1)
+            os.eventfd_read(back)
+            times.append(time.perf_counter() - began)
+        os.sched_setaffinity(0, cores)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        found[name] = round(float(np.median(times)) * 1e6, 1)
+    return found
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Bars per case: the share of the limit that each reaches."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = [name for name in NAMES if name != "limit"]
+    cases = [case for case in CASES if case in results and "parenv" in results[case]]
+    figure, axis = plt.subplots(figsize=(12, 5.5), layout="constrained")
+    width = 0.85 / len(shown)
+    colours = ["#08519c", "#3182bd", "#6baed6", "#bdd7e7", "#e6550d", "#969696", "#bdbdbd", "#d9d9d9"]
+    for i, (name, colour) in enumerate(zip(shown, colours, strict=True)):
+        shares = [results[case].get(name, {}).get("ratio_to_limit", 0.0) for case in cases]
+        places = np.arange(len(cases)) + (i - len(shown) / 2 + 0.5) * width
+        axis.bar(places, shares, width, label=NAMES[name], color=colour)
+    axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axis.set_xticks(range(len(cases)), cases)
+    axis.set_ylabel("env steps/s, share of two bare loops")
+    axis.set_title("Stepping vector envs on 2 cores (higher is better)")
+    axis.legend(frameon=False, ncols=2, fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    **{
+        f"{name}-{n}": lambda name=name, n=n: compare(name, n)  # type: ignore[misc]
+        for name, n in (
+            ("cartpole", 8), ("cartpole", 64), ("cartpole", 256), ("lunarlander", 16), ("halfcheetah", 16), ("pong", 8)
+        )
+    },
+    "sleeping-64": lambda: sleeping(64),
+    "many-1024": lambda: many(1024),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure the cases that are named, keep what is known of the others, draw all."""
+    file = RESULTS / "vector_env.json"
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() and sys.argv[1:] else {}
+    results["wake-up round trip, us"] = wake_up_us()
+    for case in sys.argv[1:] or CASES:
+        print(case)
+        results[case] = CASES[case]()
+    save("vector_env", results)
+    draw(results, RESULTS / "vector_env.png")
+
+
+if __name__ == "__main__":
+    cloudpickle.register_pickle_by_value(sys.modules["rollouts"])
+    main()

@@ -1,0 +1,53 @@
+"""Two halves of a ParallelVectorEnv take turns: while one half steps in the workers, the policy acts for the other.
+
+python examples/half_batches.py --env-steps 200000
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from parenv import ParallelVectorEnv
+
+policy = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2))
+
+
+def act(observations: Any) -> Any:
+    """Sample an action for each row."""
+    with torch.inference_mode():
+        return torch.distributions.Categorical(logits=policy(torch.from_numpy(observations))).sample().numpy()
+
+
+def main(argv: list[str] | None = None) -> tuple[int, Any]:
+    """Step; the env steps taken, and how many of them each sub-environment took."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-envs", type=int, default=64)
+    parser.add_argument("--num-workers", type=int, default=2)
+    parser.add_argument("--env-steps", type=int, default=200_000)
+    args = parser.parse_args(argv)
+    half = args.num_envs // 2
+    envs = ParallelVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * args.num_envs, num_workers=args.num_workers, batch_size=half
+    )
+    observations, _ = envs.reset(seed=1)
+    for ids in np.arange(args.num_envs).reshape(half, 2).T:
+        envs.send(act(observations[ids]), ids)
+    counts, began = np.zeros(args.num_envs, np.int64), time.perf_counter()
+    while counts.sum() < args.env_steps:
+        observations, rewards, terminated, truncated, infos = envs.recv()  # the half that is ready first
+        counts[infos["env_id"]] += 1  # rows belong to infos["env_id"], in this order
+        envs.send(act(observations), infos["env_id"])
+    print(f"{counts.sum():,} env steps, {counts.sum() / (time.perf_counter() - began):,.0f} per second")
+    envs.close()
+    return int(counts.sum()), counts
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

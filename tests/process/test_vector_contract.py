@@ -1,0 +1,838 @@
+"""What ParallelVectorEnv promises beside real environments' traces: spaces, infos, errors, states, send and recv."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from comparison import assert_same
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import vector as wrappers
+
+import parenv
+from parenv import ConfigurationError, NotDataError, ObservationError, ParallelVectorEnv
+from parenv.options import WorkerOptions
+from parenv.testing import LedgerEnv
+from parenv.testing.ledger import ledger_reward
+
+N = 3
+INLINE_OR_NOT = pytest.mark.parametrize("num_workers", [0, 2])
+ALL_MODES = pytest.mark.parametrize("mode", list(AutoresetMode))
+
+
+class Custom(spaces.Space[Any]):
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        return {"anything": int(self.np_random.integers(9))}
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Custom)
+
+    def __repr__(self) -> str:
+        return "Custom()"
+
+
+class Talker(gym.Env[Any, Any]):
+    """Samples its observations, says what a function of ``(env_id, step)`` says, and ends every few steps."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(
+        self,
+        env_id: int = 0,
+        observed: Any = None,
+        acted: Any = None,
+        says: Callable[[int, int], Any] | None = None,
+        observes: Callable[[int, int], Any] | None = None,
+    ) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32) if observed is None else observed
+        self.action_space = spaces.Discrete(3) if acted is None else acted
+        self.render_mode = "rgb_array"
+        self.env_id, self.steps, self.actions = env_id, 0, []
+        self._says, self._observes = says, observes
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+            self.steps = 0
+        self.options = options
+        return self._observation(), self._info()
+
+    def step(self, action: Any) -> Any:
+        self.actions.append(repr(action))
+        self.steps += 1
+        ended = (self.steps + self.env_id) % 4 == 0
+        return self._observation(), self.steps * 0.5, ended and self.env_id % 2 == 0, ended, self._info()
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.env_id, np.uint8)
+
+    def add(self, number: int, *, more: int = 0) -> int:
+        return self.env_id + number + more
+
+    def broken(self) -> None:
+        raise LookupError(f"nothing in {self.env_id}")
+
+    def secret(self) -> Any:
+        return object()
+
+    def _observation(self) -> Any:
+        return self._observes(self.env_id, self.steps) if self._observes else self.observation_space.sample()
+
+    def _info(self) -> Any:
+        return self._says(self.env_id, self.steps) if self._says else {}
+
+
+def talkers(count: int = N, **kwargs: Any) -> list[Any]:
+    return [functools.partial(Talker, env_id, **kwargs) for env_id in range(count)]
+
+
+def parallel(env_fns: Any, **kwargs: Any) -> Any:
+    return contextlib.closing(ParallelVectorEnv(env_fns, **kwargs))
+
+
+def assert_as_sync(env_fns: Any, mode: Any = "NextStep", num_workers: int = 2, steps: int = 7, **kwargs: Any) -> None:
+    """The same calls, the same results."""
+    with (
+        parallel(env_fns, autoreset_mode=mode, num_workers=num_workers, **kwargs) as envs,
+        contextlib.closing(SyncVectorEnv(env_fns, autoreset_mode=mode, **kwargs)) as reference,
+    ):
+        assert repr(envs.observation_space) == repr(reference.observation_space)
+        assert repr(envs.action_space) == repr(reference.action_space)
+        reference.action_space.seed(5)
+        assert_same(envs.reset(seed=3), reference.reset(seed=3), where="reset")
+        for _ in range(steps):
+            actions = reference.action_space.sample()
+            wanted = reference.step(actions)
+            assert_same(envs.step(actions), wanted, where="step")
+            ended = wanted[2] | wanted[3]
+            if envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
+                wanted = reference.reset(options={"reset_mask": ended})
+                assert_same(envs.reset(options={"reset_mask": ended}), wanted, where="masked reset")
+        assert_same(envs.get_attr("actions"), reference.get_attr("actions"), where="actions")
+
+
+# Spaces.
+
+BOX = spaces.Box(-1, 1, (2, 3), np.float64)
+SPACES: dict[str, Any] = {
+    "0-d box": spaces.Box(-1, 1, (), np.float32),
+    "box": BOX,
+    "pixels": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "discrete": spaces.Discrete(5, start=-2),
+    "multi-discrete": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "multi-binary": spaces.MultiBinary((2, 2)),
+    "dict": spaces.Dict(b=spaces.Discrete(3), a=BOX),
+    "tuple": spaces.Tuple([spaces.Discrete(3), BOX]),
+    "nested": spaces.Dict(x=spaces.Tuple([spaces.Dict(y=BOX, z=spaces.Text(4)), spaces.Discrete(2)]), u=BOX),
+    "text": spaces.Text(5, charset="zyx"),
+    "sequence": spaces.Sequence(spaces.Discrete(4)),
+    "stacked sequence": spaces.Sequence(BOX, stack=True),
+    "graph": spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+    "one of": spaces.OneOf([spaces.Discrete(3), BOX]),
+}
+
+
+@ALL_MODES
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_of_every_space_are_batched_as_by_sync_vector_env(name: str, mode: AutoresetMode) -> None:
+    assert_as_sync(talkers(observed=SPACES[name]), mode, num_workers=list(AutoresetMode).index(mode))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_actions_of_every_space_reach_the_environments_as_by_sync_vector_env(name: str) -> None:
+    assert_as_sync(talkers(acted=SPACES[name]))
+
+
+@INLINE_OR_NOT
+def test_observations_of_a_custom_space_come_as_a_tuple(num_workers: int) -> None:
+    with parallel(talkers(observed=Custom()), num_workers=num_workers) as envs:
+        observations, _ = envs.reset(seed=1)
+        assert [list(one) for one in observations] == [["anything"]] * N
+
+
+class Reusing(Talker):
+    """Returns the same arrays again and again."""
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id, spaces.Dict(a=spaces.Box(0, 9, (2,), np.int64), b=spaces.Box(0, 9, (), np.float32)))
+        self._arrays = {"a": np.zeros(2, np.int64), "b": np.zeros((), np.float32)}
+
+    def _observation(self) -> Any:
+        self._arrays["a"][:] = self.steps
+        self._arrays["b"][...] = self.steps
+        return self._arrays
+
+
+@INLINE_OR_NOT
+def test_observations_that_an_environment_writes_over_are_safe(num_workers: int) -> None:
+    with parallel([lambda: Reusing(0)] * N, num_workers=num_workers, autoreset_mode="SameStep") as envs:
+        seen = [envs.reset(seed=0)[0]]
+        for step in range(1, 5):
+            observations, _, _, _, infos = envs.step(np.zeros(N, np.int64))
+            seen.append(observations)
+            assert ("final_obs" in infos) == (step == 4)
+        assert [one["a"][0, 0] for one in seen] == [0, 1, 2, 3, 4]
+        assert [one["a"].tolist() for one in infos["final_obs"]] == [[4, 4]] * N
+
+
+class Resetting(Talker):
+    """Counts its resets into the buffer that it returns."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._buffer = np.zeros(2, np.float32)
+
+    def reset(self, **kwargs: Any) -> Any:
+        super().reset(**kwargs)
+        self._buffer[:] = -1
+        return self._buffer, {}
+
+    def _observation(self) -> Any:
+        self._buffer[:] = self.steps
+        return self._buffer
+
+
+@INLINE_OR_NOT
+def test_a_final_observation_survives_the_reset_of_an_environment_that_reuses_its_buffer(num_workers: int) -> None:
+    with parallel([Resetting] * N, num_workers=num_workers, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=0)
+        for _ in range(4):
+            observations, *_, infos = envs.step(np.zeros(N, np.int64))
+        assert observations.tolist() == [[-1, -1]] * N
+        assert [one.tolist() for one in infos["final_obs"]] == [[4, 4]] * N
+
+
+CASTS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {
+    "wider floats": (spaces.Box(-9, 9, (2,), np.float32), lambda env_id, step: np.array([0.1, env_id])),
+    "integers": (spaces.Box(-9, 9, (2,), np.float32), lambda env_id, step: np.array([step, env_id])),
+    "lists": (spaces.Box(-9, 9, (2,), np.float32), lambda env_id, step: [step, 0.1]),
+    "mixed": (spaces.Box(-9, 9, (1,), np.float32), lambda env_id, step: [[step], [0.1], np.ones(1, "f8")][env_id]),
+    "numbers": (spaces.Discrete(9), lambda env_id, step: [step, np.int32(1), np.array(2)][env_id]),
+    "booleans": (spaces.Discrete(9), lambda env_id, step: bool(env_id)),
+    "other order": (spaces.Dict(a=BOX, b=BOX), lambda env_id, step: {"b": BOX.low, "c": 1, "a": BOX.high}),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_observations_of_another_dtype_are_cast_as_by_sync_vector_env(name: str) -> None:
+    space, observes = CASTS[name]
+    assert_as_sync(talkers(observed=space, observes=observes), steps=3)
+
+
+MISFITS: dict[str, tuple[Any, Any, Any]] = {
+    "longer": (spaces.Box(-9, 9, (2,)), np.zeros(2, "f4"), np.zeros(3, "f4")),
+    "another dimension": (spaces.Box(-9, 9, (2,)), np.zeros(2, "f4"), np.zeros((2, 1), "f4")),
+    "as many numbers": (spaces.Box(-9, 9, (2, 4)), np.zeros((2, 4), "f4"), np.zeros((2, 2, 2), "f4")),
+    "floats for integers": (spaces.Box(0, 9, (2,), np.int64), np.zeros(2, int), np.zeros(2)),
+    "a float for a number": (spaces.Discrete(3), 1, 1.0),
+    "none": (spaces.Box(-9, 9, (2,)), np.zeros(2, "f4"), None),
+    "no key": (spaces.Dict(a=spaces.Discrete(2)), {"a": 1}, {}),
+}
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("name", MISFITS)
+def test_an_observation_that_does_not_fit_is_an_error_that_names_the_environment(name: str, num_workers: int) -> None:
+    space, good, bad = MISFITS[name]
+
+    def observes(env_id: int, step: int) -> Any:
+        return bad if (env_id, step) == (1, 2) else good
+
+    actions = np.zeros(N, np.int64)
+    with parallel(talkers(observed=space, observes=observes), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.step(actions)
+        with pytest.raises(ObservationError, match="does not fit its space") as caught:
+            envs.step(actions)
+        where = caught.value.__cause__
+        assert getattr(where, "env_id", None) == 1 or caught.value.env_id == 1
+        assert envs.step(actions)[1].tolist() == [1.5, 1.5, 0.0]
+        for _ in range(2):
+            envs.send(actions)
+            envs.recv()
+
+
+def test_an_observation_that_does_not_fit_is_refused_on_rows_that_are_not_adjacent_too() -> None:
+    space = spaces.Box(-9, 9, (2, 4))
+    with parallel(talkers(observed=space, observes=lambda *_: np.zeros((2, 2, 2), "f4")), num_workers=1) as envs:
+        with pytest.raises(BaseExceptionGroup):
+            envs.reset(seed=0)
+        envs.send(np.zeros(2, np.int64), [0, 2])
+        with pytest.raises(BaseExceptionGroup) as caught:
+            envs.recv()
+        assert {type(error) for error in caught.value.exceptions} == {ObservationError}
+
+
+# Infos.
+
+INFOS: dict[str, Callable[[int, int], Any]] = {
+    "integers": lambda env_id, step: {"x": step},
+    "floats and booleans": lambda env_id, step: {"x": 0.5 * step, "y": step > 2},
+    "none": lambda env_id, step: {"x": None},
+    "text": lambda env_id, step: {"x": f"{env_id} {step}"},
+    "scalars": lambda env_id, step: {"a": np.float32(step), "b": np.int8(1), "c": np.bool_(1), "d": np.float16(2)},
+    "arrays": lambda env_id, step: {"x": np.full((2, 2), step, np.int16), "y": np.array(step)},
+    "nested": lambda env_id, step: {"x": {"y": {"z": step, "s": "a"}}, "e": {}},
+    "some": lambda env_id, step: {"x": 1} if env_id == step % 3 else {},
+    "different keys": lambda env_id, step: {f"k{(env_id + step) % 4}": 1.0, "x": {f"k{env_id}": step}},
+    "mixed numbers": lambda env_id, step: {"x": [1, 2.7, True][(env_id + step) % 3]},
+    "mixed scalars": lambda env_id, step: {"x": [None, np.float32(2.7), np.zeros(2)][env_id]},
+    "mixed by message": lambda env_id, step: {"x": ["a", np.float32(2.7), np.zeros(2)][env_id]},
+    "changing keys": lambda env_id, step: {f"k{step}": step},
+    "huge integers": lambda env_id, step: {"x": [None, 1 << 80, 3][env_id]},
+    "changing shapes": lambda env_id, step: {"x": np.ones(1 + step)},
+    "large": lambda env_id, step: {"x": np.full(400, step)},
+    "lists": lambda env_id, step: {"x": [step, {"y": (1, 2)}], "b": b"ab"},
+    "keys that are no strings": lambda env_id, step: {1: step, (2, 3): "x"},
+    "arrays of text": lambda env_id, step: {"x": np.array(["ab", "c"])},
+    "empty": lambda env_id, step: {},
+}
+
+
+@ALL_MODES
+@pytest.mark.parametrize("name", INFOS)
+def test_infos_of_every_kind_are_those_of_sync_vector_env(name: str, mode: AutoresetMode) -> None:
+    assert_as_sync(talkers(says=INFOS[name]), mode, num_workers=(1, 2, 0)[list(AutoresetMode).index(mode)])
+
+
+def thing(env_id: int, step: int) -> Any:
+    return {"x": 1, "thing": object()} if (env_id, step) == (1, 1) else {"x": 2}
+
+
+def test_an_info_that_is_not_data_is_an_error_that_names_it() -> None:
+    with parallel(talkers(says=thing), num_workers=2) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(
+            NotDataError, match=r"\['thing'\] is a builtins.object, which cannot leave a worker"
+        ) as caught:
+            envs.step(np.zeros(N, np.int64))
+        assert getattr(caught.value.__cause__, "env_id", None) == 1
+        assert envs.step(np.zeros(N, np.int64))[4]["x"].tolist() == [2] * N
+
+
+def test_any_info_will_do_in_process() -> None:
+    with parallel(talkers(says=thing), num_workers=0) as envs:
+        envs.reset(seed=0)
+        infos = envs.step(np.zeros(N, np.int64))[4]
+        assert [type(one) for one in infos["thing"]] == [type(None), object, type(None)]
+
+
+# Actions.
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (spaces.Box(-1, 1, (2,), np.float32), np.linspace(0, 1, 6).reshape(3, 2)),
+        (spaces.Box(-1, 1, (2,), np.float32), np.arange(6).reshape(3, 2)),
+        (spaces.Discrete(3), np.array([0, 1, 2], np.int32)),
+        (spaces.Discrete(3), np.array([0, 1, 1], np.uint8)),
+        (spaces.Discrete(3), np.array([[0, 1], [1, 1], [2, 2]])),
+        (spaces.Discrete(3), np.array([0, 1, 2], "U1")),
+        (spaces.Dict(a=spaces.Discrete(3)), {"a": np.array([0, 1, 2], np.int32)}),
+    ],
+    ids=str,
+)
+def test_actions_of_another_dtype_or_shape_arrive_as_they_are(space: Any, actions: Any, num_workers: int) -> None:
+    with (
+        parallel(talkers(acted=space), num_workers=num_workers) as envs,
+        contextlib.closing(SyncVectorEnv(talkers(acted=space))) as reference,
+    ):
+        for both in (envs, reference):
+            both.reset(seed=0)
+            reference.action_space.seed(0)
+            for one in (actions, reference.action_space.sample(), actions):
+                both.step(one)
+        assert_same(envs.get_attr("actions"), reference.get_attr("actions"))
+
+
+@INLINE_OR_NOT
+def test_a_list_of_actions_is_as_good_as_an_array(num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.step([0, 1, 2])
+        assert envs.get_attr("actions") == (["np.int64(0)"], ["np.int64(1)"], ["np.int64(2)"])
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("actions", [np.zeros(2, np.int64), np.zeros(4, np.int64), [0, 1], np.zeros(4, "U1")])
+def test_a_wrong_number_of_actions_is_refused_and_nothing_is_stepped(actions: Any, num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ValueError, match=f"{len(actions)} actions were given for 3 sub-environments"):
+            envs.step(actions)
+        with pytest.raises(ValueError, match="actions were given"):
+            envs.send(actions)
+        assert envs.step(np.zeros(N, np.int64))[1].tolist() == [0.5] * N
+
+
+# Which spaces go together.
+
+
+def boxes(*highs: float, dtype: Any = np.float32, shape: Any = (2,)) -> list[Any]:
+    return [functools.partial(Talker, i, spaces.Box(0, high, shape, dtype)) for i, high in enumerate(highs)]
+
+
+@INLINE_OR_NOT
+def test_spaces_that_differ_need_another_observation_mode(num_workers: int) -> None:
+    with pytest.raises(RuntimeError, match=r"env_id 1.*use observation_mode='different'"):
+        ParallelVectorEnv(boxes(1, 2, 1), num_workers=num_workers)
+    assert_as_sync(boxes(1, 2, 1), num_workers=num_workers, observation_mode="different")
+    single = spaces.Box(0, 9, (2,), np.float32)
+    mode = (spaces.Box(0, 9, (3, 2), np.float32), single)
+    assert_as_sync(boxes(1, 2, 1), num_workers=num_workers, observation_mode=mode)
+    for wanted in ("different", mode):
+        with pytest.raises(RuntimeError):
+            SyncVectorEnv([*boxes(1, 2), *boxes(1, shape=(3,))], observation_mode=wanted)
+        with pytest.raises(RuntimeError):
+            ParallelVectorEnv([*boxes(1, 2), *boxes(1, shape=(3,))], observation_mode=wanted, num_workers=num_workers)
+    with pytest.raises(RuntimeError, match="the action space of env_id 1"):
+        ParallelVectorEnv([Talker, lambda: Talker(acted=spaces.Discrete(2))], num_workers=num_workers)
+
+
+def test_an_observation_mode_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="observation_mode must be"):
+        ParallelVectorEnv(talkers(), observation_mode="equal")
+    with pytest.raises(TypeError, match="must be a pair of spaces"):
+        ParallelVectorEnv(talkers(), observation_mode=(1, 2))  # type: ignore[arg-type]
+
+
+# States.
+
+
+@INLINE_OR_NOT
+def test_what_is_called_out_of_turn_says_so_as_gymnasium_does(num_workers: int) -> None:
+    actions = np.zeros(N, np.int64)
+    envs = ParallelVectorEnv(talkers(), num_workers=num_workers)
+    waits = {"reset": envs.reset_wait, "step": envs.step_wait, "call": envs.call_wait}
+    begins: dict[str, Any] = {
+        "reset": lambda: envs.reset_async(seed=1),
+        "step": lambda: envs.step_async(actions),
+        "call": lambda: envs.call_async("env_id"),
+    }
+    for pending, begin in begins.items():
+        for name, wait in waits.items():
+            with pytest.raises(NoAsyncCallError, match=f"`{name}_wait` without any prior call to `{name}_async`") as no:
+                wait()
+            assert no.value.name == name
+        begin()
+        for other in (*begins.values(), lambda: envs.set_attr("x", 1), lambda: envs.send(actions)):
+            with pytest.raises(AlreadyPendingCallError, match=f"while waiting for a pending call to `{pending}`") as al:
+                other()
+            assert al.value.name == pending
+        waits[pending]()
+    envs.close()
+    envs.close()
+    everything = [*begins.values(), *waits.values(), envs.render, lambda: envs.send(actions), envs.recv, envs.reset]
+    for call in everything:
+        with pytest.raises(ClosedEnvironmentError):
+            call()
+
+
+class Stuck(Talker):
+    """Waits for an event in what it is told to wait in, once."""
+
+    def __init__(self, env_id: int, event: Any, where: str) -> None:
+        super().__init__(env_id)
+        self._event, self._where = event, where if env_id == 1 else ""
+
+    def wait(self, where: str) -> int:
+        if where == self._where:
+            self._where = ""
+            with open(self._event, "rb") as pipe:
+                pipe.read()
+        return self.env_id
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self.steps:
+            self.wait("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self.wait("step")
+        return super().step(action)
+
+    def _observation(self) -> Any:
+        return np.array([self.steps, self.env_id], np.float32)
+
+
+@pytest.fixture
+def gate(tmp_path: Any) -> Any:
+    """A named pipe: whoever reads it waits until it was opened for writing and closed again."""
+    path = str(tmp_path / "gate")
+    os.mkfifo(path)
+    return path
+
+
+def open_gate(path: str) -> None:
+    with open(path, "wb"):
+        pass
+
+
+@pytest.mark.parametrize("where", ["step", "reset", "call"])
+@pytest.mark.parametrize("then", ["step", "reset", "reset some", "call", "send"])
+def test_after_a_wait_that_timed_out_nothing_is_stale(where: str, then: str, gate: str) -> None:
+    actions = np.zeros(N, np.int64)
+    with parallel([functools.partial(Stuck, i, gate, where) for i in range(N)], num_workers=2) as envs:
+        envs.reset(seed=0)
+        if where != "step":
+            envs.step(actions)
+        {
+            "step": lambda: envs.step_async(actions),
+            "reset": lambda: envs.reset_async(seed=0),
+            "call": lambda: envs.call_async("wait", "call"),
+        }[where]()
+        with pytest.raises(multiprocessing.TimeoutError, match=f"`{where}_wait` has timed out after 0.02 second"):
+            {"step": envs.step_wait, "reset": envs.reset_wait, "call": envs.call_wait}[where](0.02)
+        steps = 0 if where == "reset" else 1
+        opener = threading.Timer(0.05, open_gate, [gate])
+        opener.start()
+        if then == "step":
+            assert envs.step(actions)[0][:, 0].tolist() == [steps + 1] * N
+        elif then == "reset":
+            assert envs.reset(seed=0)[0][:, 0].tolist() == [0] * N
+        elif then == "reset some":
+            mask = {"reset_mask": np.array([True, False, False])}
+            assert envs.reset(seed=0, options=mask)[0][:, 0].tolist() == [0, steps, steps]
+        elif then == "call":
+            assert envs.call("add", 1) == (1, 2, 3)
+        else:
+            envs.send(actions)
+            observations, *_, infos = envs.recv()
+            assert (observations[:, 0].tolist(), infos["env_id"].tolist()) == ([steps + 1] * N, [0, 1, 2])
+        opener.join()
+        before = envs.get_attr("steps")
+        assert envs.step(actions)[0][:, 0].tolist() == [one + 1 for one in before]
+
+
+@pytest.mark.parametrize("terminate", [False, True])
+def test_closing_while_a_step_is_pending_warns_and_ends_it(terminate: bool) -> None:
+    envs = ParallelVectorEnv(talkers(), num_workers=2)
+    envs.reset(seed=0)
+    envs.step_async(np.zeros(N, np.int64))
+    with pytest.warns(UserWarning, match="Calling `close` while waiting for a pending call to `step`"):
+        envs.close(terminate=terminate)
+    assert envs.closed
+
+
+# Calls and attributes.
+
+
+@INLINE_OR_NOT
+def test_calls_and_attributes_reach_every_environment(num_workers: int) -> None:
+    with parallel(
+        [functools.partial(gym.wrappers.TimeLimit, Talker(i), 9) for i in range(N)], num_workers=num_workers
+    ) as envs:
+        assert envs.call("add", 10, more=5) == (15, 16, 17)
+        assert envs.get_attr("env_id") == (0, 1, 2)
+        envs.set_attr("level", 7)
+        assert envs.get_attr("level") == (7, 7, 7)
+        envs.set_attr("level", (1, 2, [3]))
+        assert envs.get_attr("level") == (1, 2, [3])
+        with pytest.raises(ValueError, match="Got `2` values for 3 environments"):
+            envs.set_attr("level", [1, 2])
+        with pytest.raises(ValueError, match="use `step` directly"):
+            envs.call("step", 0)
+        assert [frame[0, 0, 0] for frame in envs.render()] == [0, 1, 2]
+        with pytest.raises(BaseExceptionGroup) as caught:
+            envs.call("broken")
+        assert [str(error.args[0]) for error in caught.value.exceptions] == [f"nothing in {i}" for i in range(N)]
+        with pytest.raises(BaseExceptionGroup) as caught:
+            envs.get_attr("nobody_has_this")
+        assert {type(error) for error in caught.value.exceptions} == {AttributeError}
+        assert envs.call("add", 1) == (1, 2, 3)
+
+
+def test_an_answer_that_is_not_data_is_refused_and_does_nothing_else() -> None:
+    with parallel(talkers(), num_workers=2) as envs:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            envs.call("secret")
+        assert {type(error) for error in caught.value.exceptions} == {NotDataError}
+        assert envs.call("add", 1) == (1, 2, 3)
+
+
+@INLINE_OR_NOT
+def test_random_generators_and_their_seeds_are_those_of_the_environments(num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=[5, None, 7])
+        assert envs.np_random_seed[0::2] == (5, 7)
+        assert envs.np_random[0].random() == gym.utils.seeding.np_random(5)[0].random()
+
+
+# Arguments.
+
+
+@INLINE_OR_NOT
+def test_without_copies_observations_are_written_over(num_workers: int) -> None:
+    for copy in (True, False):
+        with parallel(talkers(), num_workers=num_workers, copy=copy) as envs:
+            first, _ = envs.reset(seed=0)
+            kept = first.copy()
+            second = envs.step(np.zeros(N, np.int64))[0]
+            assert np.shares_memory(first, second) is not copy
+            assert (first == kept).all() == copy
+
+
+def test_what_async_vector_env_takes_is_taken() -> None:
+    arguments: dict[str, Any] = {"context": "spawn", "daemon": False, "shared_memory": False, "max_concurrency": 2}
+    with parallel(talkers(), **arguments) as envs:
+        assert envs.num_workers <= 2
+        assert {name: getattr(envs, name) for name in arguments} == arguments
+        envs.reset(seed=0)
+    with pytest.raises(ConfigurationError, match="custom worker function"):
+        ParallelVectorEnv(talkers(), worker=print)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="use num_workers=2"):
+        ParallelVectorEnv(talkers(), max_concurrency=2, num_workers=3)
+    with pytest.raises(ValueError, match="max_concurrency"):
+        ParallelVectorEnv(talkers(), max_concurrency=0)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[True] * N, np.ones(2, bool), np.ones((N, 1), bool), np.ones(N, np.int64), np.zeros(N, bool)],
+    ids=repr,
+)
+def test_a_wrong_mask_is_refused_as_by_sync_vector_env(mask: Any) -> None:
+    with parallel(talkers(), num_workers=0) as envs, contextlib.closing(SyncVectorEnv(talkers())) as reference:
+        envs.reset(seed=0)
+        with pytest.raises(Exception) as wanted:
+            reference.reset(options={"reset_mask": mask})
+        with pytest.raises(wanted.type) as caught:
+            envs.reset(options={"reset_mask": mask})
+        assert str(caught.value) == str(wanted.value)
+
+
+@INLINE_OR_NOT
+def test_options_come_alone_or_one_for_each(num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=[1, None, 3], options=[{"a": 1}, None, {}])
+        assert envs.get_attr("options") == ({"a": 1}, None, {})
+        envs.reset(options={"b": 2, "reset_mask": np.array([False, True, True])})
+        assert envs.get_attr("options") == ({"a": 1}, {"b": 2}, {"b": 2})
+        envs.reset()
+        assert envs.get_attr("options") == (None, None, None)
+        with pytest.raises(ValueError, match="options for each sub-environment must be 3, got 2"):
+            envs.reset(options=[{}, {}])
+        with pytest.raises(ValueError, match="the length must match num_envs=3 but got length=2"):
+            envs.reset(seed=[1, 2])
+
+
+@INLINE_OR_NOT
+def test_a_step_beyond_the_end_of_an_episode_needs_a_reset_if_nobody_else_resets(num_workers: int) -> None:
+    actions = np.zeros(N, np.int64)
+    with parallel(talkers(), num_workers=num_workers, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0)
+        envs.step(actions)
+        envs.step(actions)
+        with pytest.raises(ResetNeeded, match=r"env_ids \[2\] have ended"):
+            envs.step(actions)
+        with pytest.raises(ResetNeeded, match=r"env_ids \[2\] have ended"):
+            envs.send(actions[:1], [2])
+        envs.reset(options={"reset_mask": np.array([False, False, True])})
+        envs.step(actions)
+
+
+def test_make_vec_makes_what_gymnasium_makes() -> None:
+    arguments: dict[str, Any] = {"wrappers": [gym.wrappers.RecordEpisodeStatistics], "max_episode_steps": 3}
+    envs = parenv.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2}, **arguments)
+    reference = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync", **arguments)
+    with contextlib.closing(envs), contextlib.closing(reference):
+        assert repr(envs) == "ParallelVectorEnv(CartPole-v1, num_envs=2)"
+        assert_same(envs.reset(seed=1), reference.reset(seed=1))
+        for _ in range(4):
+            actions = np.array([0, 1])
+            assert_same(envs.step(actions), reference.step(actions), ignored=("t",))
+        assert envs.spec.kwargs["max_episode_steps"] == 3
+    with pytest.raises(ConfigurationError, match="vectorization_mode='sync'"):
+        parenv.make_vec("CartPole-v1", vectorization_mode="sync")
+
+
+# Gymnasium's vector wrappers.
+
+PENDULUM: Any = functools.partial(gym.make, "Pendulum-v1", max_episode_steps=4)
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "RecordEpisodeStatistics": wrappers.RecordEpisodeStatistics,
+    "NormalizeObservation": wrappers.NormalizeObservation,
+    "NormalizeReward": wrappers.NormalizeReward,
+    "DictInfoToList": lambda envs: wrappers.DictInfoToList(wrappers.RecordEpisodeStatistics(envs)),
+    "FlattenObservation": wrappers.FlattenObservation,
+    "ClipReward": lambda envs: wrappers.ClipReward(envs, -1, 1),
+    "ClipAction": wrappers.ClipAction,
+    "RescaleAction": lambda envs: wrappers.RescaleAction(envs, -1.0, 1.0),
+    "TransformAction": lambda envs: wrappers.TransformAction(envs, lambda actions: actions / 2),
+    "TransformObservation": lambda envs: wrappers.TransformObservation(envs, lambda observations: observations + 1),
+    "DtypeObservation": lambda envs: wrappers.DtypeObservation(envs, np.float64),
+    "ReshapeObservation": lambda envs: wrappers.ReshapeObservation(envs, (3, 1)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_vector_wrappers_work_as_on_sync_vector_env(name: str) -> None:
+    with (
+        contextlib.closing(WRAPPERS[name](ParallelVectorEnv([PENDULUM] * N, num_workers=2))) as envs,
+        contextlib.closing(WRAPPERS[name](SyncVectorEnv([PENDULUM] * N))) as reference,
+    ):
+        reference.action_space.seed(0)
+        assert str(envs.reset(seed=0)) == str(reference.reset(seed=0))
+        for _ in range(7):
+            actions = reference.action_space.sample()
+            assert_same(envs.step(actions), reference.step(actions), ignored=("t",))
+
+
+# send and recv.
+
+
+def ledgers(count: int, **kwargs: Any) -> list[Any]:
+    return [functools.partial(LedgerEnv, env_id, **kwargs) for env_id in range(count)]
+
+
+@ALL_MODES
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_every_sub_environment_that_was_sent_an_action_comes_back_once_with_its_own_trace(
+    num_workers: int, mode: AutoresetMode
+) -> None:
+    count, actions = 5, np.zeros(5, np.int64)
+    with (
+        parallel(talkers(count), num_workers=num_workers, batch_size=2, autoreset_mode=mode) as envs,
+        contextlib.closing(SyncVectorEnv(talkers(count), autoreset_mode=mode)) as reference,
+    ):
+        traces: list[Any] = []
+        reference.reset(seed=0)
+        for _ in range(12):
+            traces.append(reference.step(actions))
+            ended = traces[-1][2] | traces[-1][3]
+            if mode is AutoresetMode.DISABLED and ended.any():
+                reference.reset(options={"reset_mask": ended})
+        envs.reset(seed=0)
+        envs.send(actions)
+        taken = np.zeros(count, int)
+        while taken.min() < 10:
+            observations, rewards, terminated, truncated, infos = envs.recv()
+            ids = infos["env_id"]
+            assert len(set(ids.tolist())) == 2
+            for row, env_id in enumerate(ids.tolist()):
+                wanted = traces[taken[env_id]]
+                assert_same(observations[row], wanted[0][env_id])
+                got = rewards[row], terminated[row], truncated[row]
+                assert_same(got, (wanted[1][env_id], wanted[2][env_id], wanted[3][env_id]))
+                if mode is AutoresetMode.SAME_STEP and (terminated[row] or truncated[row]):
+                    assert_same(infos["final_obs"][row], wanted[4]["final_obs"][env_id])
+                taken[env_id] += 1
+            assert taken.max() - taken.min() <= 2 or num_workers
+            if mode is AutoresetMode.DISABLED:
+                continue_with = ids[~(terminated | truncated)]
+                if len(continue_with) < 2:
+                    break
+                ids = continue_with
+            if taken[ids].max() < 12:
+                envs.send(actions[: len(ids)], ids)
+            else:
+                break
+        assert taken.sum() >= 4
+
+
+def test_in_process_nobody_starves() -> None:
+    with parallel(ledgers(6), num_workers=0, batch_size=2) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(6, np.int64))
+        order = []
+        for _ in range(9):
+            ids = envs.recv()[4]["env_id"]
+            order += ids.tolist()
+            envs.send(np.zeros(2, np.int64), ids)
+        assert order == [0, 1, 2, 3, 4, 5] * 3
+
+
+def test_a_straggler_does_not_hold_the_others_up(gate: str) -> None:
+    makers = [functools.partial(Stuck, i, gate, "step") for i in range(4)]
+    with parallel(makers, num_workers=4, batch_size=1) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(4, np.int64))
+        seen = []
+        for _ in range(12):
+            ids = envs.recv(timeout=5)[4]["env_id"]
+            seen += ids.tolist()
+            envs.send(np.zeros(1, np.int64), ids)
+        assert set(seen) == {0, 2, 3}
+        open_gate(gate)
+        while 1 not in seen:
+            ids = envs.recv(timeout=5)[4]["env_id"]
+            seen += ids.tolist()
+            envs.send(np.zeros(1, np.int64), ids)
+
+
+def test_a_recv_that_timed_out_loses_nothing(gate: str) -> None:
+    makers = [functools.partial(Stuck, i, gate, "step") for i in range(N)]
+    with parallel(makers, num_workers=3, batch_size=3) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(N, np.int64))
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.recv(timeout=0.05)
+        open_gate(gate)
+        observations, rewards, _, _, infos = envs.recv(timeout=5)
+        assert_same(observations, np.array([[1, 0], [1, 1], [1, 2]], np.float32))
+        assert (rewards.tolist(), infos["env_id"].tolist()) == ([0.5] * 3, [0, 1, 2])
+
+
+@INLINE_OR_NOT
+def test_send_and_recv_out_of_turn_say_so(num_workers: int) -> None:
+    actions = np.zeros(N, np.int64)
+    with parallel(ledgers(N), num_workers=num_workers, batch_size=2) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(NoAsyncCallError, match="returns 2 rows, but only 0 are under way"):
+            envs.recv()
+        envs.send(actions[:2], [2, 0])
+        with pytest.raises(AlreadyPendingCallError, match=r"env_ids \[0\] are still under way"):
+            envs.send(actions[:2], [0, 1])
+        for call in (lambda: envs.step(actions), envs.reset, lambda: envs.call("env_id")):
+            with pytest.raises(AlreadyPendingCallError, match="2 sub-environments are under way"):
+                call()
+        for wrong in ([3], [-1], [1, 1], []):
+            with pytest.raises(ValueError, match="env_ids must be different numbers from 0 to 2"):
+                envs.send(np.zeros(len(wrong), np.int64), wrong)
+        assert sorted(envs.recv()[4]["env_id"].tolist()) == [0, 2]
+        with pytest.raises(NoAsyncCallError, match="only 0 are under way"):
+            envs.recv()
+        assert envs.step(actions)[1].tolist() == [0.0, ledger_reward(1, 0, 1), ledger_reward(2, 0, 2)]
+
+
+def test_actions_of_several_dtypes_may_be_under_way_together() -> None:
+    space = spaces.Box(-1, 1, (1,), np.float32)
+    with parallel(talkers(acted=space), num_workers=2, batch_size=3) as envs:
+        envs.reset(seed=0)
+        envs.send(np.array([[0.1]], np.float32), [0])
+        envs.send(np.array([[0.1]]), [1])
+        envs.send(np.array([[1]]), [2])
+        envs.recv()
+        assert envs.get_attr("actions") == (
+            ["array([0.1], dtype=float32)"],
+            ["array([0.1])"],
+            ["array([1])"],
+        )
+
+
+def test_workers_are_set_up_and_cleaned_up_in_process_too(tmp_path: Any) -> None:
+    options = WorkerOptions(
+        setup_fn=lambda worker: (tmp_path / f"up {worker}").touch(),
+        cleanup_fn=lambda worker: (tmp_path / f"down {worker}").touch(),
+    )
+    for num_workers in (0, 2):
+        with parallel(talkers(), num_workers=num_workers, workers=options) as envs:
+            envs.reset(seed=0)
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {f"{what} {worker}" for what in ("up", "down") for worker in range(max(1, num_workers))}

@@ -1,0 +1,110 @@
+"""What one step of a vector env costs in system calls, messages and memory; and how many processes there are."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+
+from parenv import ParallelVectorEnv
+from parenv.process.cores import usable_cores
+from parenv.testing import LedgerEnv
+
+STEPS = 200
+
+
+def make_envs(num_envs: int, **options: Any) -> ParallelVectorEnv:
+    return ParallelVectorEnv([lambda i=i: LedgerEnv(i) for i in range(num_envs)], **options)  # type: ignore[misc]
+
+
+def reads_and_writes(pid: int | str) -> tuple[int, int]:
+    """System calls of the read and of the write family that a process has made."""
+    counters = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(counters["syscr"]), int(counters["syscw"])
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_a_step_is_one_ring_per_worker_and_at_most_one_wake_up_each(num_workers: int) -> None:
+    with contextlib.closing(make_envs(12, num_workers=num_workers)) as envs:
+        actions = np.zeros(12, np.int64)
+        envs.reset(seed=0)
+        polls = _count_polls(envs)
+        envs.step(actions)
+        crew = envs._session.team._crew  # type: ignore[attr-defined]
+        pids = [crew.pid(worker) for worker in range(num_workers)]
+        messages, polls[0] = crew.messages, 0
+        before = [reads_and_writes(pid) for pid in ("self", *pids)]
+        for _ in range(STEPS):
+            envs.step(actions)
+        after = [reads_and_writes(pid) for pid in ("self", *pids)]
+        (reads, writes), *workers = [(new[0] - old[0], new[1] - old[1]) for old, new in zip(before, after, strict=True)]
+        overhead = 3 * (1 + num_workers)  # Reading the counters themselves.
+        assert writes == STEPS * num_workers
+        assert STEPS <= reads <= STEPS * num_workers + overhead
+        assert STEPS <= polls[0] <= STEPS * num_workers
+        for worker_reads, worker_writes in workers:
+            assert STEPS - 1 <= worker_reads <= STEPS + 1
+            assert STEPS - 1 <= worker_writes <= STEPS + 1
+        assert crew.messages == messages
+
+
+def test_a_step_pickles_nothing_and_needs_no_more_memory_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(make_envs(12, num_workers=2)) as envs:
+        actions = np.zeros(12, np.int64)
+        envs.reset(seed=0)
+
+        def refuse(*args: Any) -> Any:
+            raise AssertionError("pickled on the step path")
+
+        monkeypatch.setattr(cloudpickle, "dumps", refuse)
+        for _ in range(STEPS):
+            envs.step(actions)
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(5 * STEPS):
+                envs.step(actions)
+            assert tracemalloc.get_traced_memory()[0] - before < 4096
+        finally:
+            tracemalloc.stop()
+
+
+def test_many_sub_environments_share_few_processes() -> None:
+    before = len(psutil.Process().children(recursive=True))
+    with contextlib.closing(make_envs(64)) as envs:
+        zygote = 1 if before == 0 else 0
+        assert envs.num_workers == min(usable_cores(), 64)
+        assert len(psutil.Process().children(recursive=True)) - before - zygote == envs.num_workers
+        observations, _ = envs.reset()
+        assert observations[:, 0].tolist() == list(range(64))
+
+
+def test_the_driver_makes_no_environment_of_its_own() -> None:
+    made: list[int] = []
+
+    def make() -> LedgerEnv:
+        made.append(1)
+        return LedgerEnv(0)
+
+    with contextlib.closing(ParallelVectorEnv([make] * 4, num_workers=2)) as envs:
+        envs.reset()
+        assert not made
+
+
+def _count_polls(envs: ParallelVectorEnv) -> list[int]:
+    team: Any = envs._session.team
+    count, poll = [0], team._poll
+
+    class Counting:
+        def poll(self, timeout: Any) -> Any:
+            count[0] += 1
+            return poll.poll(timeout)
+
+    team._poll = Counting()
+    return count

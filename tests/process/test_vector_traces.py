@@ -1,0 +1,127 @@
+"""Real environments through ParallelVectorEnv: to the bit what SyncVectorEnv makes of the same calls."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from comparison import assert_same
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import HealthCheck, given, settings
+
+from parenv import ParallelVectorEnv
+
+N = 4
+CLOCK = ("t",)
+"""What RecordEpisodeStatistics reads from the clock."""
+
+
+def limited(name: str, steps: int, **kwargs: Any) -> Any:
+    return gym.make(name, max_episode_steps=steps, **kwargs)
+
+
+def recorded(name: str, steps: int) -> Any:
+    return gym.wrappers.RecordEpisodeStatistics(limited(name, steps))
+
+
+def pong() -> Any:
+    import ale_py
+
+    gym.register_envs(ale_py)
+    env = gym.make("ALE/Pong-v5", frameskip=1)
+    env = gym.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=4, screen_size=84)
+    return gym.wrappers.TimeLimit(gym.wrappers.FrameStackObservation(env, 4), 6)
+
+
+ENVIRONMENTS: dict[str, Callable[[], Any]] = {
+    "CartPole": partial(limited, "CartPole-v1", 7),
+    "CartPole recorded": partial(recorded, "CartPole-v1", 5),
+    "Acrobot": partial(limited, "Acrobot-v1", 5),
+    "MountainCarContinuous": partial(limited, "MountainCarContinuous-v0", 3),
+    "Pendulum": partial(limited, "Pendulum-v1", 1),
+    "FrozenLake": partial(limited, "FrozenLake-v1", 6),
+    "Taxi": partial(limited, "Taxi-v4", 4),
+    "Blackjack": partial(gym.make, "Blackjack-v1"),
+    "Blackjack recorded": partial(recorded, "Blackjack-v1", 4),
+    "CliffWalking": partial(limited, "CliffWalking-v1", 5),
+    "LunarLander": partial(limited, "LunarLander-v3", 6),
+    "BipedalWalker": partial(limited, "BipedalWalker-v3", 6),
+    "HalfCheetah": partial(limited, "HalfCheetah-v5", 4),
+    "Hopper": partial(recorded, "Hopper-v5", 6),
+    "Pong": pong,
+}
+
+SEEDS = st.integers(0, 1000) | st.lists(st.none() | st.integers(0, 1000), min_size=N, max_size=N) | st.none()
+RESETS = st.tuples(st.just("reset"), SEEDS)
+MASKS = st.lists(st.booleans(), min_size=N, max_size=N).filter(any)
+MASKED_RESETS = st.tuples(st.just("reset some"), SEEDS, MASKS, st.sampled_from([{}, {"nobody": "reads this"}]))
+STEPS = st.tuples(st.just("step"), st.integers(1, 8))
+CALLS = st.lists(STEPS | STEPS | MASKED_RESETS | RESETS, min_size=3, max_size=7)
+
+
+class Both:
+    """Says everything to both vector envs, and compares what they answer."""
+
+    def __init__(self, envs: ParallelVectorEnv, reference: SyncVectorEnv) -> None:
+        self.envs, self.reference = envs, reference
+
+    def reset(self, seed: Any, options: Any = None) -> None:
+        kept = copy.deepcopy(options)
+        got = self.envs.reset(seed=seed, options=options)
+        assert_same(options, kept)
+        assert_same(got, self.reference.reset(seed=seed, options=options), CLOCK, "reset")
+
+    def step(self) -> None:
+        actions = self.reference.action_space.sample()
+        wanted = self.reference.step(actions)
+        assert_same(self.envs.step(actions), wanted, CLOCK, "step")
+        ended = wanted[2] | wanted[3]
+        if self.envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
+            self.reset(None, {"reset_mask": ended})
+
+    def run(self, seed: int, calls: list[Any]) -> None:
+        self.reference.action_space.seed(seed)
+        self.reset(seed)
+        for what, *how in calls:
+            if what == "step":
+                for _ in range(how[0]):
+                    self.step()
+            elif what == "reset":
+                self.reset(how[0])
+            else:
+                self.reset(how[0], {**how[2], "reset_mask": np.array(how[1])})
+
+
+CASES = [(name, mode, (row + i) % 4) for row, name in enumerate(ENVIRONMENTS) for i, mode in enumerate(AutoresetMode)]
+CASES += [("Taxi", mode, num_workers) for mode in AutoresetMode for num_workers in range(4)]
+CASES = list(dict.fromkeys(CASES))
+
+
+@pytest.mark.parametrize(("name", "mode", "num_workers"), CASES)
+def test_any_calls_have_the_results_that_sync_vector_env_has(
+    name: str, mode: AutoresetMode, num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log where it runs.
+    makers = [ENVIRONMENTS[name]] * N
+    with (
+        contextlib.closing(ParallelVectorEnv(makers, autoreset_mode=mode, num_workers=num_workers)) as envs,
+        contextlib.closing(SyncVectorEnv(makers, autoreset_mode=mode)) as reference,
+    ):
+        both = Both(envs, reference)
+        assert (envs.action_space, envs.observation_space) == (reference.action_space, reference.observation_space)
+        assert (envs.metadata, envs.render_mode) == (reference.metadata, reference.render_mode)
+
+        @given(st.integers(0, 1000), CALLS)
+        @settings(max_examples=2 if name == "Pong" else 6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        def compare(seed: int, calls: list[Any]) -> None:
+            both.run(seed, calls)
+
+        compare()
