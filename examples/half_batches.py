@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> tuple[int, Any]:
         envs.send(act(observations[ids]), ids)
     counts, began = np.zeros(args.num_envs, np.int64), time.perf_counter()
     while counts.sum() < args.env_steps:
-        observations, rewards, terminated, truncated, infos = envs.recv()  # the half that is ready first
+        observations, _, _, _, infos = envs.recv()  # the half that is ready first
         counts[infos["env_id"]] += 1  # rows belong to infos["env_id"], in this order
         envs.send(act(observations), infos["env_id"])
     print(f"{counts.sum():,} env steps, {counts.sum() / (time.perf_counter() - began):,.0f} per second")

@@ -81,8 +81,9 @@ class EnvBatch:
         self.observations: list[Any] = []
 
     def give(self, actions: Mapping[int, Any]) -> None:
-        """Actions by env_id that do not lie on the board."""
-        self._given.update(actions)
+        """Actions by env_id that do not lie on the board; those of other workers' rows are left out."""
+        mine = range(self._all.start, self._all.stop)
+        self._given.update({env_id: action for env_id, action in actions.items() if env_id in mine})
 
     def step_all(self) -> None:
         """Answer one request of every row."""
@@ -219,7 +220,9 @@ class EnvBatch:
     def _actions(self, where: Where) -> Any:
         if self._given:
             env_ids = range(where.start, where.stop) if type(where) is slice else where.tolist()
-            return [self._given.pop(env_id) for env_id in env_ids]
+            # All rows of a request were given in the same way; those of a later request may be here already.
+            if env_ids[0] in self._given:
+                return [self._given.pop(env_id) for env_id in env_ids]
         # A copy, because an environment may keep or change its action, and the next one is written to the same place.
         arrays = [array[where].copy() if type(where) is slice else array[where] for array in self._board.actions]
         if len(arrays) == 1 and not self._action_leaves[0].path:
@@ -287,7 +290,10 @@ class EnvBatch:
         if type(where) is slice:
             np.concatenate(values, out=rows[where].reshape(joined))
         else:
-            rows[where] = np.concatenate(values, dtype=rows.dtype).reshape(n, *leaf.shape)
+            array = np.concatenate(values, dtype=rows.dtype)
+            if array.shape != joined:
+                raise ValueError(f"shape {np.shape(values[0])}")
+            rows[where] = array.reshape(n, *leaf.shape)
 
 
 def _does_not_fit(observation: Any, leaves: Any, error: Exception) -> ObservationError:

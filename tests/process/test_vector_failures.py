@@ -85,6 +85,12 @@ def raise_error() -> None:
     raise SimulatorError("the motor is hot")
 
 
+def run_into_it(envs: ParallelVectorEnv) -> None:
+    envs.reset()
+    envs.step(actions_for(3))
+    envs.call("poke")
+
+
 def some_faulty(
     where: str, act: Callable[[], Any], which: tuple[int, ...] = (3,), once: Path | None = None
 ) -> list[Callable[[], Any]]:
@@ -113,9 +119,7 @@ def test_an_environment_that_raises_comes_back_in_its_own_type_and_the_rest_stay
         envs = ParallelVectorEnv(some_faulty(where, raise_error), num_workers=num_workers)
         stack.enter_context(contextlib.closing(envs))
         with pytest.raises(SimulatorError, match="the motor is hot") as raised:
-            envs.reset()
-            envs.step(actions_for(3))
-            envs.call("poke")
+            run_into_it(envs)
         cause = raised.value.__cause__
         assert isinstance(cause, SubEnvironmentError)
         assert (cause.worker, cause.env_id, cause.doing) == (1 if num_workers else 0, 3, where)
@@ -124,7 +128,7 @@ def test_an_environment_that_raises_comes_back_in_its_own_type_and_the_rest_stay
         if where == "reset":
             mask = np.arange(N) != 3
             observations, _ = envs.reset(options={"reset_mask": mask})
-        observations, rewards, *_ = envs.step(actions_for())
+        observations, *_ = envs.step(actions_for())
         assert observations[mask if where == "reset" else slice(None), 0].tolist() == (
             [0, 1, 2, 4, 5] if where == "reset" else list(range(N))
         )
@@ -165,19 +169,28 @@ def test_a_dead_worker_is_a_typed_error_that_says_who_and_doing_what(
     where: str, death: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     act, exit_code, signum = DEATHS[death]
-    with pytest.raises(WorkerDiedError) as raised:
+    envs = None
+
+    def run() -> None:
+        nonlocal envs
         envs = ParallelVectorEnv(some_faulty(where, act), num_workers=2)
-        envs.reset()
-        envs.step(actions_for(3))
-        envs.call("poke")
+        run_into_it(envs)
+
+    with pytest.raises(WorkerDiedError) as raised:
+        run()
     error = raised.value
     assert (error.worker, error.env_ids, error.exit_code, error.signal) == (1, (3, 4, 5), exit_code, signum)
     doing = {"constructor": "making the environment"}.get(where, where)
     assert f"while {doing} of env_id 3" in str(error)
-    if where != "constructor":
+    if envs is not None:
         with pytest.raises(ClosedEnvironmentError):
             envs.reset()
         envs.close()
+
+
+def receive(envs: ParallelVectorEnv, batches: int) -> None:
+    for _ in range(batches):
+        envs.recv()
 
 
 def lengths_are_right(observation: Any, reward: float, ended: bool) -> bool:
@@ -261,7 +274,7 @@ def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path
         some_faulty("reset", kill_me, once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
     )
     with contextlib.closing(envs):
-        observations, infos = envs.reset(seed=3)
+        observations, _ = envs.reset(seed=3)
         assert observations.tolist() == [[i, 0, 0] for i in range(N)]
         assert envs.step(actions_for())[0][:, 2].tolist() == [1] * N
 
@@ -315,7 +328,7 @@ def test_a_hung_step_is_cut_and_its_stack_shown(hang: str) -> None:
     with contextlib.closing(envs):
         envs.reset()
         began = time.monotonic()
-        with pytest.raises(WorkerTimeoutError, match="did not answer within step_timeout_s=0.5 s") as raised:
+        with pytest.raises(WorkerTimeoutError, match=r"did not answer within step_timeout_s=0\.5 s") as raised:
             envs.step(actions_for(3))
         assert time.monotonic() - began < 10
         assert (raised.value.worker, raised.value.env_ids) == (1, (3, 4, 5))
@@ -375,8 +388,7 @@ def test_with_send_and_recv_an_exception_concerns_its_own_row_only() -> None:
         envs.reset()
         envs.send(actions_for(3))
         with pytest.raises(SimulatorError):
-            for _ in range(3):
-                envs.recv()
+            receive(envs, 3)
         left = envs._session.under_way
         assert left in (1, 3, 5)
         envs.send(np.zeros(1, np.int64), [3])
