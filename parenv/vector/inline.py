@@ -99,6 +99,8 @@ class InlineTeam:
         answers = {worker: self._station.answer(method, *values) for worker, values in arguments.items()}
         troubles = [self._with_place(trouble) for trouble in self._station.troubles()]
         self._take_notes()
+        if method == "reset":
+            self._station.batch.stamp()
         return answers, troubles
 
     def answered(self, asked: Any) -> bool:

@@ -108,6 +108,8 @@ class StepWorker:
         columns, *arguments = cloudpickle.loads(call.arguments)
         answers = station.answer(call.method, columns, *arguments)
         self._remark(station)
+        if call.method == "reset":
+            station.batch.stamp()
         troubles = station.troubles()
         if troubles:
             self._complain(troubles, call.sequence)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import threading
+import time
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from gymnasium.vector import AutoresetMode
 
-from parenv import AsyncWorkerPool, Stop, WorkerDiedError, WorkerError
+from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop, WorkerDiedError, WorkerError
 from parenv.testing import LedgerEnv, check_ledger
+from parenv.testing.ledger import episode_length, ledger_reward
 
 pytestmark = pytest.mark.soak
 
@@ -61,3 +66,66 @@ def test_pools_that_are_made_broken_and_closed_300_times_leave_nothing() -> None
         cycle(number)
     assert driver.num_fds() <= descriptors
     assert driver.memory_info().rss - memory < 20e6
+
+
+def killer(envs: ParallelVectorEnv, seconds: float) -> threading.Thread:
+    """Kills a random worker now and then, whatever it is doing."""
+    crew: Any = envs._session.team._crew  # type: ignore[attr-defined]
+
+    def run() -> None:
+        rng = random.Random(0)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(rng.expovariate(4.0))
+            pid = crew.pid(rng.randrange(len(crew.shares)))
+            if pid > 0:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("how", ["step", "send and recv"])
+def test_a_vector_env_whose_workers_are_killed_all_the_time_loses_and_invents_nothing(how: str) -> None:
+    envs = ParallelVectorEnv(
+        ledgers(12),
+        num_workers=3,
+        batch_size=4,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        on_worker_death="restart",
+    )
+    restarts = audited = 0
+    with contextlib.closing(envs):
+        last, _ = envs.reset()
+        actions, everybody = np.zeros(12, np.int64), np.arange(12)
+        thread = killer(envs, 30.0)
+        if how != "step":
+            envs.send(actions)
+        while thread.is_alive():
+            results = envs.step(actions) if how == "step" else envs.recv()
+            observations, rewards, terminated, truncated, infos = results
+            rows = infos.get("env_id", everybody)
+            restarted = infos.get("worker_restarted", np.zeros(len(rows), bool))
+            for row, env_id in enumerate(rows.tolist()):
+                ended = terminated[row] or truncated[row]
+                arrived = infos["final_obs"][row] if ended else observations[row]
+                if restarted[row]:
+                    assert (arrived == last[env_id]).all()
+                    assert rewards[row] == 0
+                    assert observations[row].tolist() == [env_id, 0, 0]
+                    restarts += 1
+                else:
+                    _, episode, step = last[env_id].tolist()
+                    assert arrived.tolist() == [env_id, episode, step + 1]
+                    assert rewards[row] == ledger_reward(env_id, episode, step + 1)
+                    assert ended == (step + 1 >= episode_length(env_id, episode, 7))
+                    assert observations[row].tolist() == ([env_id, episode + 1, 0] if ended else arrived.tolist())
+                audited += 1
+            last[rows] = observations
+            if how != "step":
+                envs.send(actions[: len(rows)], rows)
+        thread.join()
+    assert restarts > 100
+    assert audited > 100_000

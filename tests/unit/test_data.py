@@ -12,6 +12,7 @@ import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from hypothesis import given, settings
 
@@ -98,6 +99,38 @@ def test_arrays_that_come_out_are_read_only_views_of_what_came_in() -> None:
     assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(np.array([-1.0, 0]), np.array([1, np.inf]), dtype=np.float64),
+        spaces.Dict(a=spaces.Discrete(3, start=-1), b=spaces.Tuple([spaces.MultiBinary((2, 2)), spaces.Text(3)])),
+        spaces.Sequence(spaces.MultiDiscrete([2, 3]), stack=True),
+        spaces.Graph(spaces.Box(0, 1, (2,)), None),
+        spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1, ())]),
+    ],
+    ids=repr,
+)
+def test_a_space_comes_out_equal(space: Any) -> None:
+    found = unpack(*pack({"space": space}))["space"]
+    assert type(found) is type(space)
+    assert found == space
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_a_random_generator_goes_on_where_it_was(kind: str) -> None:
+    generator = np.random.Generator(getattr(np.random, kind)(3))
+    generator.integers(9, size=5, dtype=np.int32)
+    found = unpack(*pack((generator,)))[0]
+    assert found.bytes(64) == generator.bytes(64)
+    assert found.integers(9, size=5, dtype=np.int32).tolist() == generator.integers(9, size=5, dtype=np.int32).tolist()
+
+
+@pytest.mark.parametrize("text", ['{"generator":{"dict":[["bit_generator","os.system"]]}}', '{"space":["box",1]}'])
+def test_a_malformed_space_or_generator_is_a_protocol_error(text: str) -> None:
+    with pytest.raises(ProtocolError, match="malformed data in a message"):
+        unpack(text.encode(), [])
 
 
 class Word(str):

@@ -1,0 +1,67 @@
+"""The board: where everything lies, for whoever maps the same memory."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from parenv.memory.board import ITEM_BYTES, Board, BoardSpec
+from parenv.memory.spaces import leaves
+
+OBSERVED = spaces.Dict(a=spaces.Box(0, 1, (2, 3), np.float32), t=spaces.Text(3), d=spaces.Discrete(4))
+ACTED = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(3)])
+
+
+def spec(observed: Any = OBSERVED, acted: Any = ACTED, num_envs: int = 5) -> BoardSpec:
+    return BoardSpec(num_envs, leaves(observed), leaves(acted), 64)
+
+
+def test_fields_lie_side_by_side_within_the_bytes_that_are_said() -> None:
+    fields, total = spec().fields()
+    spans = sorted((f.offset, f.offset + int(np.prod(f.shape)) * np.dtype(f.dtype).itemsize) for f in fields)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+    assert spans[0][0] >= 0
+    assert spans[-1][1] <= total
+    assert total % 4096 == 0
+
+
+@pytest.mark.parametrize("offset", [0, 4096])
+def test_what_one_writes_another_reads_and_nothing_else_changes(offset: int) -> None:
+    memory = np.zeros(offset + spec().fields()[1], np.uint8)
+    one, other = Board(spec(), memory, offset), Board(spec(), memory, offset)
+    arrays = [name for name, value in vars(one).items() if isinstance(value, np.ndarray)]
+    assert set(arrays) >= {"rewards", "terminated", "truncated", "requested", "finished", "orders", "info_kinds"}
+    for name in arrays:
+        getattr(one, name)[2] = 1
+        assert (getattr(other, name)[2] == 1).all()
+        getattr(one, name)[2] = 0
+        assert not memory.any()
+
+
+def test_values_without_a_fixed_size_have_no_array() -> None:
+    board = Board(spec(), np.zeros(spec().fields()[1], np.uint8))
+    assert [None if rows is None else (rows.shape, rows.dtype.str) for rows in board.observations] == [
+        ((5, 2, 3), "<f4"),
+        None,
+        ((5,), "<i8"),
+    ]
+
+
+def test_actions_may_lie_there_in_other_dtypes() -> None:
+    memory = np.zeros(spec().fields()[1], np.uint8)
+    one, other = Board(spec(), memory), Board(spec(), memory)
+    assert (one.action_bytes, one.one_action) == ([ITEM_BYTES] * 2, False)
+    for board in (one, other):
+        board.view_actions(["<f8", "|i1"])
+    one.actions[0][:], one.actions[1][:] = 0.1, 2
+    assert (other.actions[0] == 0.1).all()
+    assert other.actions[1].tolist() == [2] * 5
+
+
+def test_a_space_that_is_one_array_is_one_action() -> None:
+    assert Board(spec(acted=spaces.Discrete(2)), np.zeros(1 << 16, np.uint8)).one_action
+    assert not Board(spec(acted=spaces.Text(2)), np.zeros(1 << 16, np.uint8)).one_action
