@@ -82,19 +82,38 @@ class Crew:
         Raises:
             WorkerTimeoutError: some are not, in time.
         """
-        ready = self._start(launch, range(len(self._senders)), timeout_s)
+        deadline = time.monotonic() + timeout_s
+        self._placement.start(launch, self._senders)
+        while len(self._ready) < len(self._senders):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self.late(timeout_s)
+            self.listen(left)
+        ready = [self._ready[worker] for worker in range(len(self._senders))]
         self.shares = [one.num_envs for one in ready]
         return ready
 
-    def restart(self, launch: Launch, worker: int, timeout_s: float) -> Ready:
-        """Start another process in the place of one that is gone; what the old one still says is refused."""
-        self._senders[worker] = Sender(worker, self._senders[worker].generation + 1)
+    def restart(self, launch: Launch, worker: int) -> int:
+        """Start another process in the place of one that is gone; what the old one still says is refused.
+
+        Returns:
+            The generation of the new process.
+        """
+        sender = self._senders[worker] = Sender(worker, self._senders[worker].generation + 1)
         self._conversations[worker] = Conversation()
         self._ready.pop(worker, None)
         self.heard[worker] = 0
-        (ready,) = self._start(launch, [worker], timeout_s)
         self.broken = False
-        return ready
+        self._placement.start(launch, [sender])
+        return sender.generation
+
+    def is_ready(self, worker: int) -> bool:
+        """Whether the present process of a worker has said that it is ready."""
+        return worker in self._ready
+
+    def generation(self, worker: int) -> int:
+        """How often the process of a worker has been restarted."""
+        return self._senders[worker].generation
 
     def say(self, worker: int, message: Message) -> None:
         """Send a message to a worker."""
@@ -212,16 +231,6 @@ class Crew:
             self._conversations[worker].say(WORKER, event.message)
             self._hear(worker, event.message)
 
-    def _start(self, launch: Launch, workers: Sequence[int], timeout_s: float) -> list[Ready]:
-        deadline = time.monotonic() + timeout_s
-        self._placement.start(launch, [self._senders[worker] for worker in workers])
-        while any(worker not in self._ready for worker in workers):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._late(timeout_s)
-            self.listen(left)
-        return [self._ready[worker] for worker in workers]
-
     def _hear(self, worker: int, message: Message) -> None:
         if isinstance(message, Commit):
             self._commits.append(Heard(worker, message))
@@ -253,7 +262,8 @@ class Crew:
         else:
             self._replies[call] = value
 
-    def _late(self, timeout_s: float) -> WorkerTimeoutError:
+    def late(self, timeout_s: float) -> WorkerTimeoutError:
+        """The error for workers that are not ready in time."""
         late = [worker for worker in range(len(self._senders)) if worker not in self._ready]
         doing = {worker: self._progress[worker].describe() for worker in late}
         first = late[0]

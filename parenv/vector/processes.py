@@ -153,12 +153,11 @@ class ProcessTeam:
 
     def listen(self, timeout_s: float) -> None:
         """Wait until something has been answered or has happened, at most up to the limit."""
-        for descriptor, _ in self._poll.poll(None if timeout_s > LISTEN_S else timeout_s * 1000.0):
-            if descriptor == self._answers.fileno():
-                self._answers.take()
-            else:
-                self._hear(0.0)
-        self.catch_up(timeout_s)
+        ready = {descriptor for descriptor, _ in self._poll.poll(None if timeout_s > LISTEN_S else timeout_s * 1000.0)}
+        if self._answers.fileno() in ready:
+            self._answers.take()
+        if len(ready) > 1 or self._answers.fileno() not in ready:
+            self._hear(0.0)
 
     def catch_up(self, timeout_s: float = LISTEN_S) -> None:
         """Hear all that workers have said by now."""
@@ -250,33 +249,42 @@ class ProcessTeam:
         if self._plan.on_worker_death == "raise" or self._deaths[worker] > MAX_DEATHS_IN_A_ROW:
             raise self._give_up(error)
         _log.warning("%s It is restarted.", str(error))
-        self._restart(worker, error)
+        if self._restart(worker):
+            for question in self._questions:
+                self._ask_again(question, worker, error)
 
-    def _restart(self, worker: int, error: WorkerError) -> None:
-        plan, board = self._plan, self._board
+    def _restart(self, worker: int) -> bool:
+        """Put another process in the place of one that is gone.
+
+        Returns:
+            Whether that is done; if not, it died as well, and what is to be done has been done for its successor.
+        """
+        plan, board, crew = self._plan, self._board, self._crew
         env_ids = np.arange(self._first[worker], self._first[worker] + plan.shares[worker])
         self._bells[worker].close()
         self._bells[worker] = Doorbell()
         self._said[worker] = self._ordered[worker] = 0
-        try:
-            self._crew.restart(self._launch(), worker, plan.options.start_timeout_s)
-        except Exception as failure:
-            raise self._give_up(failure) from error
+        generation = crew.restart(self._launch(), worker)
+        deadline = time.monotonic() + plan.options.start_timeout_s
+        while not crew.is_ready(worker):
+            if time.monotonic() > deadline:
+                raise self._give_up(crew.late(plan.options.start_timeout_s))
+            self._hear(deadline - time.monotonic())
+        if crew.generation(worker) != generation:
+            return False
         board.finished[env_ids] = board.requested[env_ids]
         self._restarted_at[worker] = int(board.finished[env_ids[0]])
         board.info_kinds[env_ids] = 0
-        self._crew.say(worker, self._rows)
+        crew.say(worker, self._rows)
         if self._dtypes is not None:
-            self._crew.say(worker, Actions(self._dtypes, b""))
+            crew.say(worker, Actions(self._dtypes, b""))
         if plan.mode is AutoresetMode.SAME_STEP:
-            columns = range(len(env_ids))
-            question = self.begin("reset", {worker: (columns, [None] * len(env_ids), None)})
+            question = self.begin("reset", {worker: (range(len(env_ids)), [None] * len(env_ids), None)})
             while not self.answered(question):
-                self.listen(LISTEN_S)
+                self._hear(LISTEN_S)
             self.answers(question)
         self._restarted.append(env_ids.tolist())
-        for question in self._questions:
-            self._ask_again(question, worker, error)
+        return crew.generation(worker) == generation
 
     def _ask_again(self, question: _Question, worker: int, error: WorkerError) -> None:
         """A reset is asked again of the new process; other calls meant the environments that are gone."""

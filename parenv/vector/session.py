@@ -75,6 +75,7 @@ class Session:
 
     def begin_step(self, actions: Any) -> None:
         """Have all take a step; after a wait that timed out, once what is still under way is over."""
+        self._take_restarts()
         self.stepping = True
         if self._late and not self._settled():
             self._deferred = (actions,)
@@ -118,6 +119,7 @@ class Session:
             seeds: one for each sub-environment there is.
             options: for all, or a list with one for each sub-environment there is.
         """
+        self._take_restarts()
         self._restarts.forget(env_ids)
         self.resetting = env_ids
         if self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids):
@@ -153,6 +155,7 @@ class Session:
         if not self.under_way and self._late:
             self._wait(self._settled, None, "send")
             self._drop_late_results()
+        self._take_restarts()
         self._write_actions(actions, ids)
         self._number(ids)
         self._in_flight[ids] = True
@@ -243,7 +246,7 @@ class Session:
         team, deadline = self.team, math.inf if timeout is None else time.monotonic() + timeout
         timed = timeout is not None or self._limit_s < math.inf
         try:
-            while not done():
+            while not self._is_over(done):
                 if not timed:
                     team.listen(math.inf)
                 elif (left := min(deadline, self._hung_at()) - time.monotonic()) > 0:
@@ -253,10 +256,16 @@ class Session:
                 else:
                     self._late = True
                     raise multiprocessing.TimeoutError(f"The call to `{name}` has timed out after {timeout} second(s).")
-                if self._restarts.wanted:
-                    self._take_restarts()
         finally:
             self.stepping, self.resetting = False, ()
+
+    def _is_over(self, done: Callable[[], bool]) -> bool:
+        """Whether something is done, and all has been heard that was said before."""
+        while True:
+            over = done()
+            self.team.catch_up()
+            if not self._take_restarts() and (over or not done()):
+                return over
 
     def _answers(self, timeout: float | None, name: str) -> dict[int, Any]:
         question = self._question
@@ -291,8 +300,6 @@ class Session:
     def _hear(self) -> None:
         """Take note of what came beside the board; raise what sub-environments raised."""
         team = self.team
-        # Rows may be answered before anybody has listened, or while somebody listened to others.
-        team.catch_up()
         self._ever_noted |= team.noted
         if team.remarked:
             self._results.take(team.remarks())
@@ -305,7 +312,6 @@ class Session:
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""
-        self.team.catch_up()
         self._results.take(self.team.remarks())
         self.team.errors()
 
@@ -317,9 +323,14 @@ class Session:
                 self.ended[rows] = self._board.terminated[rows] | self._board.truncated[rows]
             self._restarts.delivered(rows)
 
-    def _take_restarts(self) -> None:
-        """Answer for rows whose worker was restarted; ask again where an episode was only beginning."""
-        for restarted in self.team.restarted():
+    def _take_restarts(self) -> bool:
+        """Answer for rows whose worker was restarted; ask again where an episode was only beginning.
+
+        Returns:
+            Whether there were any.
+        """
+        restarts = self.team.restarted() if self._restarts.wanted else []
+        for restarted in restarts:
             stepping = self._all if self.stepping else np.flatnonzero(self._in_flight).tolist()
             lost = [env_id for env_id in restarted if not self.ended[env_id] and env_id not in self.resetting]
             self._restarts.lose(lost)
@@ -327,6 +338,7 @@ class Session:
             self._ask_again([env_id for env_id in restarted if self.ended[env_id] and env_id in stepping], reset=False)
             if self._question is None:
                 self._ask_again([env_id for env_id in restarted if env_id in self.resetting], reset=True)
+        return bool(restarts)
 
     def _ask_again(self, env_ids: list[int], reset: bool) -> None:
         self._number(env_ids)

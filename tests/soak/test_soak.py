@@ -100,7 +100,7 @@ def test_a_vector_env_whose_workers_are_killed_all_the_time_loses_and_invents_no
     with contextlib.closing(envs):
         last, _ = envs.reset()
         actions, everybody = np.zeros(12, np.int64), np.arange(12)
-        thread = killer(envs, 30.0)
+        thread = killer(envs, 20.0)
         if how != "step":
             envs.send(actions)
         while thread.is_alive():
@@ -127,5 +127,5 @@ def test_a_vector_env_whose_workers_are_killed_all_the_time_loses_and_invents_no
             if how != "step":
                 envs.send(actions[: len(rows)], rows)
         thread.join()
-    assert restarts > 100
-    assert audited > 100_000
+    assert restarts > 50
+    assert audited > 20_000
