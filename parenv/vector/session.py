@@ -21,6 +21,7 @@ from parenv.memory.spaces import leaves
 from parenv.protocol.messages import Actions
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.inline import InlineTeam
+from parenv.vector.limits import StepLimit
 from parenv.vector.processes import ProcessTeam
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results, write_actions
@@ -65,8 +66,7 @@ class Session:
         self._worker_of = np.repeat(np.arange(len(plan.shares)), plan.shares).tolist()
         self.ended, self._in_flight = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
-        self._limit_s = math.inf if plan.step_timeout_s is None else plan.step_timeout_s
-        self._sent_at = np.zeros(num_envs)
+        self._limit = StepLimit(plan.step_timeout_s, num_envs)
         self._ever_noted = self._late = self.stepping = False
         self.resetting: Sequence[int] = ()
         self._ready = self._nobody = np.zeros(0, np.int64)
@@ -128,8 +128,7 @@ class Session:
         else:
             each = options if isinstance(options, list) else [options] * self._plan.num_envs
             # With a number, a wait that times out leaves a request that the next step waits for.
-            self._number(env_ids)
-            self._sent_at[env_ids] = math.inf
+            self._number(env_ids, limited=False)
             self._question = self._ask("reset", env_ids, (seeds, each))
 
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
@@ -226,12 +225,11 @@ class Session:
             raise ValueError(f"{len(each)} actions were given for {len(ids)} sub-environments")
         self.team.give(Actions(None, cloudpickle.dumps(dict(zip(ids, each, strict=True)))), ids)
 
-    def _number(self, env_ids: Any) -> None:
+    def _number(self, env_ids: Any, limited: bool = True) -> None:
         """Give a request its number."""
         self._sequence += 1
         self._board.requested[env_ids] = self._sequence
-        if self._limit_s < math.inf:
-            self._sent_at[env_ids] = time.monotonic()
+        self._limit.begin(env_ids, limited)
 
     def _request(self, env_ids: Sequence[int]) -> None:
         """Request a step of some; those whose episode was lost are answered here."""
@@ -244,16 +242,16 @@ class Session:
     def _wait(self, done: Callable[[], bool], timeout: float | None, name: str) -> None:
         """Wait until something is done; afterwards nothing is pending, whatever happens."""
         team, deadline = self.team, math.inf if timeout is None else time.monotonic() + timeout
-        timed = timeout is not None or self._limit_s < math.inf
+        timed = timeout is not None or self._limit.exists
         try:
             while not self._is_over(done):
                 if not timed:
                     team.listen(math.inf)
-                elif (left := min(deadline, self._hung_at()) - time.monotonic()) > 0:
+                elif (left := min(deadline, self._limit.ends_at(self._unanswered())) - time.monotonic()) > 0:
                     team.listen(left)
-                elif self._hung_at() <= time.monotonic():
-                    team.cut(np.flatnonzero(self._unanswered() & (self._sent_at <= self._oldest())).tolist())
-                else:
+                elif overdue := self._limit.overdue(self._unanswered()):
+                    team.cut(overdue)
+                elif deadline <= time.monotonic():
                     self._late = True
                     raise multiprocessing.TimeoutError(f"The call to `{name}` has timed out after {timeout} second(s).")
         finally:
@@ -288,14 +286,6 @@ class Session:
 
     def _unanswered(self) -> Any:
         return self._board.requested != self._board.finished
-
-    def _oldest(self) -> float:
-        """When the oldest request was made that is not answered."""
-        sent_at = self._sent_at[self._unanswered()]
-        return float(sent_at.min()) if len(sent_at) else math.inf
-
-    def _hung_at(self) -> float:
-        return self._oldest() + self._limit_s if self._limit_s < math.inf else math.inf
 
     def _hear(self) -> None:
         """Take note of what came beside the board; raise what sub-environments raised."""
