@@ -195,7 +195,6 @@ class _Environments(ParallelVectorEnv):
         self._check_free(method)
         wanted = [range(self.num_envs)[env_id] for env_id in env_ids]
         asked = sorted(set(wanted))
-        with self._using():
-            self._session.begin_call(method, (), *arguments, env_ids=asked)
-            answers = dict(zip(asked, self._session.end_call(None, method), strict=True))
+        self._session.begin_call(method, (), *arguments, env_ids=asked)
+        answers = dict(zip(asked, self._session.end_call(None, method), strict=True))
         return [answers[env_id] for env_id in wanted]

@@ -134,7 +134,7 @@ class InfoReader:
     Args:
         kinds: int32 ``[N]``.
         infos: uint8 ``[N, info_bytes]``.
-        add_info: ``(infos, info, i) -> infos``, Gymnasium's own way of adding one info, for what came by message.
+        add_info: ``(infos, info, i, n) -> infos``, Gymnasium's own way of adding one info, for what came by message.
     """
 
     def __init__(self, kinds: Any, infos: Any, add_info: Callable[[Any, Any, int, int], Any]) -> None:
@@ -185,12 +185,14 @@ class InfoReader:
 
     def each(self, by_message: Mapping[int, Any]) -> list[dict[str, Any]]:
         """The info of every sub-environment as it was given, a copy; empty where there was none."""
-        return [self._one(number, env_id, by_message) for env_id, number in enumerate(self._kinds.tolist())]
+        infos = []
+        for env_id, number in enumerate(self._kinds.tolist()):
+            info = self._one(number, env_id, by_message) if number else {}
+            infos.append(copy.deepcopy(info) if number == BY_MESSAGE else info)
+        return infos
 
-    def _one(self, number: int, env_id: int, by_message: Mapping[int, Any]) -> dict[str, Any]:
-        if not number:
-            return {}
-        return copy.deepcopy(by_message[env_id]) if number == BY_MESSAGE else self._nodes[number].value(env_id)
+    def _one(self, number: int, env_id: int, by_message: Mapping[int, Any]) -> Any:
+        return by_message[env_id] if number == BY_MESSAGE else self._nodes[number].value(env_id)
 
     def _one_by_one(
         self, numbers: Sequence[int], env_ids: Sequence[int], by_message: Mapping[int, Any]
@@ -198,8 +200,7 @@ class InfoReader:
         found: dict[str, Any] = {}
         for position, (number, env_id) in enumerate(zip(numbers, env_ids, strict=True)):
             if number:
-                info = by_message[env_id] if number == BY_MESSAGE else self._nodes[number].value(env_id)
-                found = self._add_info(found, info, position, len(numbers))
+                found = self._add_info(found, self._one(number, env_id, by_message), position, len(numbers))
         return found
 
 

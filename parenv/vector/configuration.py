@@ -20,7 +20,8 @@ OnWorkerDeath = Literal["raise", "restart"]
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
 STEP_OVERHEAD_S, WORKER_OVERHEAD_S = 30e-6, 12e-6
-"""What a parallel step costs beside the sub-environments, and for each worker more; measured, rounded up."""
+"""What a parallel step costs beside the sub-environments, and for each worker more: estimates. With two workers, 50 to
+80 microseconds in all were measured where waking another core takes 30."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -103,7 +102,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             plan = replace(plan, shares=(plan.num_envs,), inline=True)
             session = Session(plan, copy)
         self._session = session
-        self._pending = _IDLE
+        self._pending, self._is_closed = _IDLE, False
         self._close_timeout_s = plan.options.close_timeout_s
         self._end = weakref.finalize(self, session.close, plan.options.close_timeout_s)
         self.num_workers = 0 if plan.inline else len(plan.shares)
@@ -111,6 +110,15 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         spaces = session.spaces
         self.single_observation_space, self.observation_space = spaces.single_observation, spaces.observation
         self.single_action_space, self.action_space = spaces.single_action, spaces.action
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override,unused-ignore]
+        """Whether :meth:`close` was called, or a worker is gone that was not restarted."""
+        return self._is_closed or self._session.team.closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        self._is_closed = closed
 
     @property
     def np_random_seed(self) -> Any:
@@ -150,9 +158,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             NoAsyncCallError: there is none.
             multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds. It goes on; its results are dropped.
         """
-        self._check_pending("reset", "reset_wait")
-        with self._using():
-            return self._session.end_reset(timeout, "reset_wait")
+        self._end_pending("reset", "reset_wait")
+        return self._session.end_reset(timeout, "reset_wait")
 
     def step(self, actions: Any) -> StepResults:
         """Step all sub-environments.
@@ -186,12 +193,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds. It goes on, but its results are
                 dropped, and the next step begins when it is over.
         """
-        self._check_pending("step", "step_wait")
-        self._pending = _IDLE
-        try:
-            return self._session.end_step(timeout, "step_wait")
-        finally:
-            self.closed = self._session.team.closed
+        self._end_pending("step", "step_wait")
+        return self._session.end_step(timeout, "step_wait")
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Have some sub-environments take a step, without waiting for them; :meth:`recv` has the results.
@@ -215,10 +218,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
         if self.autoreset_mode is AutoresetMode.DISABLED:
             self._check_not_ended(each)
-        try:
-            self._session.send(actions, ids)
-        finally:
-            self.closed = self._session.team.closed
+        self._session.send(actions, ids)
 
     def recv(self, timeout: float | None = None) -> StepResults:
         """The results of the ``batch_size`` sub-environments that are ready first.
@@ -239,10 +239,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
                 f"recv() returns {self.batch_size} rows, but only {self._session.under_way} are under way: send() more",
                 "send",
             )
-        try:
-            return self._session.recv(timeout)
-        finally:
-            self.closed = self._session.team.closed
+        return self._session.recv(timeout)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every sub-environment, found through its wrappers, or read an attribute.
@@ -268,9 +265,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             NoAsyncCallError: there is none.
             multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds.
         """
-        self._check_pending("call", "call_wait")
-        with self._using():
-            return self._session.end_call(timeout, "call_wait")
+        self._end_pending("call", "call_wait")
+        return self._session.end_call(timeout, "call_wait")
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every sub-environment, found through its wrappers."""
@@ -285,9 +281,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._check_free("set_attr")
         each = each_value(values, self.num_envs)
-        with self._using():
-            self._session.begin_call("set_attr", (each,), name)
-            self._session.end_call(None, "set_attr")
+        self._session.begin_call("set_attr", (each,), name)
+        self._session.end_call(None, "set_attr")
 
     def render(self) -> tuple[Any, ...]:
         """What every sub-environment's ``render`` returns."""
@@ -304,16 +299,6 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
         self._end.detach()
         self._session.close(0.0 if terminate else self._close_timeout_s if timeout is None else timeout)
-
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
-        """Afterwards nothing is pending, and this is closed if the team is."""
-        self._pending = _IDLE
-        try:
-            yield
-        finally:
-            if self._session.team.closed:
-                self.closed = True
 
     def _check_not_ended(self, env_ids: Any) -> None:
         flags = self._session.ended
@@ -339,10 +324,12 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
                 f"Calling `{name}` while waiting for a pending call to `{self._pending}` to complete.", self._pending
             )
 
-    def _check_pending(self, what: str, name: str) -> None:
+    def _end_pending(self, what: str, name: str) -> None:
+        """Check that this is pending; whatever comes of it, it is not afterwards."""
         self._check_open()
         if self._pending != what:
             raise NoAsyncCallError(f"Calling `{name}` without any prior call to `{what}_async`.", what)
+        self._pending = _IDLE
 
     def _check_open(self) -> None:
         if self.closed:

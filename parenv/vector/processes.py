@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from parenv.crew.crew import Crew
+from parenv.crew.crew import FOREVER_S, Crew
 from parenv.crew.hiring import local_launch
 from parenv.crew.pickling import pickled
 from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
@@ -32,7 +33,6 @@ from parenv.worker.stepping import STACK_SIGNAL
 WORKER_ENTRY = "parenv.worker.stepping:main"
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 KILL_TIMEOUT_S = 5.0
-LISTEN_S = 3600.0
 MAX_DEATHS_IN_A_ROW = 3
 _log = logging.getLogger("parenv")
 
@@ -128,10 +128,6 @@ class ProcessTeam:
         for worker in sorted(set(workers.tolist())):
             self._order(worker, orders[workers == worker])
 
-    def _is_behind(self, said: Sequence[int]) -> bool:
-        """Whether messages were sent that have not been heard; one may be heard before its sender has counted it."""
-        return any(sent > heard for sent, heard in zip(said, self._crew.heard, strict=True))
-
     def _order(self, worker: int, orders: Any) -> None:
         """Put orders into a worker's ring, which has room for one to each of its rows."""
         first, size, n = self._first[worker], self._plan.shares[worker], len(orders)
@@ -153,16 +149,17 @@ class ProcessTeam:
 
     def listen(self, timeout_s: float) -> None:
         """Wait until something has been answered or has happened, at most up to the limit."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(None if timeout_s > LISTEN_S else timeout_s * 1000.0)}
+        ready = {descriptor for descriptor, _ in self._poll.poll(None if timeout_s > FOREVER_S else timeout_s * 1000.0)}
         if self._answers.fileno() in ready:
             self._answers.take()
         if len(ready) > 1 or self._answers.fileno() not in ready:
             self._hear(0.0)
 
-    def catch_up(self, timeout_s: float = LISTEN_S) -> None:
-        """Hear all that workers have said by now."""
-        while (said := self._said.tolist()) != self._crew.heard and self._is_behind(said):
-            self._hear(timeout_s)
+    def catch_up(self) -> None:
+        """Hear all that workers have said by now. A message may be heard before its sender has counted it."""
+        heard = self._crew.heard
+        while (said := self._said.tolist()) != heard and any(map(operator.gt, said, heard)):
+            self._hear(FOREVER_S)
 
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""
@@ -281,7 +278,7 @@ class ProcessTeam:
         if plan.mode is AutoresetMode.SAME_STEP:
             question = self.begin("reset", {worker: (range(len(env_ids)), [None] * len(env_ids), None)})
             while not self.answered(question):
-                self._hear(LISTEN_S)
+                self._hear(FOREVER_S)
             self.answers(question)
         self._restarted.append(env_ids.tolist())
         return crew.generation(worker) == generation

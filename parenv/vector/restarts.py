@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.memory.board import Board
 from parenv.memory.infos import FINAL_OBSERVATION
+from parenv.memory.spaces import unflatten
 from parenv.vector.results import Results, add_info
 
 FLAG = "worker_restarted"
@@ -25,7 +26,6 @@ class Restarts:
         results: reads it.
         mode: what happens where an episode ends.
         wanted: whether workers are restarted at all; if not, nothing is kept.
-
     """
 
     def __init__(self, board: Board, results: Results, mode: AutoresetMode, wanted: bool) -> None:
@@ -65,14 +65,11 @@ class Restarts:
         rows = [env_id for env_id in env_ids if env_id in self._broken]
         for env_id in rows:
             info: dict[str, Any] = {FLAG: True}
-            last = [kept[env_id : env_id + 1] for kept in self._last]
             if self._mode is AutoresetMode.SAME_STEP:
-                fresh = self._results.rows([env_id])
-                self._results.restore([env_id], last)
-                info |= {FINAL_OBSERVATION: self._results.observation(env_id), "final_info": {}}
-                self._results.restore([env_id], fresh)
+                last = [kept[env_id] if isinstance(kept, list) else kept[env_id].copy() for kept in self._last]
+                info |= {FINAL_OBSERVATION: unflatten(board.spec.observations, last), "final_info": {}}
             else:
-                self._results.restore([env_id], last)
+                self._results.restore([env_id], [kept[env_id : env_id + 1] for kept in self._last])
             self._answered[env_id] = info
         board.rewards[rows], board.terminated[rows], board.truncated[rows] = 0.0, False, True
         board.finished[rows] = board.requested[rows]

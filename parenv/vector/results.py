@@ -53,14 +53,6 @@ class Results:
             return rows.copy() if self._copy else rows
         return unflatten(self._leaves, [self._leaf(i, env_ids) for i in range(len(self._leaves))])
 
-    def observation(self, env_id: int) -> Any:
-        """A copy of the observation of one row."""
-        values = [
-            self._lists[i][env_id] if rows is None else rows[env_id].copy()
-            for i, rows in enumerate(self._board.observations)
-        ]
-        return unflatten(self._leaves, values)
-
     def rows(self, env_ids: Sequence[int]) -> list[Any]:
         """A copy of these rows, for :meth:`restore`."""
         ids = list(env_ids)

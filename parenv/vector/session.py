@@ -45,7 +45,6 @@ class Session:
         under_way: how many sub-environments were sent an action whose results were not received.
         ended: bool ``[N]``: whose episode ended with the last results; kept for ``DISABLED`` and for restarts.
         read_infos: gives the infos of all, in Gymnasium's form unless somebody sets another.
-        stepping, resetting: what all of them are doing, or which of them are being reset.
     """
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
@@ -67,8 +66,8 @@ class Session:
         self.ended, self._in_flight = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
         self._limit = StepLimit(plan.step_timeout_s, num_envs)
-        self._ever_noted = self._late = self.stepping = False
-        self.resetting: Sequence[int] = ()
+        self._ever_noted = self._late = self._stepping = False
+        self._resetting: Sequence[int] = ()
         self._ready = self._nobody = np.zeros(0, np.int64)
         self._question: Any = None
         self._deferred: tuple[Any] | None = None
@@ -76,7 +75,7 @@ class Session:
     def begin_step(self, actions: Any) -> None:
         """Have all take a step; after a wait that timed out, once what is still under way is over."""
         self._take_restarts()
-        self.stepping = True
+        self._stepping = True
         if self._late and not self._settled():
             self._deferred = (actions,)
             return
@@ -121,7 +120,7 @@ class Session:
         """
         self._take_restarts()
         self._restarts.forget(env_ids)
-        self.resetting = env_ids
+        self._resetting = env_ids
         if self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids):
             self._number(env_ids)
             self.team.request(env_ids, reset=True)
@@ -133,7 +132,7 @@ class Session:
 
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
         """Wait for a reset; observations of all."""
-        others = np.delete(self._all, self.resetting)
+        others = np.delete(self._all, self._resetting)
         if self._question is None:
             self._wait(self._settled, timeout, name)
         else:
@@ -233,8 +232,7 @@ class Session:
 
     def _request(self, env_ids: Sequence[int]) -> None:
         """Request a step of some; those whose episode was lost are answered here."""
-        here = self._restarts.answer_broken(list(env_ids)) if self._restarts.any_broken else ()
-        if here:
+        if here := self._restarts.answer_broken(env_ids):
             env_ids = [env_id for env_id in env_ids if env_id not in here]
         if len(env_ids):
             self.team.request(env_ids)
@@ -255,7 +253,7 @@ class Session:
                     self._late = True
                     raise multiprocessing.TimeoutError(f"The call to `{name}` has timed out after {timeout} second(s).")
         finally:
-            self.stepping, self.resetting = False, ()
+            self._stepping, self._resetting = False, ()
 
     def _is_over(self, done: Callable[[], bool]) -> bool:
         """Whether something is done, and all has been heard that was said before."""
@@ -321,13 +319,13 @@ class Session:
         """
         restarts = self.team.restarted() if self._restarts.wanted else []
         for restarted in restarts:
-            stepping = self._all if self.stepping else np.flatnonzero(self._in_flight).tolist()
-            lost = [env_id for env_id in restarted if not self.ended[env_id] and env_id not in self.resetting]
+            stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
+            lost = [env_id for env_id in restarted if not self.ended[env_id] and env_id not in self._resetting]
             self._restarts.lose(lost)
             self._restarts.answer_broken([env_id for env_id in lost if env_id in stepping])
             self._ask_again([env_id for env_id in restarted if self.ended[env_id] and env_id in stepping], reset=False)
             if self._question is None:
-                self._ask_again([env_id for env_id in restarted if env_id in self.resetting], reset=True)
+                self._ask_again([env_id for env_id in restarted if env_id in self._resetting], reset=True)
         return bool(restarts)
 
     def _ask_again(self, env_ids: list[int], reset: bool) -> None:
