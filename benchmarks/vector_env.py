@@ -208,12 +208,12 @@ def compare(case: str, num_envs: int) -> dict[str, Any]:
 
 
 def sleeping(num_envs: int) -> dict[str, Any]:
-    """64 environments that sleep, in 64 workers, sixteen received at a time."""
+    """64 environments that sleep, in 64 workers, eight received at a time."""
     actions = np.zeros((64, num_envs), np.int64)
     with contextlib.ExitStack() as stack:
         loops = IdealLoops(lambda: bare_loop(Sleeper, actions[:, :1]), num_envs)
         stack.callback(loops.close)
-        envs = ParallelVectorEnv([Sleeper] * num_envs, num_workers=num_envs, batch_size=16)
+        envs = ParallelVectorEnv([Sleeper] * num_envs, num_workers=num_envs, batch_size=8)
         peer = gym.vector.AsyncVectorEnv([Sleeper] * num_envs, context="fork")
         for one in (envs, peer):
             stack.callback(one.close)

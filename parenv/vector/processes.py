@@ -122,11 +122,13 @@ class ProcessTeam:
         """Have some of them take a step, or begin an episode."""
         ids = np.asarray(env_ids, np.int64)
         workers = self._workers[ids]
-        orders = ids - self._firsts[ids]
-        if reset:
-            orders = ~orders
-        for worker in sorted(set(workers.tolist())):
-            self._order(worker, orders[workers == worker])
+        counts = np.bincount(workers, minlength=len(self._bells))
+        for worker in counts.nonzero()[0].tolist():
+            if counts[worker] == self._plan.shares[worker] and not reset:
+                self._bells[worker].ring(ALL)
+            else:
+                orders = ids[workers == worker] - self._first[worker]
+                self._order(worker, ~orders if reset else orders)
 
     def _order(self, worker: int, orders: Any) -> None:
         """Put orders into a worker's ring, which has room for one to each of its rows."""

@@ -279,7 +279,7 @@ class Session:
         return self._board.finished.tobytes() == self._board.requested.tobytes()
 
     def _enough_ready(self) -> bool:
-        self._ready = np.flatnonzero(self._in_flight & (self._board.finished == self._board.requested))
+        self._ready = (self._in_flight & (self._board.finished == self._board.requested)).nonzero()[0]
         return self.team.failing or len(self._ready) >= self._plan.batch_size
 
     def _unanswered(self) -> Any:
