@@ -2,6 +2,7 @@
 
 from parenv.errors import (
     ConfigurationError,
+    GradientError,
     NotDataError,
     NotPicklableError,
     ObservationError,
@@ -17,8 +18,9 @@ from parenv.errors import (
     WorkerTimeoutError,
 )
 from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout, Transitions
-from parenv.options import Stop, WorkerOptions
+from parenv.options import GradientOptions, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
@@ -33,6 +35,9 @@ __all__ = [
     "AsyncWorkerPool",
     "ConfigurationError",
     "EpisodeStatistics",
+    "Gradient",
+    "GradientError",
+    "GradientOptions",
     "NotDataError",
     "NotPicklableError",
     "ObservationError",

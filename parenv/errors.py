@@ -6,6 +6,7 @@
     ├── ConfigurationError (ValueError)      yours: an argument is wrong, nothing has started
     │   ├── NotPicklableError                yours: an object cannot travel to a worker
     │   └── PolicyOutputError                yours: what the policy returns does not fit
+    ├── GradientError                        yours: a loss or a gradient cannot be learned from
     ├── SubEnvironmentError                  yours: where in which sub-environment an exception began
     │   └── ObservationError                 yours: an observation does not fit its space
     ├── WorkerError                          the world's: a process did not do what it should
@@ -42,6 +43,10 @@ class NotPicklableError(ConfigurationError):
 
 class PolicyOutputError(ConfigurationError):
     """What the policy returned does not fit the action space or the layout of the rollout."""
+
+
+class GradientError(ParenvError):
+    """A ``loss_fn`` returned nothing that has a gradient, or the gradient is not finite."""
 
 
 class SubEnvironmentError(ParenvError):

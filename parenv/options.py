@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from parenv.errors import ConfigurationError
 
 Mode = Literal["sync", "async"]
 Parallelism = Literal["experience", "gradient"]
 OnStale = Literal["pace", "drop"]
+Reduction = Literal["mean", "weighted_mean", "sum"] | Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,52 @@ class WorkerOptions:
                 raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")
         if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """How the gradients of the workers become one, for ``parallelism="gradient"``.
+
+    Args:
+        reduction: ``"mean"``, ``"weighted_mean"`` by samples, ``"sum"``, or a function of tensors ``(gradients [K, P],
+            weights [K]) -> gradient [P]``, whose weights are samples times ``lag_weight``.
+        num_arrivals: async: how many gradients, in the order of arrival, are reduced to one.
+        batch_size: samples (env steps) to accumulate before a gradient is yielded, over as many rounds or arrivals as
+            that takes; ``None``: one round, or ``num_arrivals``.
+        worker_max_norm: bound on the 2-norm of each worker's gradient, clipped on the worker.
+        max_norm: bound on the 2-norm of what is yielded.
+        lag_weight: weight of a gradient by its policy lag in publishes, such as ``lambda lag: 0.9**lag``.
+        keep_rollouts: whether ``Gradient.rollouts`` holds the samples, in place; not for whole episodes.
+        on_nonfinite: what to do with a gradient that holds NaN or infinity: ``"raise"``
+            :class:`~parenv.GradientError`, or ``"skip"`` it and count it.
+    """
+
+    reduction: Reduction = "mean"
+    num_arrivals: int = 1
+    batch_size: int | None = None
+    worker_max_norm: float | None = None
+    max_norm: float | None = None
+    lag_weight: Callable[[int], float] | None = None
+    keep_rollouts: bool = False
+    on_nonfinite: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        if not callable(self.reduction) and self.reduction not in ("mean", "weighted_mean", "sum"):
+            raise ConfigurationError(
+                "GradientOptions.reduction must be 'mean', 'weighted_mean', 'sum' or a function, "
+                f"got {self.reduction!r}"
+            )
+        if self.on_nonfinite not in ("raise", "skip"):
+            raise ConfigurationError(
+                f"GradientOptions.on_nonfinite must be 'raise' or 'skip', got {self.on_nonfinite!r}"
+            )
+        for name in ("num_arrivals", "batch_size"):
+            value = getattr(self, name)
+            if not (value is None and name == "batch_size") and (not isinstance(value, int) or value < 1):
+                raise ConfigurationError(f"GradientOptions.{name} must be an integer of at least 1, got {value!r}")
+        for name in ("worker_max_norm", "max_norm"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ConfigurationError(f"GradientOptions.{name} must be positive, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

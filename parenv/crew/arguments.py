@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ConfigurationError
+from parenv.options import Parallelism
 from parenv.process.cores import recommended_num_workers
 
 
-def split(num_envs: int | None, num_workers: int | None) -> tuple[int, ...]:
+def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience") -> tuple[int, ...]:
     """Sub-environments of each worker, as even as can be.
 
     Raises:
@@ -20,7 +21,7 @@ def split(num_envs: int | None, num_workers: int | None) -> tuple[int, ...]:
     ((3, 2, 2), (1, 1), (5,))
     """
     if num_workers is None:
-        num_workers = min(recommended_num_workers("experience"), num_envs or 1 << 30)
+        num_workers = min(recommended_num_workers(parallelism), num_envs or 1 << 30)
     num_workers = max(1, num_workers)
     num_envs = num_workers if num_envs is None else num_envs
     if num_envs < num_workers:

@@ -66,6 +66,7 @@ def assemble(
             for i, leaf in enumerate(of)
         ]
 
+    carry = [arrays["carry", i][first:stop] for i in range(len(spec.carry))]
     observations = leaf_blocks("observations", spec.observations)
     parts = [_ends_of(spec, arrays, share, first) for share in shares]
     return Rollout(
@@ -76,6 +77,7 @@ def assemble(
         truncated=arrays["truncated", 0][:, first:stop],
         last_observations=unflatten(spec.observations, [block[T] for block in observations]),
         extras={name: arrays["extras", name][:, first:stop] for name in extras},
+        initial_carry=unflatten(spec.carry, carry) if carry else None,
         env_ids=env_ids,
         worker=worker,
         policy_version=policy_version,

@@ -39,6 +39,10 @@ class EpisodeStatistics:
         """Mean length in env steps; NaN if there are no episodes."""
         return float(np.mean(self.lengths)) if len(self) else float("nan")
 
+    def columns(self) -> list[Any]:
+        """As plain data, which :meth:`of` takes back."""
+        return [getattr(self, name).tolist() for name in ("returns", "lengths", "seconds", "env_ids")]
+
     @classmethod
     def of(
         cls, returns: Sequence[float], lengths: Sequence[int], seconds: Sequence[float], env_ids: Sequence[int]

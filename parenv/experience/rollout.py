@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -84,6 +84,7 @@ class Rollout:
         truncated: bool ``[T, B]``.
         last_observations: what the next rollout begins with, ``[B, *obs]``.
         extras: what the policy and ``postprocess`` returned, each ``[T, B, ...]``.
+        initial_carry: the policy's carry before the first row, ``[B, ...]`` in dicts and tuples; ``None`` without one.
         env_ids: the sub-environments of the columns, int64 ``[B]``.
         worker: the worker it came from; ``None`` for a block of all workers (sync).
         policy_version: the version that acted.
@@ -100,6 +101,7 @@ class Rollout:
     truncated: Any
     last_observations: Tree
     extras: Mapping[str, Any]
+    initial_carry: Tree
     env_ids: Any
     worker: int | None
     policy_version: int
@@ -173,22 +175,11 @@ class Rollout:
         import torch
 
         def tensor(value: Any) -> Any:
-            if isinstance(value, list):
+            if value is None or isinstance(value, list):
                 return value
             return torch.as_tensor(value).to(device, non_blocking=non_blocking)
 
-        moved = {
-            name: map_trees(tensor, getattr(self, name))
-            for name in (
-                "observations",
-                "actions",
-                "rewards",
-                "terminated",
-                "truncated",
-                "last_observations",
-                "successors",
-            )
-        }
+        moved = {name: map_trees(tensor, getattr(self, name)) for name in _TREES}
         ends = [
             Ends(tensor(part.steps), tensor(part.columns), map_trees(tensor, part.observations))
             for part in [self._ends]
@@ -198,12 +189,7 @@ class Rollout:
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
-        moved = {
-            f.name: map_trees(_copy, getattr(self, f.name))
-            for f in fields(self)
-            if f.name
-            in ("observations", "actions", "rewards", "terminated", "truncated", "last_observations", "successors")
-        }
+        moved = {name: map_trees(_copy, getattr(self, name)) for name in _TREES}
         ends = [Ends(_copy(part.steps), _copy(part.columns), map_trees(_copy, part.observations)) for part in self.ends]
         return replace(self, **moved, extras={k: _copy(v) for k, v in self.extras.items()}, ends=ends)
 
@@ -222,6 +208,18 @@ class Rollout:
         return filled
 
 
+_TREES = (
+    "observations",
+    "actions",
+    "rewards",
+    "terminated",
+    "truncated",
+    "last_observations",
+    "initial_carry",
+    "successors",
+)
+
+
 def map_trees(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply a function to the leaves of one or several trees of the same structure."""
     if isinstance(tree, Mapping):
@@ -232,6 +230,8 @@ def map_trees(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def _copy(value: Any) -> Any:
+    if value is None:
+        return None
     if isinstance(value, list):
         return [_copy(item) if isinstance(item, list) else item for item in value]
     return value.clone() if hasattr(value, "clone") else value.copy()

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from parenv.memory.spaces import Leaf
 
 ALIGNMENT = 64
+WHOLE_EPISODES = 0
+"""As the length of a rollout: whole episodes, which do not lie in a slot."""
 
 COMMIT_DTYPE = np.dtype(
     [
@@ -21,10 +23,12 @@ COMMIT_DTYPE = np.dtype(
         ("num_ends", "<i4"),
         ("environment_s", "<f8"),
         ("acting_s", "<f8"),
+        ("learning_s", "<f8"),
         ("waiting_s", "<f8"),
+        ("gradient_norm", "<f8"),
     ]
 )
-"""Written last by each worker of a slot: it says which credit the slot holds and how long its parts took."""
+"""Written last by each worker of a slot: which credit it holds, how long its parts took, the gradient's norm."""
 
 END_DTYPE = np.dtype([("step", "<i4"), ("column", "<i4"), ("length", "<i8"), ("return", "<f8"), ("seconds", "<f8")])
 """One episode end: row and column in the rollout, and the statistics of the episode."""
@@ -45,16 +49,20 @@ class RolloutSpec:
     """What every rollout of a pool consists of.
 
     Args:
-        rollout_length: ``T``.
+        rollout_length: ``T``, or :data:`WHOLE_EPISODES`.
         observations: leaves of the observation space.
         actions: leaves of the action space.
         extras: what policy and ``postprocess`` add.
+        carry: leaves of the policy's carry, each ``[B, *shape]``.
+        gradient_bytes: the flat gradient that each worker adds; 0 for experience.
     """
 
     rollout_length: int
     observations: tuple[Leaf, ...]
     actions: tuple[Leaf, ...]
     extras: tuple[Extra, ...] = ()
+    carry: tuple[Leaf, ...] = ()
+    gradient_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,14 @@ class SlotLayout:
         }
 
 
+def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
+    """From the plain data of a message."""
+    return (
+        tuple(Extra(name, tuple(shape), dtype, postprocessed) for name, shape, dtype, postprocessed in extras),
+        tuple(Leaf(tuple(path), tuple(shape), dtype) for path, shape, dtype in carry),
+    )
+
+
 def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayout:
     """Lay out a slot of ``num_envs`` columns that ``num_workers`` workers fill.
 
@@ -102,6 +118,9 @@ def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayou
     always += [(("actions", i), (T, B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.actions)]
     always += [(("rewards", 0), (T, B), "<f4"), (("terminated", 0), (T, B), "?"), (("truncated", 0), (T, B), "?")]
     always += [(("extras", extra.name), (T, B, *extra.shape), extra.dtype) for extra in spec.extras]
+    always += [(("carry", i), (B, *leaf.shape), leaf.dtype) for i, leaf in enumerate(spec.carry)]
+    if spec.gradient_bytes:
+        always += [(("gradients", 0), (num_workers, aligned(spec.gradient_bytes)), "|u1")]
     sparse: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = [(("ends", 0), (T * B,), END_DTYPE)]
     sparse += [(("finals", i), (T * B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.observations)]
     placed, reserved = place(always, 0)

@@ -17,6 +17,7 @@ DOING = (
     "step",
     "act",
     "postprocess",
+    "loss_fn",
     "call",
     "evaluate",
     "loading the policy",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from parenv.crew.arguments import at_least, one_of, split
 from parenv.envs.factories import Factories, as_factories
 from parenv.errors import ConfigurationError
-from parenv.options import Mode, OnStale, Parallelism, WorkerOptions
+from parenv.experience.gradient import GradientLayout
+from parenv.memory.layout import WHOLE_EPISODES
+from parenv.options import GradientOptions, Mode, OnStale, Parallelism, WorkerOptions
 from parenv.policy.policy import as_policy
+from parenv.policy.snapshots import module_of
+from parenv.worker.job import GradientJob
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,9 @@ class Plan:
         num_envs_is_given: whether the user said how many there are in all.
         inline: whether the only worker runs in this process.
         mode: ``"sync"`` or ``"async"``.
-        rollout_length: ``T``.
+        rollout_length: ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
+        gradient: how gradients become one; ``None`` for experience.
+        gradient_job: how workers compute them, likewise.
         postprocess: the user's, or ``None``.
         prefetch: rollouts a worker may run ahead.
         max_policy_lag: in publishes, or ``None``.
@@ -42,6 +48,8 @@ class Plan:
     inline: bool
     mode: Mode
     rollout_length: int
+    gradient: GradientOptions | None
+    gradient_job: GradientJob | None
     postprocess: Callable[[Any, Any], Any] | None
     prefetch: int
     max_policy_lag: int | None
@@ -58,7 +66,9 @@ def make_plan(
     num_workers: int | None,
     mode: Mode,
     parallelism: Parallelism,
-    rollout_length: int,
+    rollout_length: int | Literal["episode"],
+    loss_fn: Callable[[Any, Any], Any] | None,
+    gradient: GradientOptions | None,
     postprocess: Callable[[Any, Any], Any] | None,
     prefetch: int,
     max_policy_lag: int | None,
@@ -74,9 +84,7 @@ def make_plan(
     one_of("mode", mode, ("sync", "async"))
     one_of("parallelism", parallelism, ("experience", "gradient"))
     one_of("on_stale", on_stale, ("pace", "drop"))
-    if parallelism == "gradient":
-        raise ConfigurationError('parallelism="gradient" is not there yet; workers can only send experience')
-    at_least("rollout_length", rollout_length, 1)
+    length = _rows(rollout_length, mode, parallelism, postprocess)
     at_least("prefetch", prefetch, 0)
     for name, value, least in (
         ("num_envs", num_envs, 1),
@@ -92,10 +100,19 @@ def make_plan(
     if postprocess is not None and not callable(postprocess):
         raise ConfigurationError(f"postprocess must be a callable (policy, rollout) -> dict, got {postprocess!r}")
     as_policy(policy)
+    if parallelism == "gradient":
+        gradient = GradientOptions() if gradient is None else gradient
+        job = _gradient_job(policy, loss_fn, gradient, mode)
+    else:
+        job = None
+        if loss_fn is not None:
+            raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
+        if gradient is not None:
+            raise ConfigurationError('GradientOptions are for parallelism="gradient"')
     factories = as_factories(env_fn)
     if num_envs is not None and factories.count not in (None, num_envs):
         raise ConfigurationError(f"env_fn is a sequence of {factories.count} factories, but num_envs={num_envs}")
-    shares = split(factories.count or num_envs, num_workers)
+    shares = split(factories.count or num_envs, num_workers, parallelism)
     if seed is not None:
         at_least("seed", seed, 0)
     return Plan(
@@ -105,7 +122,9 @@ def make_plan(
         num_envs_is_given=(factories.count or num_envs) is not None,
         inline=num_workers == 0,
         mode=mode,
-        rollout_length=rollout_length,
+        rollout_length=length,
+        gradient=gradient,
+        gradient_job=job,
         postprocess=postprocess,
         prefetch=prefetch,
         max_policy_lag=max_policy_lag,
@@ -113,3 +132,41 @@ def make_plan(
         seed=int(np.random.SeedSequence().entropy) % 2**63 if seed is None else int(seed),  # type: ignore[arg-type]
         options=options,
     )
+
+
+def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:
+    """Check the length of a rollout; ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`."""
+    if isinstance(rollout_length, str):
+        if rollout_length != "episode":
+            raise ConfigurationError(f'rollout_length must be an integer or "episode", got {rollout_length!r}')
+        if parallelism != "gradient":
+            raise ConfigurationError('rollout_length="episode": whole episodes are for parallelism="gradient"')
+        if mode == "async":
+            raise ConfigurationError(
+                'Monte-Carlo policy gradient is on-policy: a gradient over whole episodes (rollout_length="episode") '
+                "is only right for the version that played them, and in an asynchronous pool there is a newer one by "
+                'the time it arrives. Use mode="sync", or a rollout_length with a critic (A3C)'
+            )
+        if postprocess is not None:
+            raise ConfigurationError('rollout_length="episode" leaves postprocess nothing to do: put it into loss_fn')
+        return WHOLE_EPISODES
+    at_least("rollout_length", rollout_length, 1)
+    return int(rollout_length)
+
+
+def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mode) -> GradientJob:
+    if loss_fn is None:
+        raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
+    if not callable(loss_fn):
+        raise ConfigurationError(f"loss_fn must be a callable (policy, rollout) -> loss, got {loss_fn!r}")
+    module = module_of(policy)
+    if module is None:
+        raise ConfigurationError(
+            'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
+            f"a module attribute; got {policy!r}"
+        )
+    if mode == "sync" and options.num_arrivals != 1:
+        raise ConfigurationError(
+            'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
+        )
+    return GradientJob(loss_fn, GradientLayout.of(module), options.worker_max_norm)

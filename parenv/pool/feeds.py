@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from parenv.crew.crew import FOREVER_S, Crew
 from parenv.experience.assembly import Share, assemble
+from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
-from parenv.memory.layout import RolloutSpec, slot_layout
+from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout, slot_layout
 from parenv.memory.slots import Slots
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
 from parenv.pool.statistics import Tally
@@ -18,10 +21,32 @@ from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
 
 
+class Arrival(NamedTuple):
+    """What came of one or several credits: a rollout, and, where workers run backward, a gradient from each.
+
+    Args:
+        rollout: what they collected.
+        workers: who.
+        env_ids: the sub-environments of each.
+        samples: env steps of each.
+        gradients: uint8 ``[K, n]``, a flat gradient in each row; ``None`` for experience.
+        norms: 2-norm of each gradient before clipping.
+        metrics: what each ``loss_fn`` returned beside the loss.
+    """
+
+    rollout: Rollout
+    workers: Sequence[int]
+    env_ids: Sequence[Sequence[int]]
+    samples: Sequence[int]
+    gradients: Any
+    norms: Sequence[float]
+    metrics: Sequence[dict[str, float]]
+
+
 class Feed(Protocol):
     """Yields rollouts."""
 
-    def next(self, deadline: float) -> Rollout | None:
+    def next(self, deadline: float) -> Arrival | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
 
     def publish(self) -> int:
@@ -57,19 +82,43 @@ class Slotted:
         which = self.versions[version]
         self.crew.say(key.worker, Credit(key.sequence, slot, version, which.place, which.snapshot))
 
-    def take(self, slot: int, layout: Any, shares: list[Share], **about: Any) -> Rollout:
-        """The rollout that a slot holds; over the slot itself, or a copy if the user holds too many."""
+    def take(
+        self, slot: int, layout: SlotLayout, heard: Sequence[tuple[int, Commit]], columns: Sequence[range], **about: Any
+    ) -> Arrival:
+        """The rollout that a slot holds; over the slot itself, or a copy if the user holds too many.
+
+        Args:
+            slot: which.
+            layout: its layout.
+            heard: workers and their commits, in the order of their shares in the slot.
+            columns: what each has written.
+            **about: what :func:`~parenv.experience.assembly.assemble` wants to know.
+        """
+        shares = [
+            Share(i, mine.start, mine.stop, commit.objects)
+            for i, (mine, (_, commit)) in enumerate(zip(columns, heard, strict=True))
+        ]
         lend = self.slots.leased < self._max_leases
         arrays = layout.arrays(self.slots.lease(slot) if lend else self.slots.peek(slot))
         extras = [extra.name for extra in self.spec.extras]
         rollout = assemble(self.spec, arrays, shares, extras=extras, **about)
-        self.tally.add_seconds(arrays["commits", 0])
+        commits, gradients = arrays["commits", 0], arrays.get(("gradients", 0))
+        self.tally.add_seconds(commits)
+        reports = [commit.report or [0, {}, None] for _, commit in heard]
+        samples = [said for said, _, _ in reports]
+        if self.spec.rollout_length == WHOLE_EPISODES:
+            rollout = replace(
+                rollout, episodes=EpisodeStatistics.joined([EpisodeStatistics.of(*r[2]) for r in reports])
+            )
+        norms = commits["gradient_norm"].tolist()
         if not lend:
-            rollout = rollout.copy()
+            rollout, gradients = rollout.copy(), None if gradients is None else gradients.copy()
             self.slots.release(slot)
             self.tally.copied += 1
-        self.tally.add(rollout)
-        return rollout
+        self.tally.add(rollout, sum(samples) or rollout.num_steps)
+        workers, metrics = [worker for worker, _ in heard], [said for _, said, _ in reports]
+        env_ids = [list(self.crew.env_ids(worker)) for worker in workers]
+        return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics)
 
 
 class SyncFeed:
@@ -85,7 +134,7 @@ class SyncFeed:
         self._slot = -1
         self._commits: dict[int, Commit] = {}
 
-    def next(self, deadline: float) -> Rollout | None:
+    def next(self, deadline: float) -> Arrival | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         if not self._rounds.under_way and not self._commits:
             self._slot = self._slotted.slots.claim()
@@ -115,16 +164,13 @@ class SyncFeed:
             if self._rounds.commit(CreditKey(worker, commit.sequence)):
                 self._commits[worker] = commit
 
-    def _take(self) -> Rollout:
+    def _take(self) -> Arrival:
         commits, self._commits = self._commits, {}
-        shares = [
-            Share(worker, columns.start, columns.stop, commits[worker].objects)
-            for worker, columns in enumerate(self._columns)
-        ]
         return self._slotted.take(
             self._slot,
             self._layout,
-            shares,
+            sorted(commits.items()),
+            self._columns,
             env_ids=self._env_ids,
             worker=None,
             policy_version=self._rounds.round_version,
@@ -150,7 +196,7 @@ class AsyncFeed:
         self._commits: dict[CreditKey, Commit] = {}
         self._done: list[CreditKey] = []
 
-    def next(self, deadline: float) -> Rollout | None:
+    def next(self, deadline: float) -> Arrival | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         while True:
             self._finish_last()
@@ -199,12 +245,12 @@ class AsyncFeed:
             if self._dispatch.commit(key):
                 self._commits[key] = commit
 
-    def _take(self, key: CreditKey, lag: int) -> Rollout:
-        commit = self._commits.pop(key)
+    def _take(self, key: CreditKey, lag: int) -> Arrival:
         return self._slotted.take(
             self._slot_of.pop(key),
             self._layouts[key.worker],
-            [Share(0, 0, len(self._env_ids[key.worker]), commit.objects)],
+            [(key.worker, self._commits.pop(key))],
+            [range(len(self._env_ids[key.worker]))],
             env_ids=self._env_ids[key.worker],
             worker=key.worker,
             policy_version=self._dispatch.version_of(key),

@@ -33,6 +33,7 @@ def as_job(plan: Plan, weights_offset: int) -> Job:
         rollout_length=plan.rollout_length,
         shares=plan.shares,
         num_envs_is_given=plan.num_envs_is_given,
+        gradient=plan.gradient_job,
         seed=plan.seed,
         weights_offset=weights_offset,
     )
@@ -46,7 +47,13 @@ def launch_for(plan: Plan, job: Job) -> Callable[[int], Launch]:
     """
     if plan.inline:
         return lambda memory_fd: Launch(memory_fd, b"", (), {}, plan.options.threads)
-    named = {"env_fn": plan.factories, "policy": plan.policy, "postprocess": plan.postprocess, "workers": plan.options}
+    named = {
+        "env_fn": plan.factories,
+        "policy": plan.policy,
+        "postprocess": plan.postprocess,
+        "loss_fn": plan.gradient_job and plan.gradient_job.loss_fn,
+        "workers": plan.options,
+    }
     return local_launch(WORKER_ENTRY, pickled(named, job), plan.options, torch=plan.postprocess is not None)
 
 

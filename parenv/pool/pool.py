@@ -10,17 +10,28 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from gymnasium import Space
 
 from parenv.errors import ConfigurationError, PoolBusyError, PoolClosedError
 from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
-from parenv.options import Mode, OnStale, Parallelism, Stop, WorkerOptions
+from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Stop, WorkerOptions
 from parenv.pool.configuration import make_plan
 from parenv.pool.session import Session
 from parenv.pool.statistics import PoolStatistics
+
+_Item = TypeVar("_Item", Rollout, Gradient)
+
+
+def _steps_of_rollout(rollout: Rollout) -> int:
+    return rollout.num_steps
+
+
+def _steps_of_gradient(gradient: Gradient) -> int:
+    return gradient.num_samples
 
 
 class AsyncWorkerPool:
@@ -40,8 +51,14 @@ class AsyncWorkerPool:
             this process.
         mode: ``"sync"``: every rollout is ``[T, num_envs]``, all of it by the newest version. ``"async"``: one
             ``[T, B]`` per worker, in the order of arrival.
-        parallelism: ``"experience"``.
-        rollout_length: ``T``, env steps per sub-environment and rollout.
+        parallelism: ``"experience"``: workers send :meth:`rollouts`; ``"gradient"``: they also run ``loss_fn`` and
+            backward, and send :meth:`gradients`.
+        rollout_length: ``T``, env steps per sub-environment and rollout; ``"episode"``, for Monte-Carlo policy
+            gradients with ``mode="sync"``: one whole episode of every sub-environment, one behind the other, as
+            ``[N, 1]``.
+        loss_fn: ``(policy, rollout) -> loss | (loss, metrics)``, called on the worker with its copy of ``policy`` and a
+            rollout of tensors; the loss is a scalar tensor, the metrics a dict of numbers.
+        gradient: how the workers' gradients become one.
         postprocess: ``(policy, rollout) -> {name: array [T, B, ...]}``, called on the worker with tensors and without
             gradients; the arrays join ``Rollout.extras``.
         prefetch: async: rollouts that a worker may run ahead of the learner; 0: it waits for the learner's update.
@@ -71,12 +88,14 @@ class AsyncWorkerPool:
         num_workers: int | None = None,
         mode: Mode = "async",
         parallelism: Parallelism = "experience",
-        rollout_length: int = 128,
+        rollout_length: int | Literal["episode"] = 128,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
         postprocess: Callable[[Any, Any], Any] | None = None,
         prefetch: int = 1,
         max_policy_lag: int | None = None,
         on_stale: OnStale = "pace",
         seed: int | None = None,
+        gradient: GradientOptions | None = None,
         workers: WorkerOptions | None = None,
     ) -> None:
         plan = make_plan(
@@ -87,6 +106,8 @@ class AsyncWorkerPool:
             mode=mode,
             parallelism=parallelism,
             rollout_length=rollout_length,
+            loss_fn=loss_fn,
+            gradient=gradient,
             postprocess=postprocess,
             prefetch=prefetch,
             max_policy_lag=max_policy_lag,
@@ -142,10 +163,22 @@ class AsyncWorkerPool:
         Args:
             stop: criteria, counted from here on.
         """
-        if stop is not None and not isinstance(stop, Stop):
-            raise ConfigurationError(f"stop must be a parenv.Stop, got {stop!r}")
-        self._check_open()
-        return self._rollouts(stop or Stop())
+        return self._stream("experience", "rollouts", Session.next_rollout, _steps_of_rollout, stop)
+
+    def gradients(self, stop: Stop | None = None) -> Iterator[Gradient]:
+        """Gradients, until a criterion holds; for ever without one.
+
+        sync: one per round, reduced over all workers and computed by one version. async: one per arrival, or reduced
+        over the next ``num_arrivals``. As with :meth:`rollouts`, asking for the next one says that the learner is done
+        with the one before.
+
+        Args:
+            stop: criteria, counted from here on.
+
+        Raises:
+            GradientError: ``loss_fn`` gave nothing to learn from, or a gradient is not finite.
+        """
+        return self._stream("gradient", "gradients", Session.next_gradient, _steps_of_gradient, stop)
 
     def publish(self, policy: Any, **settings: Any) -> int:
         """Make a new version, by which every rollout that begins from now on acts.
@@ -235,7 +268,25 @@ class AsyncWorkerPool:
     ) -> None:
         self.close()
 
-    def _rollouts(self, stop: Stop) -> Iterator[Rollout]:
+    def _stream(
+        self,
+        parallelism: Parallelism,
+        name: str,
+        take: Callable[[Session, float], _Item | None],
+        steps_of: Callable[[_Item], int],
+        stop: Stop | None,
+    ) -> Iterator[_Item]:
+        mine = "gradient" if self._session.plan.gradient is not None else "experience"
+        if mine != parallelism:
+            raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
+        if stop is not None and not isinstance(stop, Stop):
+            raise ConfigurationError(f"stop must be a parenv.Stop, got {stop!r}")
+        self._check_open()
+        return self._until(stop or Stop(), take, steps_of)
+
+    def _until(
+        self, stop: Stop, take: Callable[[Session, float], _Item | None], steps_of: Callable[[_Item], int]
+    ) -> Iterator[_Item]:
         began = time.monotonic()
         deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
         env_steps = episodes = 0
@@ -247,14 +298,14 @@ class AsyncWorkerPool:
             if stop.reason(env_steps=env_steps, episodes=episodes, mean_return=mean_return, seconds=seconds):
                 return
             with self._using() as session:
-                rollout = session.next(deadline)
-            if rollout is None:
+                item = take(session, deadline)
+            if item is None:
                 return
-            env_steps += rollout.num_steps
-            episodes += len(rollout.episodes)
-            returns.extend(rollout.episodes.returns.tolist())
-            yield rollout
-            del rollout
+            env_steps += steps_of(item)
+            episodes += len(item.episodes)
+            returns.extend(item.episodes.returns.tolist())
+            yield item
+            del item
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[Session]:

@@ -10,15 +10,17 @@ from typing import Any
 from parenv.crew.crew import Crew
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
-from parenv.memory.layout import Extra, RolloutSpec, slot_layout
+from parenv.memory.layout import RolloutSpec, extras_and_carry, slot_layout
 from parenv.memory.progress import header_bytes
 from parenv.memory.spaces import leaves, rebuild
 from parenv.policy.snapshots import module_of
 from parenv.pool.arena import Arena
 from parenv.pool.configuration import Plan
 from parenv.pool.dispatch import Dispatch
-from parenv.pool.feeds import AsyncFeed, Feed, Slotted, SyncFeed
+from parenv.pool.feeds import Arrival, AsyncFeed, Feed, Slotted, SyncFeed
+from parenv.pool.gradients import Accumulator
 from parenv.pool.hiring import as_job, launch_for, placement_for
 from parenv.pool.statistics import PoolStatistics, Tally, mean
 from parenv.pool.versions import Versions
@@ -59,11 +61,18 @@ class Session:
         """The newest version."""
         return self._versions.newest.number
 
-    def next(self, deadline: float) -> Rollout | None:
+    def next_rollout(self, deadline: float) -> Rollout | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
-        if math.isnan(self._first_asked):
-            self._first_asked = time.monotonic()
-        return self._feed.next(deadline)
+        arrival = self._next(deadline)
+        return arrival and arrival.rollout
+
+    def next_gradient(self, deadline: float) -> Gradient | None:
+        """The next gradient, or ``None`` if there is none until the deadline on the monotonic clock."""
+        while (arrival := self._next(deadline)) is not None:
+            gradient = self._accumulator.add(arrival, self.version)
+            if gradient is not None:
+                return gradient
+        return None
 
     def publish(self, policy: Any, settings: Mapping[str, Any]) -> int:
         """Write a new version, once there is room for it."""
@@ -116,10 +125,13 @@ class Session:
             policy_version=self.version,
             policy_lag=dict(sorted(tally.lag.items())),
             copied_rollouts=tally.copied,
+            gradients=tally.gradients,
+            skipped_gradients=tally.skipped,
             dropped_rollouts=tally.dropped,
             workers_alive=self.crew.alive,
             environment_seconds=tally.environment_s,
             acting_seconds=tally.acting_s,
+            learning_seconds=tally.learning_s,
             waiting_seconds=tally.waiting_s,
             messages=self.crew.messages,
         )
@@ -131,12 +143,22 @@ class Session:
         finally:
             self._arena.close()
 
+    def _next(self, deadline: float) -> Arrival | None:
+        if math.isnan(self._first_asked):
+            self._first_asked = time.monotonic()
+        return self._feed.next(deadline)
+
     def _lay_out(self, ready: Sequence[Ready]) -> None:
         plan, crew = self.plan, self.crew
         _check_same_spaces(ready)
         self.observation_space, self.action_space = (rebuild(space) for space in ready[0].spaces)
-        extras = tuple(Extra(name, tuple(shape), dtype, post) for name, shape, dtype, post in ready[0].extras)
-        spec = RolloutSpec(plan.rollout_length, leaves(self.observation_space), leaves(self.action_space), extras)
+        spec = RolloutSpec(
+            plan.rollout_length,
+            leaves(self.observation_space),
+            leaves(self.action_space),
+            *extras_and_carry(ready[0].extras, ready[0].carry),
+            gradient_bytes=plan.gradient_job.layout.nbytes if plan.gradient_job else 0,
+        )
         workers, together = len(crew.shares), plan.mode == "sync"
         largest = slot_layout(spec, sum(crew.shares), workers) if together else slot_layout(spec, max(crew.shares), 1)
         leases = SYNC_LEASES if together else workers + 2
@@ -154,8 +176,11 @@ class Session:
                     share=worker if together else 0,
                     first_env_id=first,
                     extras=ready[0].extras,
+                    carry=ready[0].carry,
                 ),
             )
+        if plan.gradient is not None and plan.gradient_job is not None:
+            self._accumulator = Accumulator(plan.gradient, plan.gradient_job.layout, self._tally)
         self._feed = self._make_feed(Slotted(spec, slots, leases, crew, self._versions, self._tally))
 
     def _make_feed(self, slotted: Slotted) -> Feed:

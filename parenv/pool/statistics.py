@@ -29,10 +29,13 @@ class PoolStatistics:
         policy_version: the newest version.
         policy_lag: how many rollouts were yielded with which lag.
         copied_rollouts: yielded as copies, because the user holds so many others.
+        gradients: gradients yielded.
+        skipped_gradients: workers' gradients that were left out, because they were not finite.
         dropped_rollouts: not yielded, because they were older than ``max_policy_lag`` with ``on_stale="drop"``.
         workers_alive: workers that run.
         environment_seconds: seconds that workers spent in environments, all workers together.
         acting_seconds: the same in the policy.
+        learning_seconds: the same in ``loss_fn`` and backward.
         waiting_seconds: the same waiting for a credit.
         messages: messages sent and received by the driver.
     """
@@ -47,10 +50,13 @@ class PoolStatistics:
     policy_version: int
     policy_lag: Mapping[int, int]
     copied_rollouts: int
+    gradients: int
+    skipped_gradients: int
     dropped_rollouts: int
     workers_alive: int
     environment_seconds: float
     acting_seconds: float
+    learning_seconds: float
     waiting_seconds: float
     messages: int
 
@@ -60,14 +66,15 @@ class Tally:
 
     def __init__(self) -> None:
         self.env_steps = self.rollouts = self.episodes = self.copied = self.dropped = 0
+        self.gradients = self.skipped = 0
         self.lag: Counter[int] = Counter()
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
-        self.environment_s = self.acting_s = self.waiting_s = 0.0
+        self.environment_s = self.acting_s = self.learning_s = self.waiting_s = 0.0
 
-    def add(self, rollout: Rollout) -> None:
-        """Count a rollout that is yielded."""
-        self.env_steps += rollout.num_steps
+    def add(self, rollout: Rollout, env_steps: int) -> None:
+        """Count a rollout that is yielded, or whose gradients are."""
+        self.env_steps += env_steps
         self.rollouts += 1
         self.episodes += len(rollout.episodes)
         self.lag[rollout.policy_lag] += 1
@@ -76,10 +83,10 @@ class Tally:
 
     def add_seconds(self, commits: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
         """Count what the workers of a slot say of their time, given as :data:`~parenv.memory.layout.COMMIT_DTYPE`."""
-        for *_, environment_s, acting_s, waiting_s in commits.tolist():
-            self.environment_s += environment_s
-            self.acting_s += acting_s
-            self.waiting_s += waiting_s
+        self.environment_s += float(commits["environment_s"].sum())
+        self.acting_s += float(commits["acting_s"].sum())
+        self.learning_s += float(commits["learning_s"].sum())
+        self.waiting_s += float(commits["waiting_s"].sum())
 
 
 def mean(values: deque[float] | deque[int]) -> float:

@@ -20,11 +20,13 @@ class Ready:
         extras: for rollouts: ``[name, shape, dtype, postprocessed]`` of every extra that policy and postprocess return;
             empty from all workers but the first. For stepping: ``metadata`` and ``render_mode`` of the first
             environment.
+        carry: for rollouts: ``[path, shape, dtype]`` of every leaf of the policy's carry, likewise.
     """
 
     spaces: Any
     num_envs: int
     extras: Any
+    carry: Any
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Layout:
         first_column: this worker's first column in a slot.
         share: this worker's position among those that write into one slot.
         first_env_id: the env_id of that column.
-        extras: ``[name, shape, dtype]`` of every extra.
+        extras: as the first worker said.
+        carry: likewise.
     """
 
     slots_offset: int
@@ -50,6 +53,7 @@ class Layout:
     share: int
     first_env_id: int
     extras: Any
+    carry: Any
 
 
 @dataclass(frozen=True)
@@ -122,10 +126,12 @@ class Commit:
     Args:
         sequence: that of the credit.
         objects: values of spaces without a fixed size, which do not lie in the slot.
+        report: for gradients: samples, metrics, and, of whole episodes, their returns, lengths, seconds and env_ids.
     """
 
     sequence: int
     objects: Any
+    report: Any
 
 
 @dataclass(frozen=True)

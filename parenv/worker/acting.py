@@ -200,6 +200,32 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
     return tuple(extras)
 
 
+def carry_of(carry: Any, batch: int, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
+    """The leaves of a policy's carry.
+
+    Args:
+        carry: arrays or tensors ``[batch, ...]``, nested in dicts and tuples, or ``None``.
+        batch: sub-environments of this worker.
+        path: where this part lies in the whole.
+
+    Raises:
+        PolicyOutputError: something else is in it.
+    """
+    if carry is None and not path:
+        return ()
+    if isinstance(carry, Mapping):
+        return tuple(leaf for key, part in carry.items() for leaf in carry_of(part, batch, (*path, str(key))))
+    if isinstance(carry, tuple):
+        return tuple(leaf for i, part in enumerate(carry) for leaf in carry_of(part, batch, (*path, i)))
+    array = np.asarray(None if carry is None else to_array(carry))
+    if array.shape[:1] != (batch,) or array.dtype.kind not in "?biufc":
+        raise PolicyOutputError(
+            f"the policy's carry{Leaf(path).name} has shape {array.shape} and dtype {array.dtype}; it must be numeric, "
+            f"with one row for each of the {batch} sub-environments, in dicts and tuples only"
+        )
+    return (Leaf(path, array.shape[1:], array.dtype.str),)
+
+
 def _read_only(value: Any) -> Any:
     if isinstance(value, list):
         return value

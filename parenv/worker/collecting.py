@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.envs.stepping import STEP, Stepper
+from parenv.envs.stepping import STEP, End, Stepper
 from parenv.experience.assembly import Share, assemble
-from parenv.experience.rollout import Rollout
+from parenv.experience.rollout import Rollout, map_trees
 from parenv.memory.layout import RolloutSpec, slot_layout
 from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import Leaf
 from parenv.worker.acting import Actor
-from parenv.worker.writing import OpenEpisodes, RolloutWriter
+from parenv.worker.writing import OpenEpisodes, RolloutWriter, to_array
 
 ACT = code("act")
 
@@ -59,8 +60,24 @@ class Collector:
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
 
-    def collect(self, writer: RolloutWriter) -> Seconds:
+    def initial_carry(self, batch: int) -> Any:
+        """The carry at the beginning of an episode, in arrays, nested in dicts and tuples; ``None`` without one."""
+        initial = self.actor.initial_carry(batch)
+        return None if initial is None else map_trees(to_array, initial)
+
+    def restart(self) -> None:
+        """Leave all episodes that are under way, and begin others."""
+        batch = self.stepper.num_envs
+        self._rows = reset(self.stepper, self.spec.observations, [None] * batch)
+        self._open = OpenEpisodes(batch)
+        self._carry = self.actor.initial_carry(batch)
+
+    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[End]], bool] | None = None) -> Seconds:
         """Fill a rollout.
+
+        Args:
+            writer: where to.
+            enough: is told which episodes have ended, and may end the rollout before it is full.
 
         Raises:
             StopCollectingError: the driver wants this worker to end.
@@ -70,6 +87,7 @@ class Collector:
         environment = acting = 0.0
         initial = self.actor.initial_carry(stepper.num_envs)
         rows = writer.begin(self._rows)
+        writer.write_carry(self._carry)
         for step in range(self.spec.rollout_length):
             if closing[0]:
                 raise StopCollectingError
@@ -81,18 +99,20 @@ class Collector:
             cell[0] = STEP
             known, rows = len(writer.ends), writer.observations(step + 1)
             stepper.step(actions, rows, step, writer)
-            if initial is not None and len(writer.ends) > known:
-                columns = [end.column for end in writer.ends[known:]]
-                self._carry = self.actor.with_initial_rows(self._carry, initial, columns)
+            ended = writer.ends[known:]
+            if initial is not None and ended:
+                self._carry = self.actor.with_initial_rows(self._carry, initial, [end.column for end in ended])
             acting += acted - began
             environment += clock() - acted
+            if enough is not None and ended and enough(ended):
+                break
         self._rows = [row.copy() for row in rows]
         self._carry = self.actor.own_carry(self._carry)
-        writer.write_ends(*self._open.close(writer.rewards, writer.ends))
+        writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
         return Seconds(environment, acting)
 
-    def rollout(self, writer: RolloutWriter, policy_version: int) -> Rollout:
-        """What a writer holds, as a rollout with what the policy has returned."""
+    def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = False) -> Rollout:
+        """What a writer holds, as a rollout with what the policy, and perhaps ``postprocess``, has returned."""
         return assemble(
             self.spec,
             writer.arrays,
@@ -101,7 +121,7 @@ class Collector:
             worker=self._worker,
             policy_version=policy_version,
             policy_lag=0,
-            extras=[extra.name for extra in self.spec.extras if not extra.postprocessed],
+            extras=[extra.name for extra in self.spec.extras if postprocessed or not extra.postprocessed],
         )
 
 
@@ -117,5 +137,6 @@ def reset(stepper: Stepper, observations: Sequence[Leaf], seeds: Sequence[int | 
 
 def private_writer(spec: RolloutSpec, batch: int) -> RolloutWriter:
     """A writer over memory of its own, for rollouts that nobody else reads."""
+    spec = replace(spec, gradient_bytes=0)
     layout = slot_layout(spec, batch, 1)
     return RolloutWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Share(0, 0, batch))

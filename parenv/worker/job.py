@@ -7,7 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from parenv.envs.factories import Factories
+from parenv.experience.gradient import GradientLayout
 from parenv.options import WorkerOptions
+
+
+@dataclass(frozen=True)
+class GradientJob:
+    """What a worker that runs backward needs to know.
+
+    Args:
+        loss_fn: the user's ``(policy, rollout) -> loss | (loss, metrics)``.
+        layout: of the driver's policy.
+        max_norm: where a worker's gradient is clipped, or ``None``.
+    """
+
+    loss_fn: Callable[[Any, Any], Any]
+    layout: GradientLayout
+    max_norm: float | None
 
 
 @dataclass(frozen=True)
@@ -19,9 +35,10 @@ class Job:
         policy: what the user gave.
         postprocess: ``(policy, rollout) -> {name: array}``, or ``None``.
         options: the user's.
-        rollout_length: ``T``.
+        rollout_length: ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
         shares: sub-environments of each worker.
         num_envs_is_given: whether the user said how many sub-environments there are.
+        gradient: how to compute gradients, or ``None`` for experience.
         seed: root of all seeds.
         weights_offset: where the flat weights begin in shared memory, in bytes.
     """
@@ -33,5 +50,6 @@ class Job:
     rollout_length: int
     shares: tuple[int, ...]
     num_envs_is_given: bool
+    gradient: GradientJob | None
     seed: int
     weights_offset: int

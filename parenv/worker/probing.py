@@ -8,11 +8,12 @@ from typing import Any
 
 from parenv.errors import PolicyOutputError
 from parenv.memory.layout import Extra
-from parenv.worker.acting import check_actions, extras_of
+from parenv.memory.spaces import Leaf
+from parenv.worker.acting import carry_of, check_actions, extras_of
 from parenv.worker.collecting import Collector, private_writer
 
 
-def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[Extra, ...]:
+def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
     """Act once on real observations, and postprocess a rollout in which nothing moves.
 
     Args:
@@ -21,7 +22,7 @@ def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[
         rows: the first observations, one array or list ``[B, ...]`` per leaf.
 
     Returns:
-        What has to be laid out beside the spaces.
+        What has to be laid out beside the spaces: extras, and leaves of the carry.
 
     Raises:
         PolicyOutputError: actions or extras do not fit.
@@ -29,18 +30,26 @@ def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[
     actor, spec, action_space = collector.actor, collector.spec, collector.stepper.action_space
     batch = collector.stepper.num_envs
     try:
-        actions, extras, _ = actor.act(rows, actor.initial_carry(batch))
+        initial = actor.initial_carry(batch)
+        carry = carry_of(initial, batch)
+        actions, extras, following = actor.act(rows, initial)
     except (KeyError, IndexError) as error:
         raise PolicyOutputError(
             f"the policy must return actions for {action_space}, nested as the space is: {type(error).__name__} {error}"
         ) from error
     check_actions(spec.actions, action_space, actions, batch)
+    if carry and carry_of(following, batch) != carry:
+        raise PolicyOutputError(
+            f"the policy's carry must keep its structure, shapes and dtypes: it began as {carry} and became "
+            f"{carry_of(following, batch)}"
+        )
     found = extras_of(extras, (batch,), "policy")
     if postprocess is None:
-        return found
-    collector.spec = replace(spec, extras=found)
+        return found, carry
+    collector.spec = replace(spec, extras=found, carry=carry)
     writer = private_writer(collector.spec, batch)
     writer.begin(rows)
+    writer.write_carry(initial)
     for step in range(spec.rollout_length):
         writer.write_actions(step, actions, extras)
         for block, row in zip(writer.observations(step + 1), rows, strict=True):
@@ -51,4 +60,4 @@ def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[
     both = {extra.name for extra in found} & {extra.name for extra in more}
     if both:
         raise PolicyOutputError(f"policy and postprocess both return {sorted(both)}: choose other names")
-    return (*found, *more)
+    return (*found, *more), carry

@@ -15,7 +15,7 @@ from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import Extra, RolloutSpec
 from parenv.memory.progress import Progress
-from parenv.memory.spaces import describe, leaves
+from parenv.memory.spaces import Leaf, describe, leaves
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Ready
 from parenv.worker.acting import Actor
@@ -34,6 +34,7 @@ class Started:
         spec: what a rollout of theirs consists of, so far without extras.
         rows: the first observations, one array or list ``[B, ...]`` per leaf.
         extras: what policy and ``postprocess`` add; known to worker 0 only.
+        carry: leaves of the policy's carry, likewise.
     """
 
     job: Job
@@ -41,13 +42,15 @@ class Started:
     spec: RolloutSpec
     rows: Sequence[Any]
     extras: tuple[Extra, ...]
+    carry: tuple[Leaf, ...]
 
     @property
     def ready(self) -> Ready:
         """What the driver needs to know of it."""
         spaces = [describe(self.stepper.observation_space), describe(self.stepper.action_space)]
         extras = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in self.extras]
-        return Ready(spaces, self.stepper.num_envs, extras)
+        carry = [[list(leaf.path), list(leaf.shape), leaf.dtype] for leaf in self.carry]
+        return Ready(spaces, self.stepper.num_envs, extras, carry)
 
 
 def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progress) -> Started:
@@ -67,8 +70,8 @@ def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progr
     seeds = [environment_seed(job.seed, first + column, sender.generation) for column in range(stepper.num_envs)]
     spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
     rows = reset(stepper, spec.observations, seeds)
-    extras = _probe(load_job, stepper, spec, rows, progress) if sender.worker == 0 else ()
-    return Started(job, stepper, spec, rows, extras)
+    probed = _probe(load_job, stepper, spec, rows, progress) if sender.worker == 0 else ((), ())
+    return Started(job, stepper, spec, rows, *probed)
 
 
 def make_envs(job: Job, first: int, count: int, progress: Progress) -> Stepper:
@@ -96,7 +99,7 @@ def worker_random_state(sender: Sender, seed: int) -> RandomState:
 
 def _probe(
     load_job: Callable[[], Job], stepper: Stepper, spec: RolloutSpec, rows: Sequence[Any], progress: Progress
-) -> tuple[Extra, ...]:
+) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
     """With another copy of the job, whose policy is thrown away, and another random state."""
     progress.begin("act")
     with RandomState(0):

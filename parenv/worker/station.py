@@ -12,13 +12,15 @@ import numpy as np
 
 from parenv.envs.seeding import RandomState, evaluation_seed
 from parenv.experience.assembly import Share
-from parenv.memory.layout import Extra, slot_layout
+from parenv.memory.layout import WHOLE_EPISODES, extras_and_carry, slot_layout
 from parenv.memory.progress import Progress
 from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Commit, Credit, Layout
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, reset
+from parenv.worker.differentiating import Differentiator
+from parenv.worker.episodes import EpisodeCollector
 from parenv.worker.evaluation import evaluate, evaluation_spec
 from parenv.worker.starting import Started, make_envs
 from parenv.worker.writing import RolloutWriter
@@ -38,8 +40,9 @@ class Station:
     def __init__(self, sender: Sender, started: Started, layout: Layout, mapping: Any, progress: Progress) -> None:
         self._sender, self._job, self._progress, self._mapping = sender, started.job, progress, mapping
         self._layout = layout
-        extras = tuple(Extra(name, tuple(shape), dtype, post) for name, shape, dtype, post in layout.extras)
-        spec = replace(started.spec, extras=extras)
+        extras, carry = extras_and_carry(layout.extras, layout.carry)
+        gradient_bytes = self._job.gradient.layout.nbytes if self._job.gradient else 0
+        spec = replace(started.spec, extras=extras, carry=carry, gradient_bytes=gradient_bytes)
         self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
         self._share = Share(layout.share, layout.first_column, layout.first_column + started.stepper.num_envs)
         self._writers: dict[int, RolloutWriter] = {}
@@ -52,7 +55,12 @@ class Station:
             lambda module: WeightsReader(module, mapping, self._job.weights_offset, device),
         )
         env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
+        self._spec = spec
         self._collector = Collector(started.stepper, self._actor, spec, started.rows, env_ids, sender.worker, progress)
+        self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
+        self._differentiator: Differentiator | None = None
+        if self._job.gradient is not None:
+            self._differentiator = Differentiator(self._job.gradient, self._job.policy)
         self._evaluation_envs: Any = None
         self._policy_version = -1
         self._idle_since = time.perf_counter()
@@ -65,22 +73,33 @@ class Station:
         """
         began = time.perf_counter()
         self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
-        writer = self._writer(credit.slot)
-        seconds = self._collector.collect(writer)
+        writer, version = self._writer(credit.slot), credit.policy_version
+        if self._episodes is not None:
+            rollout, seconds = self._episodes.collect(version)
+        else:
+            seconds = self._collector.collect(writer)
+            rollout = self._collector.rollout(writer, version)
         if self._job.postprocess is not None:
             self._progress.begin("postprocess")
-            rollout = self._collector.rollout(writer, credit.policy_version)
             writer.write_extras(self._actor.postprocess(self._job.postprocess, rollout))
+            rollout = self._collector.rollout(writer, version, postprocessed=True)
+        norm, learning_began, report = 0.0, time.perf_counter(), None
+        if self._differentiator is not None:
+            self._progress.begin("loss_fn")
+            norm, metrics = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
+            report = [rollout.num_steps, metrics, rollout.episodes.columns() if self._episodes else None]
+        self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
         writer.stamp(
             environment_s=seconds.environment,
             acting_s=seconds.acting,
-            waiting_s=began - self._idle_since,
+            learning_s=self._idle_since - learning_began,
+            waiting_s=waited_s,
+            gradient_norm=norm,
             generation=self._sender.generation,
-            policy_version=credit.policy_version,
+            policy_version=version,
             sequence=credit.sequence,
         )
-        self._idle_since = time.perf_counter()
-        return Commit(credit.sequence, dict(writer.share.objects))
+        return Commit(credit.sequence, dict(writer.share.objects), report)
 
     def answer(self, call: Call) -> Any:
         """Answer a call."""
@@ -114,7 +133,7 @@ class Station:
         if slot not in self._writers:
             offset = self._layout.slots_offset + slot * self._layout.slot_bytes
             view = memoryview(self._mapping)[offset : offset + self._layout.slot_bytes]
-            self._writers[slot] = RolloutWriter(self._collector.spec, self._slots.arrays(view), self._share)
+            self._writers[slot] = RolloutWriter(self._spec, self._slots.arrays(view), self._share)
         return self._writers[slot]
 
     def _call(self, columns: list[int], name: str, args: Any, kwargs: Any) -> list[Any]:

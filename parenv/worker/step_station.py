@@ -84,7 +84,7 @@ class StepStation:
             for name in ("observation_space", "action_space")
         }
         metadata = {key: value for key, value in first.metadata.items() if _is_data(value)}
-        return Ready(spaces, len(self.envs), {"metadata": metadata, "render_mode": first.render_mode})
+        return Ready(spaces, len(self.envs), {"metadata": metadata, "render_mode": first.render_mode}, [])
 
     def board_spec(self, num_envs: int, info_bytes: int) -> BoardSpec:
         """The board for sub-environments like these."""

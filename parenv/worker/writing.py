@@ -10,6 +10,7 @@ import numpy as np
 from parenv.envs.stepping import End
 from parenv.experience.assembly import Arrays, Share
 from parenv.memory.layout import RolloutSpec
+from parenv.memory.spaces import flatten
 
 
 class RolloutWriter:
@@ -30,6 +31,7 @@ class RolloutWriter:
         self.terminated = arrays["terminated", 0][:, columns]
         self.truncated = arrays["truncated", 0][:, columns]
         self._extras = {extra.name: arrays["extras", extra.name][:, columns] for extra in spec.extras}
+        self._carry = [arrays["carry", i][columns] for i in range(len(spec.carry))]
         self._ends_table = arrays["ends", 0][T * share.first : T * share.stop]
         self._fixed = {
             (name, i): arrays[name, i][:, columns]
@@ -42,6 +44,7 @@ class RolloutWriter:
             for i, leaf in enumerate(spec.observations)
             if leaf.dtype is not None
         }
+        self.gradient = arrays["gradients", 0][share.position] if spec.gradient_bytes else None
         self.share = share
         self.ends: list[End] = []
         self.finals: list[Any] = []
@@ -78,6 +81,11 @@ class RolloutWriter:
         for name, value in extras.items():
             self._extras[name][step] = to_array(value)
         return written
+
+    def write_carry(self, carry: Any) -> None:
+        """Write the carry that the first row is acted with."""
+        for block, values in zip(self._carry, flatten(self._spec.carry, carry) if self._carry else (), strict=True):
+            block[:] = to_array(values)
 
     def write_extras(self, extras: dict[str, Any]) -> None:
         """Write what ``postprocess`` returned, ``[T, B, ...]``."""

@@ -291,3 +291,25 @@ def test_an_environment_cannot_change_the_recorded_action() -> None:
 
     with AsyncWorkerPool(Scribbler, lambda o: np.full((len(o), 2), 0.5), num_workers=1, num_envs=2) as pool:
         assert (next(pool.rollouts()).actions == 0.5).all()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        (Counter(), lambda carry: carry["steps"][:, 0]),
+        (TorchPolicy(TorchCounter(), "act", ("actions", "steps", "carry")), lambda carry: carry),
+    ],
+    ids=["numpy", "torch"],
+)
+def test_a_rollout_says_with_which_carry_it_began(policy: Any, steps: Any, mode: Any) -> None:
+    with AsyncWorkerPool(ledgers(5), policy, num_workers=2, mode=mode, rollout_length=4) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=240)):
+            assert (steps(rollout.initial_carry) == rollout.extras["steps"][0]).all()
+            assert (steps(rollout.to("cpu").initial_carry).numpy() == rollout.extras["steps"][0]).all()
+            assert (steps(rollout.copy().initial_carry) == rollout.extras["steps"][0]).all()
+
+
+def test_a_policy_without_a_carry_has_none_in_its_rollouts() -> None:
+    with AsyncWorkerPool(ledgers(1), zeros, num_workers=0) as pool:
+        assert next(pool.rollouts()).to("cpu").initial_carry is None

@@ -30,6 +30,8 @@ GOOD: dict[str, Any] = {
     "mode": "async",
     "parallelism": "experience",
     "rollout_length": 8,
+    "loss_fn": None,
+    "gradient": None,
     "postprocess": None,
     "prefetch": 1,
     "max_policy_lag": None,

@@ -1,0 +1,139 @@
+"""Gradient: what workers that run backward send, as one flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parenv.errors import ConfigurationError
+from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class GradientLayout:
+    """The trainable parameters of a module, one after the other in the order of ``named_parameters()``.
+
+    Args:
+        names: of the parameters.
+        shapes: of each.
+        dtype: torch dtype of all, such as ``"float32"``.
+        itemsize: bytes of one number.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    itemsize: int
+
+    @classmethod
+    def of(cls, module: Any) -> GradientLayout:
+        """The layout of a module's gradient.
+
+        Raises:
+            ConfigurationError: there are no trainable parameters, or they have several dtypes.
+        """
+        named = _trainable(module)
+        dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in named.values()})
+        if not named:
+            raise ConfigurationError("the policy has no parameters that require a gradient, so there is none to send")
+        if len(dtypes) > 1:
+            raise ConfigurationError(
+                f"the policy's trainable parameters have the dtypes {', '.join(dtypes)}; for one flat gradient they "
+                "must all have the same"
+            )
+        shapes = tuple(tuple(parameter.shape) for parameter in named.values())
+        return cls(tuple(named), shapes, dtypes[0], next(iter(named.values())).element_size())
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers in each parameter."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat gradient."""
+        return sum(self.sizes) * self.itemsize
+
+    def parameters(self, module: Any, whose: str) -> list[Any]:
+        """The trainable parameters of another module.
+
+        Raises:
+            ConfigurationError: they are not the ones of this layout.
+        """
+        named = _trainable(module)
+        if tuple(named) != self.names or tuple(tuple(p.shape) for p in named.values()) != self.shapes:
+            mine, theirs = (
+                set(zip(self.names, self.shapes, strict=True)),
+                {(k, tuple(p.shape)) for k, p in named.items()},
+            )
+            raise ConfigurationError(
+                f"{whose} has other trainable parameters than the pool's policy: missing {sorted(mine - theirs)}, "
+                f"unexpected {sorted(theirs - mine)}"
+            )
+        return list(named.values())
+
+    def tensor(self, rows: Any) -> Any:
+        """Gradients in shared memory as a tensor ``[..., P]`` over it.
+
+        Args:
+            rows: uint8 ``[..., n]``, of which the first ``nbytes`` count.
+        """
+        import torch
+
+        return torch.from_numpy(rows)[..., : self.nbytes].view(getattr(torch, self.dtype))
+
+    def views(self, flat: Any) -> list[Any]:
+        """One view per parameter of a flat gradient."""
+        return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of the loss, reduced over one or several workers.
+
+    Args:
+        flat: tensor ``[P]`` on the CPU: the gradient of all trainable parameters in the order of
+            ``module.named_parameters()``. It lies in shared memory and stays valid for as long as anybody holds a part.
+        layout: which parameter lies where.
+        metrics: what ``loss_fn`` returned beside the loss, and ``"loss"``; means weighted by samples.
+        num_samples: env steps it was computed from.
+        policy_version: the oldest version that computed a part of it.
+        policy_lag: version published when it was yielded minus ``policy_version``, in publishes.
+        workers: where the parts came from, in the order in which they were added.
+        episodes: the episodes that ended in these samples.
+        rollouts: the samples, one rollout per round (sync) or arrival (async), with ``keep_rollouts``; else empty.
+    """
+
+    flat: Any = field(repr=False)
+    layout: GradientLayout = field(repr=False)
+    metrics: Mapping[str, float]
+    num_samples: int
+    policy_version: int
+    policy_lag: int
+    workers: tuple[int, ...]
+    episodes: EpisodeStatistics
+    rollouts: Sequence[Rollout] = field(repr=False)
+
+    def assign_to(self, module: Any) -> None:
+        """Put the gradient into ``.grad`` of a module's trainable parameters: as views where the module is on the CPU.
+
+        Two modules that are given the same gradient share its memory, and so does clipping in place.
+
+        Args:
+            module: the learner's module, or the policy that holds it.
+
+        Raises:
+            ConfigurationError: its trainable parameters are not those of the pool's policy.
+        """
+        module = module if hasattr(module, "named_parameters") else module.module
+        parameters = self.layout.parameters(module, "the module")
+        flat = self.flat.to(parameters[0].device)
+        for parameter, view in zip(parameters, self.layout.views(flat), strict=True):
+            parameter.grad = view
+
+
+def _trainable(module: Any) -> dict[str, Any]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -1,0 +1,98 @@
+"""From several flat gradients to one: a pass through the memory of each, and no memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parenv.errors import GradientError
+from parenv.options import GradientOptions
+
+CHUNK = 1 << 16
+"""Numbers that are added up at a time; a chunk of the sum stays in the cache meanwhile."""
+
+
+class Reducer:
+    """Adds up gradients as they come, in the memory of the first.
+
+    Args:
+        options: the user's.
+    """
+
+    def __init__(self, options: GradientOptions) -> None:
+        self._options = options
+        self._weight = 0.0
+        self._sum: Any = None
+        self._kept: list[Any] = []
+        self._weights: list[float] = []
+
+    def add(self, gradients: Sequence[Any], samples: Sequence[int], lag: int) -> None:
+        """Add gradients of the same lag.
+
+        Args:
+            gradients: tensors ``[P]``; the first one ever is written to.
+            samples: env steps of each.
+            lag: in publishes.
+        """
+        options = self._options
+        by_lag = 1.0 if options.lag_weight is None else float(options.lag_weight(lag))
+        weights = [by_lag * (1 if options.reduction in ("mean", "sum") else n) for n in samples]
+        if callable(options.reduction):
+            self._kept += gradients
+            self._weights += weights
+            return
+        before, self._weight = self._weight, self._weight + sum(weights)
+        if options.reduction == "sum":
+            old, shares = 1.0, weights
+        else:
+            old, shares = before / self._weight, [weight / self._weight for weight in weights]
+        gradients = list(gradients)
+        if self._sum is None:
+            self._sum, old, shares = gradients.pop(0), shares[0], shares[1:]
+        add_up(self._sum, old, gradients, shares)
+
+    def result(self) -> Any:
+        """The reduced gradient, clipped."""
+        import torch
+
+        if callable(self._options.reduction):
+            self._sum = self._options.reduction(
+                torch.stack(self._kept), torch.tensor(self._weights, dtype=torch.float64)
+            )
+            if getattr(self._sum, "shape", None) != self._kept[0].shape:
+                raise GradientError(
+                    f"the reduction must return a tensor of shape {tuple(self._kept[0].shape)}, got "
+                    f"{tuple(self._sum.shape) if hasattr(self._sum, 'shape') else self._sum!r}"
+                )
+        if self._options.max_norm is not None:
+            clip(self._sum, self._options.max_norm)
+        return self._sum
+
+
+def add_up(total: Any, old: float, others: Sequence[Any], shares: Sequence[float]) -> None:
+    """``total = old * total + sum(share * other)``, in place.
+
+    Args:
+        total: tensor ``[P]``.
+        old: its factor.
+        others: tensors ``[P]``.
+        shares: their factors.
+    """
+    if old == 1.0 and not others:
+        return
+    for begin in range(0, len(total), CHUNK):
+        part = total[begin : begin + CHUNK]
+        if old != 1.0:
+            part.mul_(old)
+        for other, share in zip(others, shares, strict=True):
+            part.add_(other[begin : begin + CHUNK], alpha=share)
+
+
+def clip(flat: Any, max_norm: float) -> float:
+    """Scale a flat gradient down to a 2-norm, as ``torch.nn.utils.clip_grad_norm_`` does; the norm that it had."""
+    import torch
+
+    norm = float(torch.linalg.vector_norm(flat))
+    if norm > max_norm:
+        flat.mul_(max_norm / (norm + 1e-6))
+    return norm

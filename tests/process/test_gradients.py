@@ -1,0 +1,440 @@
+"""Gradient parallelism: what comes out of many workers is what one process would compute."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    GradientError,
+    GradientOptions,
+    Rollout,
+    Stop,
+    TorchPolicy,
+)
+
+
+class Plane(gym.Env[Any, Any]):
+    """Noise, with episodes of different lengths; its observation is ``shape``, its reward depends on the action."""
+
+    def __init__(self, shape: tuple[int, ...] = (3,), mean_length: float = 7.0) -> None:
+        self.observation_space = gym.spaces.Box(-10, 10, shape, np.float64)
+        self.action_space = gym.spaces.Discrete(2)
+        self._end = 1.0 / mean_length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.normal(size=self.observation_space.shape), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation = self.np_random.normal(size=self.observation_space.shape)
+        return observation, float(observation.sum()) * (1 + int(action)), self.np_random.random() < self._end, False, {}
+
+
+class Net(nn.Module):
+    """Deterministic, so that sub-environments see the same whatever worker they are in."""
+
+    def __init__(self, body: nn.Module, features: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(features, 2)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.to(dtype)
+
+    def logits(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(observations.to(self.head.weight.dtype)))
+
+    def act(self, observations: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.logits(observations).argmax(-1),)
+
+
+class Recurrent(Net):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(nn.GRUCell(3, 5), 5, dtype)
+
+    def initial_carry(self, batch: int) -> Any:
+        return {"hidden": torch.zeros(batch, 5, dtype=self.head.weight.dtype)}
+
+    def act(self, observations: torch.Tensor, carry: Any) -> Any:  # type: ignore[override]
+        hidden = self.body(observations.to(self.head.weight.dtype), carry["hidden"])
+        return self.head(hidden).argmax(-1), {"hidden": hidden}
+
+
+def mlp(dtype: torch.dtype = torch.float64) -> TorchPolicy:
+    return TorchPolicy(Net(nn.Sequential(nn.Linear(3, 8), nn.Tanh()), 8, dtype), "act", ("actions",))
+
+
+def conv(dtype: torch.dtype = torch.float64) -> TorchPolicy:
+    body = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten())
+    return TorchPolicy(Net(body, 36, dtype), "act", ("actions",))
+
+
+def gru(dtype: torch.dtype = torch.float64) -> TorchPolicy:
+    return TorchPolicy(Recurrent(dtype), "act", ("actions", "carry"))
+
+
+def loss_fn(policy: Any, rollout: Rollout) -> Any:
+    module = policy.module
+    if isinstance(module, Recurrent):
+        hidden, logits = rollout.initial_carry["hidden"], []
+        ended = rollout.terminated | rollout.truncated
+        for step, observations in enumerate(rollout.observations):
+            hidden = module.body(observations.to(hidden.dtype), hidden)
+            logits.append(module.head(hidden))
+            hidden = torch.where(ended[step][:, None], torch.zeros_like(hidden), hidden)
+        scores = torch.stack(logits)
+    else:
+        scores = module.logits(rollout.observations.flatten(0, 1)).unflatten(0, rollout.rewards.shape)
+    log_prob = torch.distributions.Categorical(logits=scores).log_prob(rollout.actions)
+    loss = -(log_prob * rollout.rewards.to(log_prob.dtype)).mean()
+    return loss, {"rows": len(rollout.rewards), "mean_reward": rollout.rewards.mean()}
+
+
+def joined(rollouts: Any) -> Rollout:
+    """The concatenated batch of one process, for losses that look at each column by itself."""
+    (rollout,) = rollouts
+    return rollout.to("cpu")
+
+
+def gradient_of(policy: Any, rollout: Rollout) -> torch.Tensor:
+    policy.module.zero_grad()
+    loss_fn(policy, rollout)[0].backward()
+    return torch.cat([p.grad.flatten() for p in policy.module.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("reduction", ["mean", "weighted_mean"])
+@pytest.mark.parametrize(("make", "shape"), [(mlp, (3,)), (conv, (1, 8, 8)), (gru, (3,))], ids=["mlp", "conv", "gru"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
+    workers: int, make: Any, shape: Any, reduction: Any, dtype: torch.dtype, tolerance: float
+) -> None:
+    policy = make(dtype)
+    # Workers with unequal shares agree with the whole batch only where they are weighted by their samples.
+    num_envs = 5 if reduction == "weighted_mean" else 6
+    with AsyncWorkerPool(
+        lambda: Plane(shape), policy, num_envs=num_envs, num_workers=workers, mode="sync", parallelism="gradient",
+        loss_fn=loss_fn, rollout_length=9, seed=3, gradient=GradientOptions(reduction=reduction, keep_rollouts=True),
+    ) as pool:  # fmt: skip
+        for round_, gradient in enumerate(pool.gradients(Stop(env_steps=9 * num_envs * 3))):
+            expected = gradient_of(policy, joined(gradient.rollouts))
+            assert gradient.flat.dtype == dtype
+            torch.testing.assert_close(gradient.flat, expected, rtol=tolerance, atol=tolerance)
+            assert gradient.num_samples == 9 * num_envs
+            assert gradient.policy_version == round_
+            assert gradient.metrics["rows"] == 9
+            gradient.assign_to(policy.module)
+            torch.optim.SGD([p for p in policy.module.parameters() if p.requires_grad], 0.05).step()
+            pool.publish(policy)
+    assert round_ == 2
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_virtual_batch_gives_the_same_gradients_whatever_the_number_of_workers(workers: int) -> None:
+    torch.manual_seed(0)
+    policy = mlp()
+    found = []
+    with AsyncWorkerPool(
+        Plane, policy, num_envs=4, num_workers=workers, mode="sync", parallelism="gradient", loss_fn=loss_fn,
+        rollout_length=5, seed=11, gradient=GradientOptions(reduction="weighted_mean", batch_size=60),
+    ) as pool:  # fmt: skip
+        for gradient in pool.gradients(Stop(env_steps=180)):
+            assert gradient.num_samples == 60
+            found.append(gradient.flat.clone())
+            gradient.assign_to(policy.module)
+            torch.optim.SGD([p for p in policy.module.parameters() if p.requires_grad], 0.05).step()
+            pool.publish(policy)
+    assert len(found) == 3
+    expected = _VIRTUAL.setdefault("gradients", found)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+_VIRTUAL: dict[str, list[torch.Tensor]] = {}
+
+
+def test_async_gradients_come_one_per_arrival_with_their_lag() -> None:
+    policy = mlp()
+    with AsyncWorkerPool(
+        Plane, policy, num_envs=4, num_workers=2, parallelism="gradient", loss_fn=loss_fn, rollout_length=8, prefetch=0,
+        gradient=GradientOptions(keep_rollouts=True),
+    ) as pool:  # fmt: skip
+        for i, gradient in enumerate(pool.gradients(Stop(env_steps=16 * 20))):
+            assert len(gradient.workers) == 1
+            assert gradient.policy_lag == i - gradient.policy_version
+            expected = gradient_of(policy, joined(gradient.rollouts))
+            torch.testing.assert_close(gradient.flat, expected, rtol=1e-10, atol=1e-10)
+            pool.publish(policy)
+        statistics = pool.statistics()
+        assert statistics.gradients == 20
+        assert statistics.learning_seconds > 0
+        assert sum(statistics.policy_lag.values()) == 20
+    assert {0, 1} <= set(statistics.policy_lag)
+
+
+def test_async_gradients_are_reduced_over_the_next_arrivals() -> None:
+    with AsyncWorkerPool(
+        Plane, mlp(), num_envs=2, num_workers=2, parallelism="gradient", loss_fn=loss_fn, rollout_length=8,
+        gradient=GradientOptions(reduction="sum", num_arrivals=3, keep_rollouts=True),
+    ) as pool:  # fmt: skip
+        for gradient in pool.gradients(Stop(env_steps=8 * 12)):
+            assert len(gradient.workers) == len(gradient.rollouts) == 3
+            assert gradient.num_samples == 24
+
+
+def test_a_custom_reduction_gets_all_gradients_and_their_weights() -> None:
+    seen = []
+
+    def median(gradients: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        seen.append((gradients.shape, weights.tolist()))
+        return gradients.median(0).values
+
+    with AsyncWorkerPool(
+        Plane, mlp(), num_envs=5, num_workers=3, mode="sync", parallelism="gradient", loss_fn=loss_fn, rollout_length=4,
+        gradient=GradientOptions(reduction=median, lag_weight=lambda lag: 0.5 ** (1 + lag)),
+    ) as pool:  # fmt: skip
+        gradient = next(pool.gradients())
+    assert seen == [((3, gradient.flat.numel()), [4.0, 4.0, 2.0])]
+
+
+def test_gradients_are_clipped_on_the_worker_and_on_the_driver() -> None:
+    options = GradientOptions(reduction="sum", worker_max_norm=1e-3, max_norm=1.5e-3)
+    with AsyncWorkerPool(
+        Plane, mlp(), num_envs=2, num_workers=2, mode="sync", parallelism="gradient", loss_fn=loss_fn, gradient=options
+    ) as pool:
+        first = next(pool.gradients())
+        assert float(first.flat.norm()) <= 1.5e-3
+    with AsyncWorkerPool(
+        Plane, mlp(), num_envs=1, num_workers=1, mode="sync", parallelism="gradient", loss_fn=loss_fn, gradient=options
+    ) as pool:
+        assert float(next(pool.gradients()).flat.norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_grad_is_assigned_without_a_copy_and_stays_valid_while_it_is_held() -> None:
+    policy = mlp()
+    with AsyncWorkerPool(
+        Plane, policy, num_envs=2, num_workers=2, parallelism="gradient", loss_fn=loss_fn, rollout_length=3
+    ) as pool:
+        stream = pool.gradients()
+        gradient = next(stream)
+        gradient.assign_to(policy.module)
+        weight = policy.module.body[0].weight
+        assert weight.grad.data_ptr() == gradient.flat.data_ptr()
+        kept = weight.grad.clone()
+        del gradient
+        for _ in range(30):
+            next(stream)
+        assert torch.equal(weight.grad, kept)
+        assert pool.statistics().copied_rollouts == 0
+        assert policy.module.frozen.grad is None
+
+
+def nan_once(policy: Any, rollout: Rollout) -> Any:
+    loss = loss_fn(policy, rollout)[0]
+    return loss * math.nan if (rollout.env_ids == 1).any() else loss
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_with_worker_and_version() -> None:
+    with AsyncWorkerPool(
+        Plane, mlp(), num_envs=2, num_workers=2, mode="sync", parallelism="gradient", loss_fn=nan_once
+    ) as pool:
+        with pytest.raises(GradientError, match=r"worker 1 \(env_ids 1\), made by version 0, is not finite"):
+            next(pool.gradients())
+        assert not pool.closed
+
+
+def test_gradients_that_are_not_finite_are_skipped_and_counted_if_wanted() -> None:
+    policy = mlp()
+    with AsyncWorkerPool(
+        Plane, policy, num_envs=2, num_workers=2, mode="sync", parallelism="gradient", loss_fn=nan_once,
+        gradient=GradientOptions(on_nonfinite="skip"),
+    ) as pool:  # fmt: skip
+        gradient = next(pool.gradients())
+        assert gradient.workers == (0,)
+        assert torch.isfinite(gradient.flat).all()
+        assert pool.statistics().skipped_gradients == 1
+
+
+def test_skipping_does_not_go_on_for_ever() -> None:
+    with (
+        AsyncWorkerPool(
+            Plane,
+            mlp(),
+            num_envs=1,
+            num_workers=1,
+            mode="sync",
+            parallelism="gradient",
+            rollout_length=1,
+            loss_fn=lambda policy, rollout: loss_fn(policy, rollout)[0] * math.nan,
+            gradient=GradientOptions(on_nonfinite="skip"),
+        ) as pool,
+        pytest.raises(GradientError, match="100 gradients in a row are not finite"),
+    ):
+        next(pool.gradients())
+
+
+def no_scalar(policy: Any, rollout: Rollout) -> Any:
+    return rollout.rewards
+
+
+def no_tensor(policy: Any, rollout: Rollout) -> Any:
+    return 1.0
+
+
+def detached(policy: Any, rollout: Rollout) -> Any:
+    return loss_fn(policy, rollout)[0].detach()
+
+
+def another_parameter(policy: Any, rollout: Rollout) -> Any:
+    return nn.Parameter(torch.zeros(())) * 2
+
+
+def bad_metrics(policy: Any, rollout: Rollout) -> Any:
+    return loss_fn(policy, rollout)[0], {"curve": torch.zeros(3)}
+
+
+def raising(policy: Any, rollout: Rollout) -> Any:
+    raise KeyError("my own")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("function", "kind", "message"),
+    [
+        (no_scalar, GradientError, r"loss_fn must return a scalar tensor.* shape \(128, [12]\)"),
+        (no_tensor, GradientError, r"loss_fn must return a scalar tensor.* float"),
+        (detached, GradientError, "does not depend on the policy's parameters"),
+        (another_parameter, GradientError, "does not depend on the policy's parameters"),
+        (bad_metrics, GradientError, r"the metric 'curve' .* a number"),
+        (raising, KeyError, "my own"),
+    ],
+)
+def test_a_wrong_loss_fn_is_an_error_that_says_what(function: Any, kind: Any, message: str, workers: int) -> None:
+    with (
+        AsyncWorkerPool(
+            Plane, mlp(), num_envs=2, num_workers=workers, mode="sync", parallelism="gradient", loss_fn=function
+        ) as pool,
+        pytest.raises(kind, match=message),
+    ):
+        next(pool.gradients())
+
+
+class Forgetful(Net):
+    """Another set of trainable parameters wherever it is unpickled."""
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self.head.requires_grad_(False)
+
+
+def test_other_parameters_in_a_worker_are_an_error_at_the_first_round() -> None:
+    policy = TorchPolicy(Forgetful(nn.Linear(3, 8), 8, torch.float64), "act", ("actions",))
+    with (
+        AsyncWorkerPool(
+            Plane, policy, num_envs=1, num_workers=1, mode="sync", parallelism="gradient", loss_fn=loss_fn
+        ) as pool,
+        pytest.raises(ConfigurationError, match=r"worker has other trainable parameters .* missing .*head.bias"),
+    ):
+        next(pool.gradients())
+
+
+def test_assigning_to_another_module_is_an_error() -> None:
+    with (
+        AsyncWorkerPool(
+            Plane, mlp(), num_envs=1, num_workers=1, mode="sync", parallelism="gradient", loss_fn=loss_fn
+        ) as pool,
+        pytest.raises(ConfigurationError, match=r"other trainable parameters"),
+    ):
+        next(pool.gradients()).assign_to(conv().module)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"loss_fn": None}, "needs loss_fn"),
+    ({"loss_fn": 3}, "loss_fn must be a callable"),
+    ({"policy": lambda o: o}, "needs a policy with a torch module"),
+    ({"policy": TorchPolicy(mlp().module.requires_grad_(False), "act", ("actions",))}, "no parameters that require"),
+    ({"rollout_length": "episode", "mode": "async"}, 'Monte-Carlo.*mode="sync"'),
+    ({"rollout_length": "episode", "postprocess": print}, "postprocess"),
+    ({"rollout_length": "episodes"}, "rollout_length must be"),
+    ({"parallelism": "experience"}, 'loss_fn is for parallelism="gradient"'),
+    ({"parallelism": "experience", "loss_fn": None, "gradient": GradientOptions()}, "GradientOptions are for"),
+    ({"parallelism": "experience", "loss_fn": None, "rollout_length": "episode"}, "whole episodes"),
+    ({"gradient": GradientOptions(num_arrivals=2)}, "num_arrivals"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_arguments_are_refused_before_anything_starts(wrong: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "policy": mlp(), "num_envs": 1, "num_workers": 1, "mode": "sync", "parallelism": "gradient", "loss_fn": loss_fn
+    }  # fmt: skip
+    with pytest.raises(ConfigurationError, match=message):
+        AsyncWorkerPool(Plane, **{**arguments, **wrong})
+
+
+def test_gradients_and_rollouts_are_not_mixed_up() -> None:
+    with (
+        AsyncWorkerPool(Plane, mlp(), num_envs=1, num_workers=0) as pool,
+        pytest.raises(ConfigurationError, match='parallelism="gradient"'),
+    ):
+        pool.gradients()
+    with (
+        AsyncWorkerPool(Plane, mlp(), num_envs=1, num_workers=0, parallelism="gradient", loss_fn=loss_fn) as pool,
+        pytest.raises(ConfigurationError, match='this pool has "gradient"'),
+    ):
+        pool.rollouts()
+
+
+def episode_loss(policy: Any, rollout: Rollout) -> Any:
+    """Looks at what a rollout of whole episodes promises."""
+    ended = rollout.terminated | rollout.truncated
+    assert rollout.rewards.shape[1] == 1
+    assert bool(ended[-1, 0])
+    steps = rollout.observations[:, 0, 2]
+    begins = torch.cat([torch.tensor([True]), ended[:-1, 0]])
+    assert (steps[begins] == 0).all()
+    assert (steps[1:][~begins[1:]] == steps[:-1][~begins[1:]] + 1).all()
+    assert torch.equal(rollout.next_observations()[:, 0, 2], steps + 1)
+    assert len(rollout.episodes) == int(ended.sum())
+    logits = policy.module.logits(rollout.observations.flatten(0, 1))
+    return logits.mean(), {"steps": len(steps), "episodes": len(rollout.episodes)}
+
+
+@pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 0), (1, 1), (2, 2), (7, 2)])
+def test_a_rollout_of_whole_episodes_has_one_of_each_sub_environment(num_envs: int, num_workers: int) -> None:
+    from parenv.testing import LedgerEnv
+
+    factories = [lambda env_id=env_id: LedgerEnv(env_id, 40) for env_id in range(num_envs)]
+    counted: list[int] = []
+    with AsyncWorkerPool(
+        factories, mlp(), num_workers=num_workers, mode="sync", parallelism="gradient", loss_fn=episode_loss,
+        rollout_length="episode", gradient=GradientOptions(reduction="sum"),
+    ) as pool:  # fmt: skip
+        for gradient in pool.gradients(Stop(episodes=num_envs * 5)):
+            assert sorted(gradient.episodes.env_ids.tolist()) == list(range(num_envs))
+            assert gradient.num_samples == gradient.episodes.lengths.sum()
+            assert gradient.rollouts == ()
+            counted.append(gradient.num_samples)
+        statistics = pool.statistics()
+    assert len(counted) == 5
+    assert statistics.env_steps == sum(counted)
+    assert statistics.episodes == 5 * num_envs
+
+
+def test_whole_episodes_of_one_sub_environment_lose_no_step() -> None:
+    from parenv.testing import LedgerEnv
+    from parenv.testing.ledger import episode_length
+
+    with AsyncWorkerPool(
+        [lambda: LedgerEnv(3, 200)], mlp(), num_workers=1, mode="sync", parallelism="gradient", loss_fn=episode_loss,
+        rollout_length="episode",
+    ) as pool:  # fmt: skip
+        lengths = [int(gradient.episodes.lengths[0]) for gradient in pool.gradients(Stop(episodes=30))]
+    assert lengths == [episode_length(3, episode, 200) for episode in range(30)]
