@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parenv.errors import ConfigurationError
 from parenv.options import Parallelism
-from parenv.process.cores import recommended_num_workers
+from parenv.process.cores import Learner, recommended_num_workers
 
 
 def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience") -> tuple[int, ...]:
@@ -30,6 +30,45 @@ def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelis
             f"use num_workers={num_envs} or num_envs={num_workers}"
         )
     return tuple(num_envs // num_workers + (worker < num_envs % num_workers) for worker in range(num_workers))
+
+
+class Part(NamedTuple):
+    """What one learner's pool has of all workers.
+
+    Args:
+        shares: sub-environments of each of its workers.
+        first_worker: how many workers the learners before it have.
+        first_env_id: how many sub-environments they have.
+    """
+
+    shares: tuple[int, ...]
+    first_worker: int
+    first_env_id: int
+
+
+def part_of(learner: Learner, num_envs: int | None, num_workers: int | None, parallelism: Parallelism) -> Part:
+    """Split sub-environments and workers, counted over all learners, so that together they are as one pool would be.
+
+    Raises:
+        ConfigurationError: there is not a worker for each learner.
+
+    >>> part_of(Learner(1, 2), 8, 4, "experience")
+    Part(shares=(2, 2), first_worker=2, first_env_id=4)
+    """
+    rank, world, local = learner
+    if num_workers is None and world > 1:
+        machines = world // local
+        num_workers = min(max(world, recommended_num_workers(parallelism) * machines), num_envs or 1 << 30)
+    if num_workers == 0:
+        num_workers = world
+    shares = split(num_envs, num_workers, parallelism)
+    if len(shares) < world:
+        raise ConfigurationError(
+            f"there are {world} learners but only {len(shares)} workers: num_workers and num_envs are counted over all "
+            f"learners, and each needs at least one, so use num_workers={world}"
+        )
+    first, stop = len(shares) * rank // world, len(shares) * (rank + 1) // world
+    return Part(shares[first:stop], first, sum(shares[:first]))
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -36,6 +36,7 @@ class Crew:
         shares: how many sub-environments each has, as far as it is known.
 
     Attributes:
+        first_env_id: of the first worker's first sub-environment.
         remarks: what workers of a vector env had to say beside the board, until somebody takes it.
         step_errors: exceptions of single environments in steps on the board, likewise.
         heard: by worker, messages of its present process.
@@ -47,6 +48,7 @@ class Crew:
         self._senders = [Sender(worker, 0) for worker in range(len(shares))]
         self._conversations = [Conversation() for _ in shares]
         self.shares = list(shares)
+        self.first_env_id = 0
         self._events: deque[Event] = deque()
         self._ready: dict[int, Ready] = {}
         self._commits: deque[Heard] = deque()
@@ -73,7 +75,7 @@ class Crew:
 
     def env_ids(self, worker: int) -> range:
         """The sub-environments of a worker."""
-        first = sum(self.shares[:worker])
+        first = self.first_env_id + sum(self.shares[:worker])
         return range(first, first + self.shares[worker])
 
     def start(self, launch: Launch, timeout_s: float) -> list[Ready]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from parenv.crew.arguments import at_least, one_of, split
+from parenv.crew.arguments import at_least, one_of, part_of
 from parenv.envs.factories import Factories, as_factories
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
@@ -16,6 +16,7 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, WorkerOptions
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
+from parenv.process.cores import this_learner
 from parenv.worker.job import GradientJob
 
 
@@ -27,6 +28,8 @@ class Plan:
         factories: make the sub-environments.
         policy: what the user gave.
         shares: sub-environments of each worker.
+        first_worker: workers that the learners before this one have.
+        first_env_id: sub-environments that they have.
         num_envs_is_given: whether the user said how many there are in all.
         inline: whether the only worker runs in this process.
         mode: ``"sync"`` or ``"async"``.
@@ -44,6 +47,8 @@ class Plan:
     factories: Factories
     policy: Any
     shares: tuple[int, ...]
+    first_worker: int
+    first_env_id: int
     num_envs_is_given: bool
     inline: bool
     mode: Mode
@@ -112,13 +117,15 @@ def make_plan(
     factories = as_factories(env_fn)
     if num_envs is not None and factories.count not in (None, num_envs):
         raise ConfigurationError(f"env_fn is a sequence of {factories.count} factories, but num_envs={num_envs}")
-    shares = split(factories.count or num_envs, num_workers, parallelism)
+    part = part_of(this_learner(), factories.count or num_envs, num_workers, parallelism)
     if seed is not None:
         at_least("seed", seed, 0)
     return Plan(
         factories=factories,
         policy=policy,
-        shares=shares,
+        shares=part.shares,
+        first_worker=part.first_worker,
+        first_env_id=part.first_env_id,
         num_envs_is_given=(factories.count or num_envs) is not None,
         inline=num_workers == 0,
         mode=mode,

@@ -129,8 +129,9 @@ class SyncFeed:
         crew = slotted.crew
         self._rounds = Rounds(len(crew.shares))
         self._layout = slot_layout(slotted.spec, sum(crew.shares), len(crew.shares))
-        self._env_ids = np.arange(sum(crew.shares))
-        self._columns = [crew.env_ids(worker) for worker in range(len(crew.shares))]
+        self._env_ids = np.arange(sum(crew.shares)) + crew.first_env_id
+        stops = np.cumsum(crew.shares).tolist()
+        self._columns = [range(stop - share, stop) for stop, share in zip(stops, crew.shares, strict=True)]
         self._slot = -1
         self._commits: dict[int, Commit] = {}
 
@@ -142,9 +143,9 @@ class SyncFeed:
                 self._slotted.give(key, self._slot, self._rounds.version)
         while self._rounds.under_way:
             left = deadline - time.monotonic()
-            if left <= 0:
+            self._hear(max(0.0, left))
+            if left <= 0 and self._rounds.under_way:
                 return None
-            self._hear(left)
         return self._take()
 
     def publish(self) -> int:
@@ -234,9 +235,9 @@ class AsyncFeed:
     def _wait(self, deadline: float) -> CreditKey | None:
         while (chosen := self._dispatch.next()) is None:
             left = deadline - time.monotonic()
+            self._hear(max(0.0, left))
             if left <= 0:
-                return None
-            self._hear(left)
+                return self._dispatch.next()
         return chosen
 
     def _hear(self, timeout_s: float) -> None:

@@ -32,6 +32,8 @@ def as_job(plan: Plan, weights_offset: int) -> Job:
         options=plan.options,
         rollout_length=plan.rollout_length,
         shares=plan.shares,
+        first_worker=plan.first_worker,
+        first_env_id=plan.first_env_id,
         num_envs_is_given=plan.num_envs_is_given,
         gradient=plan.gradient_job,
         seed=plan.seed,

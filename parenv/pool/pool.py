@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast, overload
 
 from gymnasium import Space
 
@@ -154,7 +154,13 @@ class AsyncWorkerPool:
         """Whether the pool is closed."""
         return not self._close.alive
 
-    def rollouts(self, stop: Stop | None = None) -> Iterator[Rollout]:
+    @overload
+    def rollouts(self, stop: Stop | None = None) -> Iterator[Rollout]: ...
+
+    @overload
+    def rollouts(self, stop: Stop | None = None, *, wait: Callable[[], bool]) -> Iterator[Rollout | None]: ...
+
+    def rollouts(self, stop: Stop | None = None, *, wait: Callable[[], bool] | None = None) -> Iterator[Rollout | None]:
         """Rollouts, until a criterion holds; for ever without one.
 
         Asking for the next rollout says that the learner is done with the one before. What is under way when a stream
@@ -162,8 +168,10 @@ class AsyncWorkerPool:
 
         Args:
             stop: criteria, counted from here on.
+            wait: asked before each; where it says no, ``None`` is yielded if no rollout is there yet, for learners that
+                have something else to do, as in :func:`parenv.learning.pipeline`.
         """
-        return self._stream("experience", "rollouts", Session.next_rollout, _steps_of_rollout, stop)
+        return self._stream("experience", "rollouts", Session.next_rollout, _steps_of_rollout, stop, wait)
 
     def gradients(self, stop: Stop | None = None) -> Iterator[Gradient]:
         """Gradients, until a criterion holds; for ever without one.
@@ -178,7 +186,8 @@ class AsyncWorkerPool:
         Raises:
             GradientError: ``loss_fn`` gave nothing to learn from, or a gradient is not finite.
         """
-        return self._stream("gradient", "gradients", Session.next_gradient, _steps_of_gradient, stop)
+        stream = self._stream("gradient", "gradients", Session.next_gradient, _steps_of_gradient, stop)
+        return cast(Iterator[Gradient], stream)
 
     def publish(self, policy: Any, **settings: Any) -> int:
         """Make a new version, by which every rollout that begins from now on acts.
@@ -275,18 +284,23 @@ class AsyncWorkerPool:
         take: Callable[[Session, float], _Item | None],
         steps_of: Callable[[_Item], int],
         stop: Stop | None,
-    ) -> Iterator[_Item]:
+        wait: Callable[[], bool] | None = None,
+    ) -> Iterator[_Item | None]:
         mine = "gradient" if self._session.plan.gradient is not None else "experience"
         if mine != parallelism:
             raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
         if stop is not None and not isinstance(stop, Stop):
             raise ConfigurationError(f"stop must be a parenv.Stop, got {stop!r}")
         self._check_open()
-        return self._until(stop or Stop(), take, steps_of)
+        return self._until(stop or Stop(), take, steps_of, wait)
 
     def _until(
-        self, stop: Stop, take: Callable[[Session, float], _Item | None], steps_of: Callable[[_Item], int]
-    ) -> Iterator[_Item]:
+        self,
+        stop: Stop,
+        take: Callable[[Session, float], _Item | None],
+        steps_of: Callable[[_Item], int],
+        wait: Callable[[], bool] | None,
+    ) -> Iterator[_Item | None]:
         began = time.monotonic()
         deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
         env_steps = episodes = 0
@@ -297,10 +311,14 @@ class AsyncWorkerPool:
             seconds = time.monotonic() - began
             if stop.reason(env_steps=env_steps, episodes=episodes, mean_return=mean_return, seconds=seconds):
                 return
+            waits = wait is None or wait()
             with self._using() as session:
-                item = take(session, deadline)
+                item = take(session, deadline if waits else 0.0)
             if item is None:
-                return
+                if waits:
+                    return
+                yield None
+                continue
             env_steps += steps_of(item)
             episodes += len(item.episodes)
             returns.extend(item.episodes.returns.tolist())

@@ -51,6 +51,8 @@ class Session:
         self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
         try:
             ready = self.crew.start(with_launch(self._arena.memory.fd), plan.options.start_timeout_s)
+            as_planned = tuple(self.crew.shares) == plan.shares
+            self.crew.first_env_id = plan.first_env_id if as_planned else plan.first_worker * self.crew.shares[0]
             self._lay_out(ready)
         except BaseException:
             self.close(plan.options.close_timeout_s)
@@ -172,7 +174,7 @@ class Session:
                     slot_bytes=largest.total_bytes,
                     slot_envs=sum(crew.shares) if together else crew.shares[worker],
                     slot_workers=workers if together else 1,
-                    first_column=first if together else 0,
+                    first_column=first - crew.first_env_id if together else 0,
                     share=worker if together else 0,
                     first_env_id=first,
                     extras=ready[0].extras,
@@ -192,11 +194,12 @@ class Session:
         return AsyncFeed(slotted, dispatch, plan.max_policy_lag if drop else None)
 
     def _places(self, env_ids: Sequence[int] | None) -> list[int]:
-        total = sum(self.crew.shares)
-        chosen = list(range(total)) if env_ids is None else [int(env_id) for env_id in env_ids]
+        first, total = self.crew.first_env_id, sum(self.crew.shares)
+        there = range(first, first + total)
+        chosen = list(there) if env_ids is None else [int(env_id) for env_id in env_ids]
         for env_id in chosen:
-            if not 0 <= env_id < total:
-                raise ConfigurationError(f"there is no env_id {env_id}: the pool has 0 to {total - 1}")
+            if env_id not in there:
+                raise ConfigurationError(f"there is no env_id {env_id}: the pool has {first} to {there[-1]}")
         if len(set(chosen)) < len(chosen):
             raise ConfigurationError(f"env_ids names a sub-environment twice: {chosen}")
         return chosen

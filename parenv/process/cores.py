@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from parenv.options import Parallelism
 
@@ -30,6 +32,34 @@ def recommended_num_workers(parallelism: Parallelism = "experience", cores: int 
     """
     cores = usable_cores() if cores is None else cores
     return cores if parallelism == "gradient" else max(1, cores - max(1, cores // 3))
+
+
+class Learner(NamedTuple):
+    """One of several processes that learn together, as ``torchrun`` starts them.
+
+    Args:
+        rank: which, from 0.
+        world_size: how many there are.
+        local_world_size: how many of them are on this machine.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+
+def this_learner() -> Learner:
+    """Which learner this process is: by ``torch.distributed`` where it is initialised, or by torchrun's environment."""
+    environment = os.environ
+    local = int(environment.get("LOCAL_WORLD_SIZE", 0))
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        world_size = distributed.get_world_size()
+        return Learner(distributed.get_rank(), world_size, local or world_size)
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        world_size = int(environment["WORLD_SIZE"])
+        return Learner(int(environment["RANK"]), world_size, local or world_size)
+    return Learner()
 
 
 def own_cores(workers: int) -> tuple[int, ...] | None:

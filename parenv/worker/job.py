@@ -37,6 +37,8 @@ class Job:
         options: the user's.
         rollout_length: ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
         shares: sub-environments of each worker.
+        first_worker: workers of other learners before these.
+        first_env_id: sub-environments of other learners before these.
         num_envs_is_given: whether the user said how many sub-environments there are.
         gradient: how to compute gradients, or ``None`` for experience.
         seed: root of all seeds.
@@ -49,6 +51,8 @@ class Job:
     options: WorkerOptions
     rollout_length: int
     shares: tuple[int, ...]
+    first_worker: int
+    first_env_id: int
     num_envs_is_given: bool
     gradient: GradientJob | None
     seed: int

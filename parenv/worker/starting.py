@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from parenv.envs.seeding import RandomState, environment_seed, worker_seed
+from parenv.envs.seeding import RandomState, environment_seed
 from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import Extra, RolloutSpec
@@ -58,7 +58,7 @@ def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progr
     if job.options.setup_fn is not None:
         progress.begin("setup_fn")
         job.options.setup_fn(sender.worker)
-    first, count = sum(job.shares[: sender.worker]), job.shares[sender.worker]
+    first, count = job.first_env_id + sum(job.shares[: sender.worker]), job.shares[sender.worker]
     stepper = make_envs(job, first, count, progress)
     if job.num_envs_is_given and stepper.num_envs != count:
         raise ConfigurationError(
@@ -66,7 +66,7 @@ def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progr
             f"{count}: give num_envs={stepper.num_envs * len(job.shares)} for {len(job.shares)} workers, or "
             f"leave it out"
         )
-    first = first if stepper.num_envs == count else sender.worker * stepper.num_envs
+    first = first if stepper.num_envs == count else (job.first_worker + sender.worker) * stepper.num_envs
     seeds = [environment_seed(job.seed, first + column, sender.generation) for column in range(stepper.num_envs)]
     spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
     rows = reset(stepper, spec.observations, seeds)
@@ -84,17 +84,12 @@ def make_envs(job: Job, first: int, count: int, progress: Progress) -> Stepper:
     return make_stepper(envs, first, progress)
 
 
-def prepare_process(sender: Sender, seed: int, threads: int) -> None:
-    """Settle what belongs to the whole process: threads and random states."""
+def prepare_process(seed: int, threads: int) -> None:
+    """Settle what belongs to the whole process: threads, and random states that begin at a seed."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
-        torch.manual_seed(worker_seed(seed, *sender))
-    worker_random_state(sender, seed).__enter__()
-
-
-def worker_random_state(sender: Sender, seed: int) -> RandomState:
-    """The random state with which a worker's policy samples."""
-    return RandomState(worker_seed(seed, *sender))
+        torch.manual_seed(seed)
+    RandomState(seed).__enter__()
 
 
 def _probe(

@@ -154,7 +154,7 @@ class Station:
         self, episodes: int, deterministic: bool, evaluation: int, version: int, place: int, snapshot: bytes
     ) -> tuple[Any, ...]:
         self._load(version, place, snapshot)
-        seed = evaluation_seed(self._job.seed, self._sender.worker, evaluation)
+        seed = evaluation_seed(self._job.seed, self._job.first_worker + self._sender.worker, evaluation)
         spec = evaluation_spec(self._collector.spec)
         with RandomState(seed), self._actor.deterministic(deterministic):
             if self._evaluation_envs is None:

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from parenv.envs.batch import Trouble
+from parenv.envs.seeding import worker_seed
 from parenv.errors import NotDataError
 from parenv.memory.board import Board
 from parenv.memory.progress import Progress, code
@@ -49,7 +50,7 @@ class StepWorker:
 
     def start(self, job: StepJob) -> None:
         """Make the sub-environments."""
-        prepare_process(self._sender, job.seed, job.options.threads)
+        prepare_process(worker_seed(job.seed, *self._sender), job.options.threads)
         if job.cores is not None:
             os.sched_setaffinity(0, {job.cores[self._sender.worker]})
         self._station = StepStation(job, self._sender, self.progress)

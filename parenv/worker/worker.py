@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from parenv.envs.seeding import RandomState, worker_seed
 from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
@@ -14,7 +15,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply
 from parenv.worker.collecting import StopCollectingError
 from parenv.worker.job import Job
-from parenv.worker.starting import Started, prepare_process, start, worker_random_state
+from parenv.worker.starting import Started, prepare_process, start
 from parenv.worker.station import Station
 
 
@@ -120,10 +121,11 @@ class Worker:
     def _start(self) -> None:
         self._job = job = self._load_job()
         job.factories.register()
+        seed = worker_seed(job.seed, job.first_worker + self._sender.worker, self._sender.generation)
         if self._owns_process:
-            prepare_process(self._sender, job.seed, job.options.threads)
+            prepare_process(seed, job.options.threads)
         else:
-            self._random_state = worker_random_state(self._sender, job.seed)
+            self._random_state = RandomState(seed)
         with self._random_state:
             self._started = start(self._sender, job, self._load_job, self.progress)
         self.say(self._started.ready)

@@ -1,0 +1,142 @@
+"""Ensemble: several critics or actors of one architecture, trained at once in one batched forward."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from parenv.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    _Module = nn.Module
+else:
+    # Torch may not be loaded here: `_with_torch` adds the real base class when the first ensemble is made.
+    _Module = object
+
+
+class Ensemble(_Module):
+    """``M`` modules of the same architecture as one ``nn.Module``, whose forward runs all of them as one batch.
+
+    ``members`` is a module like those given whose parameters and buffers are stacked, ``[M, *shape]``; an optimizer
+    over ``parameters()`` trains all of them, a soft update or ``load_state_dict`` reaches all of them. Dropout and
+    other randomness differ between members. The modules given are copied and not changed.
+
+    Args:
+        modules: at least one; same structure, shapes, dtypes, device, ``training`` and ``requires_grad``.
+
+    Raises:
+        ConfigurationError: no modules, modules without parameters and buffers, or modules that differ.
+
+    >>> import torch
+    >>> critics = Ensemble([torch.nn.Linear(3, 1) for _ in range(2)])
+    >>> critics(torch.zeros(5, 3)).shape, critics.minimum(torch.zeros(5, 3)).shape
+    (torch.Size([2, 5, 1]), torch.Size([5, 1]))
+    """
+
+    members: nn.Module
+
+    def __new__(cls, *_: Any, **__: Any) -> Ensemble:
+        """An ensemble that is a module."""
+        return super().__new__(_with_torch(cls))  # type: ignore[arg-type]
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        from torch.func import stack_module_state
+
+        modules = list(modules)
+        _check_alike(modules)
+        parameters, buffers = stack_module_state(modules)
+        stacked = {**parameters, **buffers}
+        self.num_members = len(modules)
+        self.members = _with_tensors(modules[0], lambda name, _: stacked[name].detach())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _empty, (type(self).__bases__[0],), self.__dict__.copy()
+
+    def forward(self, *args: Any) -> Any:
+        """Run all members on the same inputs.
+
+        Args:
+            *args: what one module takes.
+
+        Returns:
+            What one module returns, each tensor ``[M, ...]``.
+        """
+        from torch.func import functional_call, vmap
+
+        def run(state: dict[str, Tensor]) -> Any:
+            return functional_call(self.members, state, args)
+
+        return vmap(run, randomness="different")(_tensors(self.members))
+
+    def mean(self, *args: Any) -> Tensor:
+        """The mean over the members of their outputs, the shape of one output."""
+        outputs: Tensor = self(*args)
+        return outputs.mean(dim=0)
+
+    def minimum(self, *args: Any) -> Tensor:
+        """The elementwise minimum over the members, the shape of one output.
+
+        Clipped double Q-learning for two critics (Fujimoto et al. 2018, arXiv:1802.09477, section 4.2).
+        """
+        outputs: Tensor = self(*args)
+        return outputs.amin(dim=0)
+
+    def unstacked(self) -> list[nn.Module]:
+        """The members as modules of their own, with copies of the present weights."""
+        return [
+            _with_tensors(self.members, lambda _, tensor, index=index: tensor[index].clone())  # type: ignore[misc]
+            for index in range(self.num_members)
+        ]
+
+
+@functools.cache
+def _with_torch(cls: type[Ensemble]) -> type[Ensemble]:
+    from torch import nn
+
+    return type(cls.__name__, (cls, nn.Module), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def _empty(cls: type[Ensemble]) -> Ensemble:
+    """What pickling begins with, since the class with torch in it cannot be found by its name."""
+    return cls.__new__(cls)
+
+
+def _with_tensors(module: nn.Module, replaced: Callable[[str, Tensor], Tensor]) -> nn.Module:
+    """A copy of the module with other tensors in the same places; tied ones stay tied."""
+    copied = copy.deepcopy(module)
+    for name, tensor in _tensors(copied).items():
+        tensor.data = replaced(name, tensor.data)
+    return copied
+
+
+def _check_alike(modules: Sequence[nn.Module]) -> None:
+    if not modules:
+        raise ConfigurationError("an Ensemble needs at least one module, got none")
+    first = _architecture(modules[0])
+    if not _tensors(modules[0]):
+        raise ConfigurationError("an Ensemble needs modules with parameters or buffers, got one that has none")
+    for index, module in enumerate(modules):
+        other = _architecture(module)
+        for name in {**first, **other}:
+            if first.get(name) != other.get(name):
+                raise ConfigurationError(
+                    f"an Ensemble needs modules of one architecture, but modules[{index}] differs from modules[0] "
+                    f"in {name}: {other.get(name)} instead of {first.get(name)}"
+                )
+
+
+def _architecture(module: nn.Module) -> dict[str, Any]:
+    layout = {
+        name: (tuple(tensor.shape), tensor.dtype, str(tensor.device), f"requires_grad={tensor.requires_grad}")
+        for name, tensor in _tensors(module).items()
+    }
+    return {"its structure": repr(module), "its training mode": module.training, **layout}
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
