@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +21,7 @@ from parenv import (
     Rollout,
     Stop,
     TorchPolicy,
+    WorkerDiedError,
 )
 
 
@@ -438,3 +441,56 @@ def test_whole_episodes_of_one_sub_environment_lose_no_step() -> None:
     ) as pool:  # fmt: skip
         lengths = [int(gradient.episodes.lengths[0]) for gradient in pool.gradients(Stop(episodes=30))]
     assert lengths == [episode_length(3, episode, 200) for episode in range(30)]
+
+
+def killing(policy: Any, rollout: Rollout) -> Any:
+    if (rollout.env_ids == 1).any():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss_fn(policy, rollout)
+
+
+def test_a_worker_that_dies_in_loss_fn_is_an_error_that_says_so() -> None:
+    with (
+        AsyncWorkerPool(
+            Plane, mlp(), num_envs=2, num_workers=2, mode="sync", parallelism="gradient", loss_fn=killing
+        ) as pool,
+        pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL while loss_fn"),
+    ):
+        next(pool.gradients())
+
+
+def test_gradients_that_are_hoarded_are_copied_and_stay_right() -> None:
+    policy = mlp()
+    with AsyncWorkerPool(
+        Plane, policy, num_envs=1, num_workers=1, parallelism="gradient", loss_fn=loss_fn, rollout_length=5,
+        gradient=GradientOptions(keep_rollouts=True),
+    ) as pool:  # fmt: skip
+        stream = pool.gradients()
+        kept = [next(stream) for _ in range(12)]
+        assert pool.statistics().copied_rollouts > 0
+        for gradient in kept:
+            expected = gradient_of(policy, joined(gradient.rollouts))
+            torch.testing.assert_close(gradient.flat, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_policy_lag_bound_holds_for_gradients() -> None:
+    policy = mlp()
+    with AsyncWorkerPool(
+        Plane, policy, num_envs=3, num_workers=3, parallelism="gradient", loss_fn=loss_fn, rollout_length=4,
+        max_policy_lag=1,
+    ) as pool:  # fmt: skip
+        for gradient in pool.gradients(Stop(env_steps=4 * 40)):
+            assert gradient.policy_lag <= 1
+            pool.publish(policy)
+
+
+def test_stale_gradients_are_dropped_and_counted_if_wanted() -> None:
+    policy = mlp()
+    with AsyncWorkerPool(
+        Plane, policy, num_envs=3, num_workers=3, parallelism="gradient", loss_fn=loss_fn, rollout_length=4,
+        max_policy_lag=0, on_stale="drop",
+    ) as pool:  # fmt: skip
+        for gradient in pool.gradients(Stop(env_steps=4 * 20)):
+            assert gradient.policy_lag == 0
+            pool.publish(policy)
+        assert pool.statistics().dropped_rollouts > 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parenv.errors import ConfigurationError
-from parenv.options import Stop, WorkerOptions
+from parenv.options import GradientOptions, Stop, WorkerOptions
 
 NOTHING: dict[str, Any] = {"env_steps": 0, "episodes": 0, "mean_return": math.nan, "seconds": 0.0}
 
@@ -75,3 +75,20 @@ def test_options_do_not_change() -> None:
     for options, name in ((WorkerOptions(setup_fn=print), "threads"), (Stop(), "window")):
         with pytest.raises(AttributeError):
             setattr(options, name, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"reduction": "median"}, "GradientOptions.reduction must be 'mean', 'weighted_mean', 'sum' or a function"),
+        ({"on_nonfinite": "ignore"}, "GradientOptions.on_nonfinite must be 'raise' or 'skip', got 'ignore'"),
+        ({"num_arrivals": 0}, "GradientOptions.num_arrivals must be an integer of at least 1, got 0"),
+        ({"num_arrivals": None}, "GradientOptions.num_arrivals must be an integer of at least 1, got None"),
+        ({"batch_size": 2.5}, "GradientOptions.batch_size must be an integer of at least 1, got 2.5"),
+        ({"max_norm": 0.0}, "GradientOptions.max_norm must be positive, got 0.0"),
+        ({"worker_max_norm": math.nan}, "GradientOptions.worker_max_norm must be positive, got nan"),
+    ],
+)
+def test_gradient_options_that_make_no_sense_are_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        GradientOptions(**arguments)

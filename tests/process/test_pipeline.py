@@ -1,0 +1,87 @@
+"""The off-policy pipeline: who takes turns when, and what is bounded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from parenv import AsyncWorkerPool, ConfigurationError, Stop
+from parenv.learning import RateLimiter, pipeline
+from parenv.testing import LedgerEnv, check_ledger
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def ledger_pool(num_workers: int, **more: Any) -> AsyncWorkerPool:
+    factories = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    return AsyncWorkerPool(factories, zeros, num_workers=num_workers, rollout_length=8, **more)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("samples_per_insert", [0.5, 4.0])
+def test_samples_per_insert_stay_within_the_buffer_and_nothing_is_lost(
+    num_workers: int, samples_per_insert: float
+) -> None:
+    expected: dict[int, tuple[int, int]] = {}
+    limiter = RateLimiter(samples_per_insert, min_size_to_sample=100, error_buffer=300)
+    inserted = sampled = 0
+    with ledger_pool(num_workers) as pool:
+        for rollout in pipeline(pool, limiter, 32, Stop(env_steps=4000)):
+            if rollout is not None:
+                check_ledger(rollout, expected)
+                inserted += rollout.num_steps
+            else:
+                assert inserted >= 100
+                sampled += 32
+            if inserted >= 100:
+                assert abs((inserted - 100) * samples_per_insert - sampled) <= 300
+    assert (limiter.inserts, limiter.samples) == (inserted, sampled)
+    assert inserted >= 4000
+    assert limiter.ratio == pytest.approx(samples_per_insert, rel=0.1, abs=300 / inserted)
+
+
+def test_sizes_that_could_stand_still_are_refused() -> None:
+    limiter = RateLimiter(8.0, min_size_to_sample=10, error_buffer=20)
+    with ledger_pool(1) as pool, pytest.raises(ConfigurationError, match="error_buffer"):
+        next(pipeline(pool, limiter, 32))
+
+
+class Blocked(gym.Env[Any, Any]):
+    """Its second step waits until somebody opens a pipe."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, fifo: Path) -> None:
+        self._fifo, self._steps = fifo, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps == 2:
+            self._fifo.read_text()
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_a_stream_that_need_not_wait_says_when_there_is_nothing(tmp_path: Path) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    waits = False
+    with AsyncWorkerPool(lambda: Blocked(fifo), zeros, num_workers=1, rollout_length=1, prefetch=0) as pool:
+        stream = pool.rollouts(wait=lambda: waits)
+        while next(stream) is None:
+            pass
+        for _ in range(100):
+            assert next(stream) is None
+        fifo.write_text("")
+        waits = True
+        assert next(stream) is not None
