@@ -111,6 +111,15 @@ def test_the_vector_env_example_of_the_readme_runs_as_a_plain_script(tmp_path: P
     assert done.stderr == ""
 
 
+def test_the_gradient_example_of_the_readme_runs_as_a_plain_script(tmp_path: Path) -> None:
+    script = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[2]
+    path = tmp_path / "gradients.py"
+    path.write_text(script + "print(agent.logits.weight.grad.shape, pool.policy_version)\n")
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "torch.Size([2, 4]) 10\n", done.stderr
+    assert done.stderr == ""
+
+
 def test_every_figure_of_the_readme_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     table = importlib.import_module("table")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
+from parenv.learning.pinning import Pins
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 def prefetch(rollouts: Iterable[Rollout], device: Any, *, ahead: int = 1) -> Generator[Rollout, None, None]:
     """Rollouts as tensors on a device, copied to a GPU while the learner computes on the one before.
 
-    With a CUDA device the stream is asked for ``ahead`` rollouts more than the learner has, so they were begun by
-    that many publishes fewer: the lag at the time of learning is up to ``ahead`` more than ``policy_lag`` says, in
-    sync mode too. What was asked for and not taken is dropped with the iterator. On any other device nothing runs
-    ahead, and each is ``rollout.to(device)``.
+    With a CUDA device the pool's slots are pinned, each once, and the stream is asked for ``ahead`` rollouts more than
+    the learner has, so they were begun by that many publishes fewer: the lag at the time of learning is up to
+    ``ahead`` more than ``policy_lag`` says, and may so exceed ``max_policy_lag``; in sync mode too. What was asked for
+    and not taken is dropped with the iterator. On any other device nothing runs ahead, and each is
+    ``rollout.to(device)``.
 
     Args:
         rollouts: such as ``pool.rollouts()``; closed with the iterator.
@@ -69,7 +71,11 @@ def _copied_ahead(source: Iterator[Rollout], device: torch.device, ahead: int) -
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     under_way: deque[_Copy] = deque()
 
+    pins = Pins(torch.cuda.cudart())  # type: ignore[no-untyped-call]
+
     def begin(rollout: Rollout) -> _Copy:
+        if isinstance(rollout, Rollout):
+            pins.pin(rollout)
         with torch.cuda.stream(side):
             return _Copy(rollout, rollout.to(device, non_blocking=True), side.record_event())
 
@@ -98,6 +104,7 @@ def _copied_ahead(source: Iterator[Rollout], device: torch.device, ahead: int) -
         raise
     finally:
         side.synchronize()
+        pins.close()
 
 
 def _tensors(part: Any) -> Iterator[torch.Tensor]:

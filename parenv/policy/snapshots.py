@@ -6,6 +6,7 @@ shared memory, a worker copies it in one go behind its own module. A policy with
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,16 @@ class FlatTensor:
 def module_of(policy: Any) -> Any:
     """The torch module whose tensors are what changes between versions, or ``None``."""
     return policy if is_module(policy) else getattr(policy, "module", None)
+
+
+def on_cpu(policy: Any) -> Any:
+    """The policy itself, or, where its module lives on another device, a copy on the CPU, which can travel anywhere."""
+    module = module_of(policy)
+    if module is None or all(tensor.device.type == "cpu" for tensor in _tensors(module).values()):
+        return policy
+    copied = copy.deepcopy(policy)
+    module_of(copied).to("cpu")
+    return copied
 
 
 def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:

@@ -16,6 +16,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
+from parenv.policy.snapshots import on_cpu
 from parenv.pool.configuration import Plan
 from parenv.worker.job import Job
 from parenv.worker.worker import Worker
@@ -27,7 +28,7 @@ def as_job(plan: Plan, weights_offset: int) -> Job:
     """What every worker needs to know."""
     return Job(
         factories=plan.factories,
-        policy=plan.policy,
+        policy=on_cpu(plan.policy),
         postprocess=plan.postprocess,
         options=plan.options,
         rollout_length=plan.rollout_length,

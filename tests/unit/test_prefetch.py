@@ -37,6 +37,9 @@ class Log:
     def current_stream(self, device: Any) -> str:
         return self.current
 
+    def cudart(self) -> Log:
+        return self
+
     def record_event(self) -> Event:
         self.copies += 1
         return Event(self, f"copy {self.copies - 1}")
@@ -91,7 +94,7 @@ def stream_of(log: Log, count: int, failure: Exception | None = None) -> Iterato
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     log = Log()
-    for name in ("Stream", "stream", "current_stream"):
+    for name in ("Stream", "stream", "current_stream", "cudart"):
         monkeypatch.setattr(torch.cuda, name, getattr(log, name))
     return log
 

@@ -1,0 +1,60 @@
+"""Pinned memory: slots that CUDA may copy from while the host goes on."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from parenv.experience.rollout import Rollout
+
+
+class Pins:
+    """Registers the shared memory that rollouts lie in with CUDA, each slot once, until it is closed.
+
+    Where CUDA refuses, such as under a limit on locked memory, copies are slower and otherwise the same.
+
+    Args:
+        cudart: ``torch.cuda.cudart()``.
+    """
+
+    def __init__(self, cudart: Any) -> None:
+        self._cudart = cudart
+        self._seen: dict[int, bool] = {}
+
+    def pin(self, rollout: Rollout) -> None:
+        """Register the slot of a rollout, up to the end of its last array."""
+        extent = slot_of(rollout)
+        if extent is not None and extent[0] not in self._seen:
+            self._seen[extent[0]] = int(self._cudart.cudaHostRegister(*extent, 0)) == 0
+
+    def close(self) -> None:
+        """Give all of it back."""
+        for address, registered in self._seen.items():
+            if registered:
+                self._cudart.cudaHostUnregister(address)
+        self._seen.clear()
+
+
+def slot_of(rollout: Rollout) -> tuple[int, int] | None:
+    """Where the slot of a rollout begins, and how many bytes it uses; ``None`` for a rollout with memory of its own."""
+    parts = (rollout.observations, rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated)
+    arrays = [array for part in (*parts, rollout.extras, rollout.initial_carry) for array in _arrays(part)]
+    root: Any = rollout.rewards
+    while isinstance(root, np.ndarray):
+        root = root.base
+    if not isinstance(root, ctypes.Array):
+        return None
+    begin = ctypes.addressof(root)
+    return begin, max(byte_bounds(array)[1] for array in arrays) - begin
+
+
+def _arrays(part: Any) -> Iterator[np.ndarray[Any, Any]]:
+    if isinstance(part, np.ndarray):
+        yield part
+    elif isinstance(part, Mapping | tuple):
+        for inner in part.values() if isinstance(part, Mapping) else part:
+            yield from _arrays(inner)
