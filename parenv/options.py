@@ -26,7 +26,8 @@ class WorkerOptions:
         environment: environment variables, set before anything is imported.
         preload: modules imported once, before workers are started, and shared by all of them. For modules that
             are slow to import and start no threads of their own.
-        setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made.
+        setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
+            counted over all learners, so that ports and files chosen by them are different.
         cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
         start_timeout_s: seconds that all workers together may take until they are ready.
         close_timeout_s: seconds that a worker may take to end by itself before it is killed.
@@ -59,13 +60,14 @@ class GradientOptions:
     """How the gradients of the workers become one, for ``parallelism="gradient"``.
 
     Args:
-        reduction: ``"mean"``, ``"weighted_mean"`` by samples, ``"sum"``, or a function of tensors ``(gradients [K, P],
-            weights [K]) -> gradient [P]``, whose weights are samples times ``lag_weight``.
+        reduction: ``"mean"``, ``"weighted_mean"`` by samples (which differ with whole episodes), ``"sum"``, or a
+            function of tensors ``(gradients [K, P], weights [K]) -> gradient [P]``, whose weights are samples times
+            ``lag_weight``.
         num_arrivals: async: how many gradients, in the order of arrival, are reduced to one.
         batch_size: samples (env steps) to accumulate before a gradient is yielded, over as many rounds or arrivals as
             that takes; ``None``: one round, or ``num_arrivals``.
         worker_max_norm: bound on the 2-norm of each worker's gradient, clipped on the worker.
-        max_norm: bound on the 2-norm of what is yielded.
+        max_norm: bound on the 2-norm of what is yielded; of a single arrival, the smaller of the two decides.
         lag_weight: weight of a gradient by its policy lag in publishes, such as ``lambda lag: 0.9**lag``.
         keep_rollouts: whether ``Gradient.rollouts`` holds the samples, in place; not for whole episodes.
         on_nonfinite: what to do with a gradient that holds NaN or infinity: ``"raise"``

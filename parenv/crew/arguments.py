@@ -50,23 +50,23 @@ def part_of(learner: Learner, num_envs: int | None, num_workers: int | None, par
     """Split sub-environments and workers, counted over all learners, so that together they are as one pool would be.
 
     Raises:
-        ConfigurationError: there is not a worker for each learner.
+        ConfigurationError: there is not a sub-environment, or not a worker, for each learner.
 
     >>> part_of(Learner(1, 2), 8, 4, "experience")
     Part(shares=(2, 2), first_worker=2, first_env_id=4)
     """
     rank, world, local = learner
+    if any(count is not None and 0 < count < world for count in (num_envs, num_workers)):
+        raise ConfigurationError(
+            f"there are {world} learners, but num_envs={num_envs} and num_workers={num_workers}: both are counted over "
+            "all learners, each of which needs at least one"
+        )
     if num_workers is None and world > 1:
         machines = world // local
         num_workers = min(max(world, recommended_num_workers(parallelism) * machines), num_envs or 1 << 30)
     if num_workers == 0:
         num_workers = world
     shares = split(num_envs, num_workers, parallelism)
-    if len(shares) < world:
-        raise ConfigurationError(
-            f"there are {world} learners but only {len(shares)} workers: num_workers and num_envs are counted over all "
-            f"learners, and each needs at least one, so use num_workers={world}"
-        )
     first, stop = len(shares) * rank // world, len(shares) * (rank + 1) // world
     return Part(shares[first:stop], first, sum(shares[:first]))
 

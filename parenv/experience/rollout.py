@@ -137,13 +137,14 @@ class Rollout:
     def next_values(self, values: Any, value_fn: Callable[[Tree], Any]) -> Any:
         """Values of the true next observations, ``[T, B]``, for :func:`parenv.returns.gae` and its like.
 
-        Only the last and the final observations are evaluated; all other values are already there.
+        Only the last and the final observations are evaluated; all other values are already there. Targets are
+        constants: no gradient flows through them.
 
         Args:
             values: ``V(o_t)``, ``[T, B]``, array or tensor as the rollout's fields are.
             value_fn: maps observations ``[N, *obs]`` to values ``[N]`` or ``[N, 1]``.
         """
-        following = _copy(values)
+        following = _copy(values.detach() if hasattr(values, "detach") else values)
         following[:-1] = values[1:]
         following[-1] = _reshaped(value_fn(self.last_observations), values[-1])
         if len(self._ends.steps):
@@ -248,8 +249,8 @@ def _flat(value: Any) -> Any:
 
 
 def _reshaped(values: Any, like: Any) -> Any:
-    if hasattr(values, "detach") and not hasattr(like, "detach"):
-        values = values.detach().cpu().numpy()
+    if hasattr(values, "detach"):
+        values = values.detach() if hasattr(like, "detach") else values.detach().cpu().numpy()
     return values.reshape(like.shape)
 
 

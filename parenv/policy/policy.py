@@ -32,7 +32,8 @@ class Policy(ABC):
 
     Attributes:
         settings: what ``publish(policy, name=value)`` has set; ``settings["deterministic"]`` is true while
-            ``evaluate`` asks for actions without exploration.
+            ``evaluate`` asks for actions without exploration. A module that acts through :class:`TorchPolicy` does not
+            see it; what it explores with is a buffer, which is published with the weights.
         module: the ``torch.nn.Module`` whose parameters and buffers are all that changes between versions, or ``None``.
         takes_tensors: whether ``act`` wants tensors on the worker's device, under ``inference_mode``, instead of
             numpy arrays.

@@ -27,7 +27,7 @@ class PoolStatistics:
         seconds: since the pool was made.
         env_steps_per_second: ``env_steps`` over the seconds since the first rollout was asked for.
         policy_version: the newest version.
-        policy_lag: how many rollouts were yielded with which lag.
+        policy_lag: how many rollouts, or gradients of workers, arrived with which lag.
         copied_rollouts: yielded as copies, because the user holds so many others.
         gradients: gradients yielded.
         skipped_gradients: workers' gradients that were left out, because they were not finite.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from parenv.errors import ConfigurationError
 from parenv.options import Parallelism
 
 
@@ -51,15 +52,22 @@ class Learner(NamedTuple):
 def this_learner() -> Learner:
     """Which learner this process is: by ``torch.distributed`` where it is initialised, or by torchrun's environment."""
     environment = os.environ
-    local = int(environment.get("LOCAL_WORLD_SIZE", 0))
+    local = _number("LOCAL_WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         world_size = distributed.get_world_size()
         return Learner(distributed.get_rank(), world_size, local or world_size)
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        world_size = int(environment["WORLD_SIZE"])
-        return Learner(int(environment["RANK"]), world_size, local or world_size)
+        world_size = _number("WORLD_SIZE")
+        return Learner(_number("RANK"), world_size, local or world_size)
     return Learner()
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "0")
+    if not text.isdecimal():
+        raise ConfigurationError(f"the environment variable {variable} must be a number, as torchrun sets it: {text!r}")
+    return int(text)
 
 
 def own_cores(workers: int) -> tuple[int, ...] | None:

@@ -57,14 +57,13 @@ def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progr
     """Call the user's setup, make and reset the sub-environments, and, in worker 0, find out what a rollout holds."""
     if job.options.setup_fn is not None:
         progress.begin("setup_fn")
-        job.options.setup_fn(sender.worker)
+        job.options.setup_fn(job.first_worker + sender.worker)
     first, count = job.first_env_id + sum(job.shares[: sender.worker]), job.shares[sender.worker]
     stepper = make_envs(job, first, count, progress)
     if job.num_envs_is_given and stepper.num_envs != count:
         raise ConfigurationError(
             f"env_fn makes a VectorEnv of {stepper.num_envs} sub-environments, but worker {sender.worker} is to have "
-            f"{count}: give num_envs={stepper.num_envs * len(job.shares)} for {len(job.shares)} workers, or "
-            f"leave it out"
+            f"{count}: leave num_envs out, or give {stepper.num_envs} for each worker"
         )
     first = first if stepper.num_envs == count else (job.first_worker + sender.worker) * stepper.num_envs
     seeds = [environment_seed(job.seed, first + column, sender.generation) for column in range(stepper.num_envs)]

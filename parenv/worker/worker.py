@@ -94,7 +94,7 @@ class Worker:
             return
         with contextlib.ExitStack() as stack:
             if job.options.cleanup_fn is not None:
-                stack.callback(job.options.cleanup_fn, self._sender.worker)
+                stack.callback(job.options.cleanup_fn, job.first_worker + self._sender.worker)
             if self._station is not None:
                 stack.callback(self._station.close_envs)
             elif self._started is not None:

@@ -64,7 +64,7 @@ def test_another_version_is_refused_with_both_versions() -> None:
         ([header()], "malformed data"),
         ([header() + b"[1]"], "Close has 0 fields"),
         ([header() + b"null"], "Close has 0 fields"),
-        ([header(kind=KINDS.index(Commit)) + b"[1]"], "Commit has 2 fields"),
+        ([header(kind=KINDS.index(Commit)) + b"[1]"], "Commit has 3 fields"),
         ([header(kind=KINDS.index(Commit)) + b'["1",{}]'], "malformed data"),
         ([header(kind=KINDS.index(Commit)) + b'["1",null]'], "Commit.sequence must be int, got str"),
         ([header(kind=KINDS.index(Commit)) + b"[true,null]"], "Commit.sequence must be int, got bool"),

@@ -1,0 +1,208 @@
+"""A3C on CartPole-v1 with parallel workers, which compute the gradients or only collect.
+
+Asynchronous advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783): every worker acts for
+a few steps in its CartPole copies and runs `loss_fn` backward on them; the driver makes a step
+with each gradient as it comes, publishes the agent, and the worker goes on with that version,
+while all the others are still busy with older ones. The mean return of the last 100 episodes
+ends the training when it reaches `--stop-return`.
+
+With `--data-parallel` the workers send what they have seen, and the driver runs the same
+`loss_fn` backward. Then it is the newest version that is differentiated, on what an older one
+did; in the default design the version that acted is differentiated, and the newest one moved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical
+
+from parenv import AsyncWorkerPool, GradientOptions, Rollout, Stop, TorchPolicy
+from parenv.returns import gae
+
+
+@dataclass
+class Args:
+    env_id: str = "CartPole-v1"
+    seed: int = 1
+    data_parallel: bool = False  # workers send rollouts instead of gradients
+    total_env_steps: int = 500_000  # give up after so many steps
+    stop_return: float = 475.0  # mean return of the last 100 episodes that ends the training
+    num_envs: int = 16
+    num_workers: int = 4
+    rollout_length: int = 32  # steps per environment between two updates
+    learning_rate: float = 1e-3  # at the start; annealed to 0 at total_env_steps
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    entropy_coef: float = 0.01
+    value_coef: float = 0.5
+    worker_max_grad_norm: float = 0.5  # clipped on the worker, before it sends
+    max_grad_norm: float = 0.5  # clipped on the driver, before its step
+    torch_threads: int = 1  # the networks are far too small to gain from more
+
+
+def parse_args(argv: Sequence[str] | None = None) -> Args:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for field in fields(Args):
+        flag = "--" + field.name.replace("_", "-")
+        kind: Any = {"type": type(field.default)}
+        if isinstance(field.default, bool):
+            kind = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(flag, default=field.default, help=" ", **kind)
+    return Args(**vars(parser.parse_args(argv)))
+
+
+class Curve:
+    """The learning curve: (env steps, seconds, mean return of the last 100 episodes)."""
+
+    def __init__(self, print_every: int = 10_000) -> None:
+        self.points: list[tuple[int, float, float]] = []
+        self.returns: deque[float] = deque(maxlen=100)
+        self.print_every = print_every
+        self.started = time.perf_counter()
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns)) if self.returns else 0.0
+
+    def add(self, env_steps: int, episode_returns: Sequence[float]) -> None:
+        self.returns.extend(episode_returns)
+        seconds = time.perf_counter() - self.started
+        previous = self.points[-1][0] if self.points else 0
+        self.points.append((env_steps, seconds, self.mean_return))
+        if env_steps // self.print_every > previous // self.print_every:
+            self.print_last()
+
+    def print_last(self) -> None:
+        steps, seconds, mean = self.points[-1]
+        print(f"{steps:8d} steps  {seconds:6.1f} s  {mean:6.1f} mean return", flush=True)
+
+
+def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(inputs: int, outputs: int, last_gain: float, hidden: int = 64) -> nn.Sequential:
+    return nn.Sequential(
+        linear(inputs, hidden, 2**0.5),
+        nn.Tanh(),
+        linear(hidden, hidden, 2**0.5),
+        nn.Tanh(),
+        linear(hidden, outputs, last_gain),
+    )
+
+
+class Agent(nn.Module):
+    """A policy network and, apart from it, a value network."""
+
+    def __init__(self, obs_size: int, num_actions: int) -> None:
+        super().__init__()
+        self.actor = mlp(obs_size, num_actions, last_gain=0.01)
+        self.critic = mlp(obs_size, 1, last_gain=1.0)
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        value: Tensor = self.critic(obs).squeeze(-1)
+        return value
+
+    def get_action_and_value(self, obs: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        policy = Categorical(logits=self.actor(obs), validate_args=False)
+        if action is None:
+            action = policy.sample()
+        return action, policy.log_prob(action), policy.entropy(), self.get_value(obs)
+
+
+def make_agent(env_id: str) -> Agent:
+    with gym.make(env_id) as env:
+        assert isinstance(env.observation_space, gym.spaces.Box)
+        assert isinstance(env.action_space, gym.spaces.Discrete)
+        return Agent(env.observation_space.shape[0], int(env.action_space.n))
+
+
+def make_loss_fn(args: Args) -> Callable[[TorchPolicy, Rollout], Tensor]:
+    def loss_fn(policy: TorchPolicy, rollout: Rollout) -> Tensor:
+        """The loss of a rollout by one worker, fields of shape [T, B, ...]; runs wherever backward does."""
+        agent = policy.module
+        _, log_prob, entropy, value = agent.get_action_and_value(rollout.observations, rollout.actions)
+        with torch.no_grad():
+            baseline = value.detach()
+            next_values = rollout.next_values(baseline, agent.get_value)
+        steps = (rollout.rewards, baseline, next_values, rollout.terminated, rollout.truncated)
+        advantages, returns = map(torch.as_tensor, gae(*steps, gamma=args.gamma, gae_lambda=args.gae_lambda))
+        policy_loss = -(advantages * log_prob).mean()
+        value_loss = (returns - value).square().mean()
+        return policy_loss + args.value_coef * value_loss - args.entropy_coef * entropy.mean()
+
+    return loss_fn
+
+
+def make_pool(args: Args, policy: TorchPolicy) -> AsyncWorkerPool:
+    clipping = GradientOptions(worker_max_norm=args.worker_max_grad_norm, max_norm=args.max_grad_norm)
+    design: Any = {"parallelism": "gradient", "loss_fn": make_loss_fn(args), "gradient": clipping}
+    if args.data_parallel:
+        design = {"parallelism": "experience"}
+    return AsyncWorkerPool(
+        args.env_id,
+        policy,
+        mode="async",
+        prefetch=0,  # a worker waits for the update that its own rollout or gradient leads to
+        num_envs=args.num_envs,
+        num_workers=args.num_workers,
+        rollout_length=args.rollout_length,
+        seed=args.seed,
+        **design,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> Curve:
+    args = parse_args(argv)
+    torch.set_num_threads(args.torch_threads)
+    torch.manual_seed(args.seed)
+    curve = Curve()
+
+    agent = make_agent(args.env_id)
+    policy, loss_fn = TorchPolicy(agent), make_loss_fn(args)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    stop = Stop(args.total_env_steps, mean_return=args.stop_return)
+
+    with make_pool(args, policy) as pool:
+
+        def update(episode_returns: Sequence[float]) -> None:
+            env_steps = pool.statistics().env_steps
+            for group in optimizer.param_groups:
+                group["lr"] = args.learning_rate * max(0.0, 1.0 - env_steps / args.total_env_steps)
+            optimizer.step()
+            pool.publish(agent)
+            curve.add(env_steps, episode_returns)
+
+        if args.data_parallel:
+            for rollout in pool.rollouts(stop):
+                optimizer.zero_grad()
+                loss_fn(policy, rollout.to("cpu")).backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                update(rollout.episodes.returns.tolist())
+        else:
+            for gradient in pool.gradients(stop):
+                gradient.assign_to(agent)
+                update(gradient.episodes.returns.tolist())
+
+        policy_lag = pool.statistics().policy_lag
+
+    curve.print_last()
+    print("policy lag in publishes, and how often:", *(f"{lag}: {policy_lag[lag]}" for lag in sorted(policy_lag)))
+    return curve
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The pools of several learners are, together, the pool that one learner would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from comparison import assert_same
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import parenv.process.launcher
+from parenv import AsyncWorkerPool, ConfigurationError, Rollout, Stop
+from parenv.testing import LedgerEnv, check_ledger
+
+NUM_ENVS, LENGTH, ROUNDS, WORLD = 7, 9, 12, 2
+FIELDS = ("observations", "actions", "rewards", "terminated", "truncated")
+
+
+class Talkative(LedgerEnv):
+    """Knows its env_id and the seed of its first reset."""
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self.me = env_id
+        self.first_seed: int | None = None
+        self.level = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.first_seed = self.first_seed or seed
+        return super().reset(seed=seed, options=options)
+
+    def who(self) -> Any:
+        return [self.me, self.first_seed, self.level]
+
+
+def ledgers() -> list[Any]:
+    return [lambda env_id=env_id: Talkative(env_id) for env_id in range(NUM_ENVS)]
+
+
+def lean(observations: Any) -> Any:
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+ENVIRONMENTS = {"ledger": ledgers(), "cartpole": "CartPole-v1"}
+
+
+def be_learner(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int = WORLD) -> None:
+    """Have what torchrun would tell this process."""
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size), ("LOCAL_WORLD_SIZE", world_size)):
+        monkeypatch.setenv(name, str(value))
+
+
+def collected(env_fn: Any, num_workers: int, num_envs: int | None = NUM_ENVS) -> list[Rollout]:
+    with AsyncWorkerPool(
+        env_fn, lean, num_envs=num_envs, num_workers=num_workers, mode="sync", rollout_length=LENGTH, seed=3
+    ) as pool:
+        steps = LENGTH * pool.num_envs * ROUNDS
+        return [rollout.copy() for rollout in pool.rollouts(Stop(env_steps=steps))]
+
+
+def joined(parts: Sequence[Rollout]) -> dict[str, Any]:
+    """The rollouts of all learners as the columns of one."""
+    columns = {name: np.concatenate([getattr(part, name) for part in parts], axis=1) for name in FIELDS}
+    following = np.concatenate([part.next_observations() for part in parts], axis=1)
+    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("last_observations", "env_ids")}
+    return {**columns, "next_observations": following, **rows}
+
+
+def episodes_of(parts: Sequence[Rollout]) -> list[tuple[Any, ...]]:
+    """The episodes that ended in them: env_id, return and length."""
+    episodes = [part.episodes for part in parts]
+    rows = [zip(one.env_ids, one.returns, one.lengths, strict=True) for one in episodes]
+    return [row for part in rows for row in part]
+
+
+@pytest.mark.parametrize("environments", ENVIRONMENTS)
+@pytest.mark.parametrize("num_workers", [0, 2, 4])
+def test_two_learners_collect_to_the_bit_what_one_would(
+    num_workers: int, environments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env_fn = ENVIRONMENTS[environments]
+    whole = collected(env_fn, num_workers)
+    shares = []
+    for rank in range(WORLD):
+        be_learner(monkeypatch, rank)
+        shares.append(collected(env_fn, num_workers))
+    assert [len(rollouts) for rollouts in shares] == [ROUNDS] * WORLD == [len(whole)] * WORLD
+    assert sum(len(rollout.episodes) for rollout in whole) > 0
+    expected: dict[int, tuple[int, int]] = {}
+    for one, *parts in zip(whole, *shares, strict=True):
+        assert one.env_ids.tolist() == list(range(NUM_ENVS))
+        assert_same(joined(parts), joined([one]))
+        for part in parts if environments == "ledger" else []:
+            check_ledger(part, expected)
+        assert sorted(episodes_of([one])) == sorted(episodes_of(parts))
+
+
+def test_learners_take_their_share_of_a_vector_env_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def three() -> Any:
+        factory = lambda: gym.make("CartPole-v1")  # noqa: E731
+        return SyncVectorEnv([factory] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    whole = collected(three, 4, None)
+    shares = []
+    for rank in range(WORLD):
+        be_learner(monkeypatch, rank)
+        shares.append(collected(three, 4, None))
+    for one, *parts in zip(whole, *shares, strict=True):
+        assert one.env_ids.tolist() == list(range(12))
+        assert_same(joined(parts), joined([one]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2, 4])
+def test_sub_environments_are_addressed_by_their_number_over_all_learners(
+    num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size: dict[str, Any] = {"num_workers": num_workers, "rollout_length": 3, "seed": 3}
+    with AsyncWorkerPool(ledgers(), lean, **size) as pool:
+        whole = pool.call("who")
+        assert [env_id for env_id, _, _ in whole] == list(range(NUM_ENVS))
+    seen: list[int] = []
+    for rank in range(WORLD):
+        be_learner(monkeypatch, rank)
+        with AsyncWorkerPool(ledgers(), lean, **size) as pool:
+            mine = [env_id for env_id, _, _ in pool.call("who")]
+            seen += mine
+            assert mine == list(range(mine[0], mine[0] + pool.num_envs))
+            assert pool.call("who") == whole[mine[0] : mine[-1] + 1]
+            pool.set_attr("level", [10, 20], env_ids=[mine[-1], mine[0]])
+            assert pool.call("who", env_ids=[mine[0], mine[-1]]) == (
+                [*whole[mine[0]][:2], 20],
+                [*whole[mine[-1]][:2], 10],
+            )
+            assert pool.get_attr("me", env_ids=mine[::-1]) == tuple(mine[::-1])
+            others = sorted(set(range(NUM_ENVS)) - set(mine))
+            message = f"there is no env_id {others[0]}: the pool has {mine[0]} to {mine[-1]}"
+            with pytest.raises(ConfigurationError, match=message):
+                pool.call("who", env_ids=[mine[0], others[0]])
+    assert seen == list(range(NUM_ENVS))
+
+
+@pytest.mark.parametrize(("num_envs", "num_workers"), [(8, 2), (2, None), (2, 0)])
+def test_too_few_workers_for_the_learners_are_said_before_anything_starts(
+    num_envs: int, num_workers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: Any, **__: Any) -> Any:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(parenv.process.launcher.subprocess, "Popen", started)
+    monkeypatch.setattr(parenv.process.launcher, "_zygotes", {})
+    be_learner(monkeypatch, 2, world_size=3)
+    message = f"there are 3 learners, but num_envs={num_envs} and num_workers={num_workers}: both are counted over all"
+    with pytest.raises(ConfigurationError, match=message):
+        AsyncWorkerPool(started, lean, num_envs=num_envs, num_workers=num_workers)
+
+
+def test_a_malformed_rank_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_learner(monkeypatch, 0)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ConfigurationError, match="RANK must be a number, as torchrun sets it: 'first'"):
+        AsyncWorkerPool(LedgerEnv, lean)
