@@ -6,7 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("rollouts", "driver", "publish", "startup", "vector_env", "learning_curves", "table")
+NAMES = (
+    "rollouts",
+    "driver",
+    "publish",
+    "startup",
+    "vector_env",
+    "gradients",
+    "learning_curves",
+    "gradient_curves",
+    "learners",
+    "table",
+)
 
 if __name__ == "__main__":
     for name in NAMES:

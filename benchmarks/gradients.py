@@ -23,7 +23,7 @@ from torch import nn
 from parenv import AsyncWorkerPool, GradientOptions, TorchPolicy
 from parenv.experience.reduction import Reducer
 
-STEP_S, ENVS_PER_WORKER, ROLLOUT_LENGTH, ROUNDS, REPEATS = 1e-3, 4, 16, 3, 1
+STEP_S, ENVS_PER_WORKER, ROLLOUT_LENGTH, ROUNDS, REPEATS = 1e-3, 4, 64, 4, 7
 MEGABYTES, WARM_UPS = 40, 2
 
 
@@ -186,6 +186,7 @@ def _other_rank(pipe: Any, folder: str) -> None:
     while pipe.recv() == "go":
         torch.distributed.barrier()
         torch.distributed.all_reduce(other)
+    torch.distributed.destroy_process_group()
 
 
 def main() -> None:

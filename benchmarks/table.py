@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,19 @@ def table() -> str:
     startup, driver, publish = (read(name)["results"] for name in ("startup", "driver", "publish"))
     curves = read("learning_curves")["results"]
     vector_env = read("vector_env")["results"]
+    gradients, gradient_curves, learners = (
+        read(name)["results"] for name in ("gradients", "gradient_curves", "learners")
+    )
+    reduction = gradients["reduction, ms"]
+    by_workers = gradients["samples per second by number of workers"]
+    driver_share = gradients["driver's processor time over the time of a round"]
+
+    def all_to_475(name: str) -> str:
+        found = gradient_curves[name]
+        return f"{found['median_env_steps']:,.0f} env steps, {found['median_seconds']:.0f} s"
+
+    def last_row(name: str, column: str) -> float:
+        return float(statistics.median(rows[-1][column] for rows in learners[name]))
 
     def share(found: Any, mode: str) -> str:
         return f"{found[mode]['ratio_to_ideal']:.2f}"
@@ -78,6 +92,29 @@ def table() -> str:
         ("PPO on CartPole to 475, pool (sync)", to_475("PPO", "with the pool, 2 workers")),
         ("DQN on CartPole to 475, plain", to_475("DQN", "plain, one process")),
         ("DQN on CartPole to 475, pool (sync)", to_475("DQN", "with the pool, 2 workers")),
+        (
+            "gradients of 1.7 million parameters, 1 ms a step: 2 workers / the driver's share of a round",
+            f"{by_workers['2']['ratio_to_1']:.2f} times one worker / {100 * driver_share['2']:.1f} %",
+        ),
+        (
+            "reducing 4 gradients of 40 MB",
+            f"{reduction['4 x 40 MB']['ratio_to_reading 4 x 40 MB']:.2f} times reading them once",
+        ),
+        (
+            "reducing 2 gradients of 40 MB / gloo all_reduce of 2 processes",
+            (
+                f"{reduction['2 x 40 MB']['median']:.1f} ms / "
+                f"{reduction['gloo all_reduce, 2 processes, 40 MB']['median']:.0f} ms"
+            ),
+        ),
+        *((f"{name} on CartPole to 475, 4 seeds", all_to_475(name)) for name in gradient_curves),
+        (
+            "DQN, 1,000 iterations (128,000 env steps): one learner / two, on the same 2 cores",
+            " / ".join(
+                f"{last_row(name, 'seconds'):.0f} s, {last_row(name, 'steps_balanced'):.0f} steps balanced"
+                for name in learners
+            ),
+        ),
     ]  # fmt: skip
     lines = [f"| {what} | {figure} |" for what, figure in rows]
     machine = f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -67,6 +67,7 @@ class Curve:
     def __init__(self, print_every: int = 10_000) -> None:
         self.points: list[tuple[int, float, float]] = []
         self.returns: deque[float] = deque(maxlen=100)
+        self.policy_lag: Mapping[int, int] = {}  # how many arrivals had which lag, in publishes
         self.print_every = print_every
         self.started = time.perf_counter()
 
@@ -197,10 +198,10 @@ def main(argv: Sequence[str] | None = None) -> Curve:
                 gradient.assign_to(agent)
                 update(gradient.episodes.returns.tolist())
 
-        policy_lag = pool.statistics().policy_lag
+        curve.policy_lag = pool.statistics().policy_lag
 
     curve.print_last()
-    print("policy lag in publishes, and how often:", *(f"{lag}: {policy_lag[lag]}" for lag in sorted(policy_lag)))
+    print("policy lag in publishes, and how often:", *(f"{lag}: {count}" for lag, count in curve.policy_lag.items()))
     return curve
 
 

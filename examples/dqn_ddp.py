@@ -136,8 +136,8 @@ def train(args: Args, device: torch.device) -> list[Row]:
         raise ValueError(f"a batch of {args.batch_size} cannot be shared evenly by {world_size} learners")
     torch.manual_seed(args.seed)  # the same for all, so that the networks begin equal
     agent = make_agent(args.env_id)
-    policy = TorchPolicy(copy.deepcopy(agent), "act", ("actions",), deterministic_method="best")  # stays on the CPU
     agent.to(device)
+    policy = TorchPolicy(agent, "act", ("actions",), deterministic_method="best")
     target = copy.deepcopy(agent)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     obs_shape = (agent.layers[0].in_features,)

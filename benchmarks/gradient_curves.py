@@ -1,0 +1,84 @@
+"""A2C with 1, 2 and 4 workers at equal samples; A3C with gradients and with experience, and its policy lag.
+
+python benchmarks/gradient_curves.py
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, save
+
+SEEDS = (1, 2, 3, 4)
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "A2C, 1 worker": ("a2c", ["--num-workers", "1"]),
+    "A2C, 2 workers": ("a2c", ["--num-workers", "2"]),
+    "A2C, 4 workers": ("a2c", ["--num-workers", "4"]),
+    "A3C, gradients": ("a3c", []),
+    "A3C, experience": ("a3c", ["--data-parallel"]),
+}
+COLOURS = dict(zip(RUNS, ("tab:gray", "tab:blue", "tab:cyan", "tab:red", "tab:orange"), strict=True))
+
+
+def draw(curves: dict[str, list[Any]], path: Path) -> None:
+    """Return over env steps for the sync and for the async runs, and how old what arrived was."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (sync, asynchronous, lags) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    for name, runs in curves.items():
+        axis = sync if name.startswith("A2C") else asynchronous
+        for seed, run in enumerate(runs):
+            steps, _, returns = zip(*run.points, strict=True)
+            axis.plot(steps, returns, color=COLOURS[name], linewidth=1.2, label=name if seed == 0 else None)
+    for axis, title in ((sync, "sync: equal samples"), (asynchronous, "async")):
+        axis.axhline(475, color="black", linestyle=":", linewidth=1)
+        axis.set(xlabel="env steps", ylabel="mean return of the last 100 episodes", title=f"CartPole-v1, {title}")
+        axis.xaxis.set_major_formatter(lambda steps, _: f"{steps / 1000:.0f}k")
+        axis.legend(loc="lower right", frameon=False)
+    for name, offset in (("A3C, gradients", -0.2), ("A3C, experience", 0.2)):
+        counts = lag_of(curves[name])
+        total = sum(counts.values())
+        places = [lag + offset for lag in counts]
+        lags.bar(places, [n / total for n in counts.values()], 0.4, color=COLOURS[name], label=name)
+    lags.set(xlabel="policy lag, publishes", ylabel="share of arrivals", title="how old what arrives is")
+    lags.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def lag_of(runs: list[Any]) -> Counter[int]:
+    """How often each lag came, in all runs together."""
+    counts: Counter[int] = Counter()
+    for run in runs:
+        counts.update(run.policy_lag)
+    return Counter(dict(sorted(counts.items())))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+    curves: dict[str, list[Any]] = {}
+    for seed in SEEDS:
+        for name, (example, arguments) in RUNS.items():
+            print(f"== {name}, seed {seed}", flush=True)
+            curves.setdefault(name, []).append(importlib.import_module(example).main(["--seed", str(seed), *arguments]))
+    draw(curves, RESULTS / "gradient_curves.png")
+    found: dict[str, Any] = {}
+    for name, runs in curves.items():
+        last = [run.points[-1] for run in runs]
+        found[name] = {
+            "env_steps_to_475": [point[0] for point in last],
+            "seconds_to_475": [round(point[1], 1) for point in last],
+            "final_mean_return": [round(point[2], 1) for point in last],
+            "median_env_steps": statistics.median(point[0] for point in last),
+            "median_seconds": statistics.median(point[1] for point in last),
+        }
+        if name.startswith("A3C"):
+            found[name]["policy_lag"] = lag_of(runs)
+    save("gradient_curves", found)
