@@ -12,13 +12,14 @@ from parenv.errors import ConfigurationError
 from parenv.options import Stop
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
+from parenv.process.cores import this_learner
 
 REFRESH_S = 0.1
 LINE_EVERY_S = 5.0
 
 
 class ProgressDisplay:
-    """Shows a pool's figures while it runs. Call :meth:`update` once per rollout.
+    """Shows a pool's figures while it runs. Call :meth:`update` once per rollout. Of several learners, rank 0 shows its.
 
     Args:
         pool: whose figures.
@@ -39,7 +40,7 @@ class ProgressDisplay:
         except ImportError as error:
             raise ConfigurationError('the progress display needs rich: pip install "parenv[progress]"') from error
         self._pool, self._stop, self._title = pool, stop or Stop(), title
-        self._console = Console(file=file or sys.stderr)
+        self._console = Console(file=file or sys.stderr, quiet=this_learner().rank > 0)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._began = time.monotonic()
         self._shown = -math.inf

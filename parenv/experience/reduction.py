@@ -8,7 +8,7 @@ from typing import Any
 from parenv.errors import GradientError
 from parenv.options import GradientOptions
 
-CHUNK = 1 << 16
+CHUNK = 1 << 19
 """Numbers that are added up at a time; a chunk of the sum stays in the cache meanwhile."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import parenv.process.launcher
 from parenv import AsyncWorkerPool, ConfigurationError, Rollout, Stop
+from parenv.progress import ProgressDisplay
 from parenv.testing import LedgerEnv, check_ledger
 
 NUM_ENVS, LENGTH, ROUNDS, WORLD = 7, 9, 12, 2
@@ -161,4 +163,16 @@ def test_a_malformed_rank_is_said_before_anything_starts(monkeypatch: pytest.Mon
     be_learner(monkeypatch, 0)
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ConfigurationError, match="RANK must be a number, as torchrun sets it: 'first'"):
-        AsyncWorkerPool(LedgerEnv, lean)
+        AsyncWorkerPool([lambda: LedgerEnv(0), lambda: LedgerEnv(1)], lean)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_learner_shows_progress(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    be_learner(monkeypatch, rank)
+    shown = io.StringIO()
+    with (
+        AsyncWorkerPool([lambda: LedgerEnv(0), lambda: LedgerEnv(1)], lean, num_envs=2, num_workers=0) as pool,
+        ProgressDisplay(pool, file=shown) as display,
+    ):
+        display.update()
+    assert bool(shown.getvalue()) == (rank == 0)

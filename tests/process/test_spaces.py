@@ -218,5 +218,5 @@ def test_a_vector_env_that_spends_steps_on_resets_is_refused_with_the_way_out() 
 
 
 def test_a_vector_env_of_another_size_is_refused_with_what_would_fit() -> None:
-    with pytest.raises(ConfigurationError, match="give num_envs=6 for 2 workers"):
+    with pytest.raises(ConfigurationError, match="leave num_envs out, or give 3 for each worker"):
         AsyncWorkerPool(lambda: SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3), zeros, num_workers=2, num_envs=8)
