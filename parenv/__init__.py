@@ -12,6 +12,7 @@ from parenv.errors import (
     PoolBusyError,
     PoolClosedError,
     ProtocolError,
+    RestartLimitError,
     SubEnvironmentError,
     WorkerDiedError,
     WorkerError,
@@ -20,7 +21,7 @@ from parenv.errors import (
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout, Transitions
-from parenv.options import GradientOptions, Stop, WorkerOptions
+from parenv.options import GradientOptions, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
@@ -50,6 +51,8 @@ __all__ = [
     "PoolClosedError",
     "PoolStatistics",
     "ProtocolError",
+    "RestartLimitError",
+    "RestartPolicy",
     "Rollout",
     "Stop",
     "SubEnvironmentError",

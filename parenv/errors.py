@@ -11,7 +11,8 @@
     │   └── ObservationError                 yours: an observation does not fit its space
     ├── WorkerError                          the world's: a process did not do what it should
     │   ├── WorkerDiedError                  it is gone, with exit code or signal
-    │   └── WorkerTimeoutError               it did not answer in time
+    │   ├── WorkerTimeoutError               it did not answer in time
+    │   └── RestartLimitError                it died more often than ``RestartPolicy`` allows
     ├── PolicyLagError                       yours: a publish would break ``max_policy_lag``
     ├── NotDataError (TypeError)             yours: a value cannot leave a worker as plain data
     ├── ProtocolError                        ours: a message that may not be said now, or is malformed
@@ -126,6 +127,27 @@ class WorkerDiedError(WorkerError):
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
     """A worker did not answer within its limit."""
+
+
+class RestartLimitError(WorkerError):
+    """A worker has died more often than its ``RestartPolicy`` allows.
+
+    Attributes:
+        deaths: all of its deaths, in order.
+    """
+
+    def __init__(self, deaths: Sequence[WorkerError]) -> None:
+        last = deaths[-1]
+        listed = "\n".join(f"{number}. {death}" for number, death in enumerate(deaths, 1))
+        super().__init__(
+            f"worker {last.worker} (env_ids {span(last.env_ids)}) has died {len(deaths)} times, more often than "
+            f"RestartPolicy allows:\n{listed}",
+            worker=last.worker,
+            env_ids=last.env_ids,
+            pid=last.pid,
+            doing=last.doing,
+        )
+        self.deaths = tuple(deaths)
 
 
 class PolicyLagError(ParenvError):

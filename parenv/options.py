@@ -16,6 +16,34 @@ Reduction = Literal["mean", "weighted_mean", "sum"] | Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
+class RestartPolicy:
+    """How often, and how soon, another process takes the place of a worker that is gone.
+
+    Args:
+        max_restarts: of one worker within ``window_s``; one death more ends the pool with all of them in the error.
+        window_s: seconds.
+        backoff_s: seconds before the second restart within the window, doubled for each further one; the first is
+            made at once.
+        max_backoff_s: the longest of these.
+    """
+
+    max_restarts: int = 5
+    window_s: float = 60.0
+    backoff_s: float = 0.5
+    max_backoff_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_restarts, int) or self.max_restarts < 1:
+            raise ConfigurationError(
+                f"RestartPolicy.max_restarts must be an integer of at least 1, got {self.max_restarts!r}; "
+                "WorkerOptions(restart=None) restarts nobody"
+            )
+        for name in ("window_s", "backoff_s", "max_backoff_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"RestartPolicy.{name} must be positive seconds, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
 class WorkerOptions:
     """How a worker process is set up and how long it may take.
 
@@ -29,6 +57,8 @@ class WorkerOptions:
         setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
             counted over all learners, so that ports and files chosen by them are different.
         cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
+        restart: for pools: what happens when a worker dies; ``None``: its death ends the pool. A vector env has
+            ``on_worker_death`` instead.
         start_timeout_s: seconds that all workers together may take until they are ready.
         close_timeout_s: seconds that a worker may take to end by itself before it is killed.
     """
@@ -39,6 +69,7 @@ class WorkerOptions:
     preload: tuple[str, ...] = ()
     setup_fn: Callable[[int], object] | None = None
     cleanup_fn: Callable[[int], object] | None = None
+    restart: RestartPolicy | None = field(default_factory=RestartPolicy)
     start_timeout_s: float = 120.0
     close_timeout_s: float = 1.0
 

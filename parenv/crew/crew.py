@@ -113,6 +113,10 @@ class Crew:
         """Whether the present process of a worker has said that it is ready."""
         return worker in self._ready
 
+    def ready(self, worker: int) -> Ready:
+        """What the present process of a worker has said of itself."""
+        return self._ready[worker]
+
     def generation(self, worker: int) -> int:
         """How often the process of a worker has been restarted."""
         return self._senders[worker].generation
@@ -131,31 +135,19 @@ class Crew:
         """Send a signal to a worker, alone or with all that it has started."""
         self._placement.signal(self._senders[worker], signum, alone)
 
-    def commits(self, timeout_s: float) -> list[Heard]:
-        """The commits that have come; waits up to the limit if there are none."""
-        if not self._commits:
-            self.listen(timeout_s)
+    def take_commits(self) -> list[Heard]:
+        """The commits that have come since the last time."""
         heard = list(self._commits)
         self._commits.clear()
         return heard
 
-    def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method on several workers at once and wait for every answer.
+    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, int]:
+        """Call a method on several workers at once; the number of each call, by worker.
 
         Args:
             method: as in :class:`~parenv.protocol.messages.Call`.
             arguments: by worker.
-
-        Raises:
-            Exception: what a worker raised, after all have answered; an ``ExceptionGroup`` of several.
         """
-        asked = self.begin(method, arguments)
-        while not self.answered(asked):
-            self.listen(FOREVER_S)
-        return self.answers(asked)
-
-    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, int]:
-        """Call a method on several workers at once; the number of each call, by worker."""
         asked = {}
         pickled = {
             id(values): bytes(cloudpickle.dumps(values)) for values in {id(v): v for v in arguments.values()}.values()
@@ -169,6 +161,10 @@ class Crew:
     def answered(self, asked: Mapping[int, int]) -> bool:
         """Whether all these calls have been answered."""
         return all(call in self._replies for call in asked.values())
+
+    def answered_by(self, asked: Mapping[int, int], worker: int) -> bool:
+        """Whether a worker has answered, or was not asked."""
+        return worker not in asked or asked[worker] in self._replies
 
     def answers(self, asked: Mapping[int, int]) -> dict[int, Any]:
         """The answers to calls, by worker.

@@ -89,6 +89,8 @@ class Rollout:
         worker: the worker it came from; ``None`` for a block of all workers (sync).
         policy_version: the version that acted.
         policy_lag: version published when the rollout was yielded minus ``policy_version``, in publishes.
+        restarted: bool ``[B]``: this begins with the first reset of another process, because the worker before it died;
+            the episode that was under way is broken off, and nothing says how it would have ended.
         episodes: the episodes that ended in it.
         ends: where they ended, as parts of one block.
         successors: ``observations`` one step later, ``[T, B, *obs]``, before the final ones are put in.
@@ -106,6 +108,7 @@ class Rollout:
     worker: int | None
     policy_version: int
     policy_lag: int
+    restarted: Any
     episodes: EpisodeStatistics
     ends: Sequence[Ends] = field(repr=False)
     successors: Tree = field(repr=False)
@@ -186,7 +189,9 @@ class Rollout:
             for part in [self._ends]
         ]
         extras = {name: tensor(value) for name, value in self.extras.items()}
-        return replace(self, **moved, extras=extras, env_ids=tensor(self.env_ids), ends=ends)
+        return replace(
+            self, **moved, extras=extras, env_ids=tensor(self.env_ids), restarted=tensor(self.restarted), ends=ends
+        )
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""

@@ -48,6 +48,7 @@ class Dispatch:
         self._max_lag = max_policy_lag if pace else None
         self._sequences = [0] * num_workers
         self._held = [0] * num_workers
+        self._lost = [False] * num_workers
         self._outstanding: dict[CreditKey, _Credited] = {}
         self._arrived: deque[CreditKey] = deque()
         self._turn = 0
@@ -109,6 +110,18 @@ class Dispatch:
         self._arrived.append(key)
         return True
 
+    def lose(self, worker: int) -> list[CreditKey]:
+        """A worker is gone; the credits that are void. What it has committed is still yielded."""
+        self._lost[worker] = True
+        void = [key for key, credited in self._outstanding.items() if key.worker == worker and not credited.committed]
+        for key in void:
+            self.done(key)
+        return void
+
+    def regain(self, worker: int) -> None:
+        """There is another process in its place: it may have credits again."""
+        self._lost[worker] = False
+
     def next(self) -> CreditKey | None:
         """The rollout to yield now, or ``None`` while it has to be waited for."""
         urgent = self._urgent_version()
@@ -127,7 +140,7 @@ class Dispatch:
     def _may_issue(self, worker: int) -> bool:
         if self._max_lag is not None and len(self._outstanding) > self._max_lag:
             return False
-        return self._held[worker] < self._per_worker
+        return self._held[worker] < self._per_worker and not self._lost[worker]
 
     def _turns(self) -> Iterable[int]:
         """Every worker once, beginning behind the one that got a credit last."""
@@ -175,6 +188,10 @@ class Rounds:
         self._missing = set(range(self._num_workers))
         self.round_version = self.version
         return [CreditKey(worker, self._round) for worker in range(self._num_workers)]
+
+    def again(self, worker: int) -> list[CreditKey]:
+        """The credit of this round that a lost worker had, for the one in its place; none if its part is complete."""
+        return [CreditKey(worker, self._round)] if worker in self._missing else []
 
     def commit(self, key: CreditKey) -> bool:
         """A worker's part is complete; false if it was not asked for."""

@@ -16,6 +16,7 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout, slot_layout
 from parenv.memory.slots import Slots
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
+from parenv.pool.staff import Committed, Event, Lost, Staff
 from parenv.pool.statistics import Tally
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
@@ -66,31 +67,54 @@ class Slotted:
         spec: what a slot holds.
         slots: the slots.
         max_leases: how many of them the user may hold before rollouts are copied out.
-        crew: the workers.
+        staff: the workers.
+        crew: what there is to know of them.
         versions: the versions they act by.
         tally: counts.
     """
 
     def __init__(
-        self, spec: RolloutSpec, slots: Slots, max_leases: int, crew: Crew, versions: Versions, tally: Tally
+        self,
+        spec: RolloutSpec,
+        slots: Slots,
+        max_leases: int,
+        staff: Staff,
+        crew: Crew,
+        versions: Versions,
+        tally: Tally,
     ) -> None:
-        self.spec, self.slots, self.crew, self.versions, self.tally = spec, slots, crew, versions, tally
+        self.spec, self.slots, self.staff, self.crew = spec, slots, staff, crew
+        self.versions, self.tally = versions, tally
         self._max_leases = max_leases
+        self._fresh: set[int] = set()
+        self._restarted: set[CreditKey] = set()
+
+    def regain(self, worker: int) -> None:
+        """Note that the next rollout of a worker is the first of another process."""
+        self._fresh.add(worker)
 
     def give(self, key: CreditKey, slot: int, version: int) -> None:
         """Let a worker fill its part of a slot."""
         which = self.versions[version]
-        self.crew.say(key.worker, Credit(key.sequence, slot, version, which.place, which.snapshot))
+        if key.worker in self._fresh:
+            self._fresh.remove(key.worker)
+            self._restarted.add(key)
+        self.staff.say(key.worker, Credit(key.sequence, slot, version, which.place, which.snapshot))
 
     def take(
-        self, slot: int, layout: SlotLayout, heard: Sequence[tuple[int, Commit]], columns: Sequence[range], **about: Any
+        self,
+        slot: int,
+        layout: SlotLayout,
+        heard: Sequence[tuple[CreditKey, Commit]],
+        columns: Sequence[range],
+        **about: Any,
     ) -> Arrival:
         """The rollout that a slot holds; over the slot itself, or a copy if the user holds too many.
 
         Args:
             slot: which.
             layout: its layout.
-            heard: workers and their commits, in the order of their shares in the slot.
+            heard: credits and their commits, in the order of their shares in the slot.
             columns: what each has written.
             **about: what :func:`~parenv.experience.assembly.assemble` wants to know.
         """
@@ -101,7 +125,12 @@ class Slotted:
         lend = self.slots.leased < self._max_leases
         arrays = layout.arrays(self.slots.lease(slot) if lend else self.slots.peek(slot))
         extras = [extra.name for extra in self.spec.extras]
-        rollout = assemble(self.spec, arrays, shares, extras=extras, **about)
+        restarted = np.zeros(sum(map(len, columns)), bool)
+        for mine, (key, _) in zip(columns, heard, strict=True):
+            if key in self._restarted:
+                self._restarted.remove(key)
+                restarted[mine.start : mine.stop] = True
+        rollout = assemble(self.spec, arrays, shares, extras=extras, restarted=restarted, **about)
         commits, gradients = arrays["commits", 0], arrays.get(("gradients", 0))
         self.tally.add_seconds(commits)
         reports = [commit.report or [0, {}, None] for _, commit in heard]
@@ -116,7 +145,7 @@ class Slotted:
             self.slots.release(slot)
             self.tally.copied += 1
         self.tally.add(rollout, sum(samples) or rollout.num_steps)
-        workers, metrics = [worker for worker, _ in heard], [said for _, said, _ in reports]
+        workers, metrics = [key.worker for key, _ in heard], [said for _, said, _ in reports]
         env_ids = [list(self.crew.env_ids(worker)) for worker in workers]
         return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics)
 
@@ -133,14 +162,18 @@ class SyncFeed:
         stops = np.cumsum(crew.shares).tolist()
         self._columns = [range(stop - share, stop) for stop, share in zip(stops, crew.shares, strict=True)]
         self._slot = -1
-        self._commits: dict[int, Commit] = {}
+        self._lost: set[int] = set()
+        self._commits: dict[CreditKey, Commit] = {}
 
     def next(self, deadline: float) -> Arrival | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         if not self._rounds.under_way and not self._commits:
+            self._note(self._slotted.staff.past_events())
             self._slot = self._slotted.slots.claim()
             for key in self._rounds.issue():
-                self._slotted.give(key, self._slot, self._rounds.version)
+                # One that is lost gets its credit when it is back.
+                if key.worker not in self._lost:
+                    self._slotted.give(key, self._slot, self._rounds.version)
         while self._rounds.under_way:
             left = deadline - time.monotonic()
             self._hear(max(0.0, left))
@@ -161,9 +194,21 @@ class SyncFeed:
         self._hear(FOREVER_S)
 
     def _hear(self, timeout_s: float) -> None:
-        for worker, commit in self._slotted.crew.commits(timeout_s):
-            if self._rounds.commit(CreditKey(worker, commit.sequence)):
-                self._commits[worker] = commit
+        self._note(self._slotted.staff.events(timeout_s))
+
+    def _note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Committed):
+                key = CreditKey(event.worker, event.commit.sequence)
+                if self._rounds.commit(key):
+                    self._commits[key] = event.commit
+            elif isinstance(event, Lost):
+                self._lost.add(event.worker)
+            else:
+                self._lost.remove(event.worker)
+                self._slotted.regain(event.worker)
+                for key in self._rounds.again(event.worker):
+                    self._slotted.give(key, self._slot, self._rounds.round_version)
 
     def _take(self) -> Arrival:
         commits, self._commits = self._commits, {}
@@ -201,9 +246,8 @@ class AsyncFeed:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         while True:
             self._finish_last()
-            for key in self._dispatch.issue():
-                self._slot_of[key] = self._slotted.slots.claim()
-                self._slotted.give(key, self._slot_of[key], self._dispatch.version)
+            self._note(self._slotted.staff.past_events())
+            self._issue()
             chosen = self._wait(deadline)
             if chosen is None:
                 return None
@@ -227,6 +271,11 @@ class AsyncFeed:
         """Wait until a rollout comes in, which may free the version it was made by."""
         self._hear(FOREVER_S)
 
+    def _issue(self) -> None:
+        for key in self._dispatch.issue():
+            self._slot_of[key] = self._slotted.slots.claim()
+            self._slotted.give(key, self._slot_of[key], self._dispatch.version)
+
     def _finish_last(self) -> None:
         for key in self._done:
             self._dispatch.done(key)
@@ -236,21 +285,32 @@ class AsyncFeed:
         while (chosen := self._dispatch.next()) is None:
             left = deadline - time.monotonic()
             self._hear(max(0.0, left))
+            self._issue()
             if left <= 0:
                 return self._dispatch.next()
         return chosen
 
     def _hear(self, timeout_s: float) -> None:
-        for worker, commit in self._slotted.crew.commits(timeout_s):
-            key = CreditKey(worker, commit.sequence)
-            if self._dispatch.commit(key):
-                self._commits[key] = commit
+        self._note(self._slotted.staff.events(timeout_s))
+
+    def _note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Committed):
+                key = CreditKey(event.worker, event.commit.sequence)
+                if self._dispatch.commit(key):
+                    self._commits[key] = event.commit
+            elif isinstance(event, Lost):
+                for key in self._dispatch.lose(event.worker):
+                    self._slotted.slots.release(self._slot_of.pop(key))
+            else:
+                self._dispatch.regain(event.worker)
+                self._slotted.regain(event.worker)
 
     def _take(self, key: CreditKey, lag: int) -> Arrival:
         return self._slotted.take(
             self._slot_of.pop(key),
             self._layouts[key.worker],
-            [(key.worker, self._commits.pop(key))],
+            [(key, self._commits.pop(key))],
             [range(len(self._env_ids[key.worker]))],
             env_ids=self._env_ids[key.worker],
             worker=key.worker,

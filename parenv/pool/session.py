@@ -22,6 +22,7 @@ from parenv.pool.dispatch import Dispatch
 from parenv.pool.feeds import Arrival, AsyncFeed, Feed, Slotted, SyncFeed
 from parenv.pool.gradients import Accumulator
 from parenv.pool.hiring import as_job, launch_for, placement_for
+from parenv.pool.staff import Staff
 from parenv.pool.statistics import PoolStatistics, Tally, mean
 from parenv.pool.versions import Versions
 from parenv.protocol.data import pack
@@ -50,7 +51,9 @@ class Session:
         self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
         self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
         try:
-            ready = self.crew.start(with_launch(self._arena.memory.fd), plan.options.start_timeout_s)
+            launch = with_launch(self._arena.memory.fd)
+            self._staff = Staff(self.crew, launch, plan.options.restart, plan.options.start_timeout_s)
+            ready = self._staff.start()
             as_planned = tuple(self.crew.shares) == plan.shares
             self.crew.first_env_id = plan.first_env_id if as_planned else plan.first_worker * self.crew.shares[0]
             self._lay_out(ready)
@@ -85,7 +88,7 @@ class Session:
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
-        self.crew.ask("load", dict.fromkeys(range(len(self.crew.shares)), tuple(newest)))
+        self._staff.ask("load", dict.fromkeys(range(len(self.crew.shares)), tuple(newest)))
         return newest.number
 
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
@@ -94,7 +97,7 @@ class Session:
         workers = len(self.crew.shares)
         wanted = {w: episodes // workers + (w < episodes % workers) for w in range(workers)}
         newest = self._versions.newest
-        answers = self.crew.ask(
+        answers = self._staff.ask(
             "evaluate", {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
         )
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
@@ -131,6 +134,7 @@ class Session:
             skipped_gradients=tally.skipped,
             dropped_rollouts=tally.dropped,
             workers_alive=self.crew.alive,
+            worker_restarts=self._staff.restarts,
             environment_seconds=tally.environment_s,
             acting_seconds=tally.acting_s,
             learning_seconds=tally.learning_s,
@@ -165,10 +169,10 @@ class Session:
         largest = slot_layout(spec, sum(crew.shares), workers) if together else slot_layout(spec, max(crew.shares), 1)
         leases = SYNC_LEASES if together else workers + 2
         slots = self._arena.add_slots(largest, leases + (1 if together else workers * (1 + plan.prefetch)))
+        layouts = []
         for worker in range(workers):
             first = crew.env_ids(worker).start
-            crew.say(
-                worker,
+            layouts.append(
                 Layout(
                     slots_offset=self._arena.slots_offset,
                     slot_bytes=largest.total_bytes,
@@ -179,11 +183,12 @@ class Session:
                     first_env_id=first,
                     extras=ready[0].extras,
                     carry=ready[0].carry,
-                ),
+                )
             )
+        self._staff.lay_out(layouts)
         if plan.gradient is not None and plan.gradient_job is not None:
             self._accumulator = Accumulator(plan.gradient, plan.gradient_job.layout, self._tally)
-        self._feed = self._make_feed(Slotted(spec, slots, leases, crew, self._versions, self._tally))
+        self._feed = self._make_feed(Slotted(spec, slots, leases, self._staff, crew, self._versions, self._tally))
 
     def _make_feed(self, slotted: Slotted) -> Feed:
         plan = self.plan
@@ -217,7 +222,7 @@ class Session:
             first = self.crew.env_ids(worker).start
             more = ([values[env_id] for env_id in mine],) if values else ()
             questions[worker] = ([env_id - first for env_id in mine], *arguments, *more)
-        answers = self.crew.ask(method, questions)
+        answers = self._staff.ask(method, questions)
         by_env_id = {
             env_id: answer
             for worker, mine in asked.items()

@@ -33,6 +33,7 @@ class PoolStatistics:
         skipped_gradients: workers' gradients that were left out, because they were not finite.
         dropped_rollouts: not yielded, because they were older than ``max_policy_lag`` with ``on_stale="drop"``.
         workers_alive: workers that run.
+        worker_restarts: how often another process took the place of one that was gone.
         environment_seconds: seconds that workers spent in environments, all workers together.
         acting_seconds: the same in the policy.
         learning_seconds: the same in ``loss_fn`` and backward.
@@ -54,6 +55,7 @@ class PoolStatistics:
     skipped_gradients: int
     dropped_rollouts: int
     workers_alive: int
+    worker_restarts: int
     environment_seconds: float
     acting_seconds: float
     learning_seconds: float

@@ -60,7 +60,7 @@ class LedgerError(AssertionError):
 
 
 def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, int]], max_length: int = 7) -> int:
-    """Audit a rollout: order, loss, duplication, torn rows, episode ends and true next observations.
+    """Audit a rollout: order, loss, duplication, torn rows, episode ends, true next observations, and new beginnings.
 
     Args:
         rollout: of ledger environments, as arrays.
@@ -75,7 +75,7 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, int]], max_len
     """
     observations, following = rollout.observations, rollout.next_observations()
     for column, env_id in enumerate(np.asarray(rollout.env_ids).tolist()):
-        episode, step = expected.get(env_id, (0, 0))
+        episode, step = (0, 0) if rollout.restarted[column] else expected.get(env_id, (0, 0))
         for row in range(len(rollout.rewards)):
             _equal(observations[row, column].tolist(), [env_id, episode, step], "observation", row, column)
             step += 1

@@ -287,7 +287,7 @@ class ProcessTeam:
 
     def _ask_again(self, question: _Question, worker: int, error: WorkerError) -> None:
         """A reset is asked again of the new process; other calls meant the environments that are gone."""
-        if worker not in question.numbers or self._crew.answered({worker: question.numbers[worker]}):
+        if self._crew.answered_by(question.numbers, worker):
             return
         if question.method == "reset":
             question.numbers |= self._crew.begin("reset", {worker: question.arguments[worker]})

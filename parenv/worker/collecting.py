@@ -121,6 +121,7 @@ class Collector:
             worker=self._worker,
             policy_version=policy_version,
             policy_lag=0,
+            restarted=np.zeros(len(self._env_ids), bool),
             extras=[extra.name for extra in self.spec.extras if postprocessed or not extra.postprocessed],
         )
 

@@ -1,0 +1,46 @@
+"""Whether a worker that is gone is started again, and when: pure decisions."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from parenv.options import RestartPolicy
+
+
+class Supervisor:
+    """Counts the deaths of each worker.
+
+    Args:
+        policy: how often and how soon, or ``None`` for never.
+        num_workers: how many workers.
+
+    >>> supervisor = Supervisor(RestartPolicy(max_restarts=2, window_s=60.0, backoff_s=0.5), num_workers=1)
+    >>> [supervisor.died(0, now_s) for now_s in (0.0, 1.0, 2.0)]
+    [0.0, 0.5, None]
+    """
+
+    def __init__(self, policy: RestartPolicy | None, num_workers: int) -> None:
+        self._policy = policy
+        self._deaths: list[deque[float]] = [deque() for _ in range(num_workers)]
+
+    def died(self, worker: int, now_s: float) -> float | None:
+        """A worker is gone.
+
+        Args:
+            worker: which.
+            now_s: on a clock that only goes forward.
+
+        Returns:
+            Seconds to wait before it is started again, or ``None`` if it is not to be.
+        """
+        policy, deaths = self._policy, self._deaths[worker]
+        if policy is None:
+            return None
+        while deaths and now_s - deaths[0] >= policy.window_s:
+            deaths.popleft()
+        if len(deaths) >= policy.max_restarts:
+            return None
+        deaths.append(now_s)
+        # The first death is not yet a pattern.
+        again = len(deaths) - 1
+        return 0.0 if not again else min(policy.max_backoff_s, policy.backoff_s * 2.0 ** (again - 1))

@@ -1,0 +1,233 @@
+"""A worker that dies is replaced: the others go on, what was committed arrives once, what was not never does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parenv import (
+    AsyncWorkerPool,
+    EpisodeStatistics,
+    Policy,
+    RestartLimitError,
+    RestartPolicy,
+    Stop,
+    TorchPolicy,
+    WorkerDiedError,
+    WorkerOptions,
+)
+from parenv.policy.policy import Action
+from parenv.testing import LedgerEnv, check_ledger
+
+OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3))
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.ERROR, logger="parenv"):
+        yield
+
+
+def ledgers(count: int) -> list[Any]:
+    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def kill(pool: AsyncWorkerPool, worker: int) -> bool:
+    """Kill a worker, unless it is being replaced just now."""
+    pid = pool._session.crew.pid(worker)
+    if pid > 0:
+        os.kill(pid, signal.SIGKILL)
+    return pid > 0
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_under_kills_every_committed_transition_arrives_once_and_in_order(mode: Any, prefetch: int) -> None:
+    expected: dict[int, tuple[int, int]] = {}
+    seen: set[int] = set()
+    chance = random.Random(prefetch)
+    with AsyncWorkerPool(
+        ledgers(6), zeros, num_workers=3, mode=mode, rollout_length=8, prefetch=prefetch, workers=OFTEN
+    ) as pool:
+        kills = 0
+        for i, rollout in enumerate(pool.rollouts(Stop(env_steps=12_000))):
+            check_ledger(rollout, expected)
+            seen |= set(rollout.env_ids[rollout.restarted].tolist())
+            if i % 50 == 5:
+                kills += kill(pool, chance.randrange(3))
+        statistics = pool.statistics()
+    assert kills >= 5
+    assert kills - 3 <= statistics.worker_restarts <= kills
+    assert seen
+
+
+def test_other_workers_do_not_wait_for_the_one_that_is_replaced() -> None:
+    slow = WorkerOptions(restart=RestartPolicy(backoff_s=30.0, max_backoff_s=30.0))
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=slow) as pool:
+        stream = pool.rollouts()
+        for deaths in range(1, 3):
+            while not kill(pool, 0):
+                next(stream)
+            while len(pool._session._staff.deaths) < deaths:
+                next(stream)
+        arrived = [next(stream).worker for _ in range(50)]
+    # What worker 0 had committed before it died may still be among them.
+    assert arrived.count(0) <= 2
+
+
+def test_the_broken_episode_is_marked_and_seeds_are_fresh() -> None:
+    with AsyncWorkerPool("CartPole-v1", zeros, num_envs=2, num_workers=2, mode="sync", seed=5) as pool:
+        stream = pool.rollouts()
+        first = next(stream).copy()
+        kill(pool, 1)
+        second = next(stream)
+        while not second.restarted.any():
+            second = next(stream)
+        assert second.restarted.tolist() == [False, True]
+        assert not (second.observations[0, 1] == first.observations[0, 1]).all()
+        third = next(stream)
+        assert not third.restarted.any()
+        assert (third.observations[0] == second.last_observations).all()
+
+
+class Dies(LedgerEnv):
+    """Dies at its second step, always."""
+
+    def step(self, action: Any) -> Any:
+        if self._buffer[2] == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().step(action)
+
+
+def test_too_many_deaths_are_one_error_that_carries_all_of_them() -> None:
+    workers = WorkerOptions(restart=RestartPolicy(max_restarts=2, backoff_s=1e-3))
+    with AsyncWorkerPool(
+        [lambda: LedgerEnv(0), lambda: Dies(1, 99)], zeros, num_workers=2, mode="sync", workers=workers
+    ) as pool:
+        with pytest.raises(RestartLimitError, match=r"worker 1 \(env_ids 1\) has died 3 times") as caught:
+            next(pool.rollouts())
+        assert [type(death) for death in caught.value.deaths] == [WorkerDiedError] * 3
+        assert "SIGSEGV while step" in str(caught.value)
+        assert pool.closed
+
+
+def test_without_a_restart_policy_a_death_ends_the_pool() -> None:
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, workers=WorkerOptions(restart=None)) as pool:
+        kill(pool, 1)
+        with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL"):
+            list(pool.rollouts())
+        assert pool.closed
+
+
+class KillsWhenCalled(LedgerEnv):
+    def suicide(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_goes_on() -> None:
+    factories = [lambda env_id=env_id: KillsWhenCalled(env_id) for env_id in range(2)]
+    with AsyncWorkerPool(factories, zeros, num_workers=2, mode="sync", rollout_length=4, workers=OFTEN) as pool:
+        next(pool.rollouts())
+        with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL while call"):
+            pool.call("suicide", env_ids=[1])
+        assert pool.get_attr("_max_length") == (7, 7)
+        expected: dict[int, tuple[int, int]] = {}
+        rollout = next(pool.rollouts())
+        assert rollout.restarted.tolist() == [False, True]
+        expected[0] = tuple(rollout.observations[0, 0, 1:].tolist())
+        check_ledger(rollout, expected)
+
+
+class DiesOnce(Policy):
+    """Kills the first worker process that evaluates with it."""
+
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        if self.settings.get("deterministic"):
+            try:
+                os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return Action(np.zeros(len(observations), np.int64))
+
+
+def test_an_evaluation_is_repeated_by_the_worker_in_its_place(tmp_path: Any) -> None:
+    with AsyncWorkerPool(
+        ledgers(2), DiesOnce(str(tmp_path / "flag")), num_workers=2, rollout_length=4, workers=OFTEN
+    ) as pool:
+        episodes = pool.evaluate(6)
+        assert isinstance(episodes, EpisodeStatistics)
+        assert len(episodes) == 6
+        assert pool.statistics().worker_restarts == 1
+
+
+class Weight(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = torch.nn.Parameter(torch.zeros(()))
+
+    def act(self, observations: Any) -> Any:
+        batch = len(observations)
+        return torch.zeros(batch, dtype=torch.int64), self.value.expand(batch)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_one_in_its_place_acts_by_the_newest_version(mode: Any) -> None:
+    policy = TorchPolicy(Weight(), "act", ("actions", "value"))
+    with AsyncWorkerPool(ledgers(2), policy, num_workers=2, mode=mode, rollout_length=4, workers=OFTEN) as pool:
+        for i, rollout in enumerate(pool.rollouts(Stop(env_steps=4000))):
+            assert (rollout.extras["value"] == rollout.policy_version).all()
+            with torch.no_grad():
+                policy.module.value += 1
+            pool.publish(policy)
+            if i % 30 == 7:
+                kill(pool, i % 2)
+        assert pool.statistics().worker_restarts > 0
+
+
+def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:
+    policy = TorchPolicy(Weight(), "act", ("actions", "value"))
+
+    def loss_fn(policy: Any, rollout: Any) -> Any:
+        return policy.module.value * rollout.rewards.mean()
+
+    with AsyncWorkerPool(
+        ledgers(3), policy, num_workers=3, mode="sync", rollout_length=8, workers=OFTEN,
+        parallelism="gradient", loss_fn=loss_fn,
+    ) as pool:  # fmt: skip
+        for i, gradient in enumerate(pool.gradients(Stop(env_steps=24 * 60))):
+            assert gradient.workers == (0, 1, 2)
+            assert gradient.num_samples == 24
+            assert gradient.policy_version == i
+            pool.publish(policy)
+            if i % 10 == 3:
+                kill(pool, i % 3)
+        assert pool.statistics().worker_restarts >= 4
+
+
+def test_a_pool_that_is_closed_while_a_worker_is_being_replaced_leaves_nothing() -> None:
+    for delay_s in (1e-3, 30.0):
+        workers = WorkerOptions(restart=RestartPolicy(backoff_s=delay_s, max_backoff_s=delay_s))
+        with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=workers) as pool:
+            stream = pool.rollouts()
+            for deaths in (1, 2):
+                while not kill(pool, 0):
+                    next(stream)
+                while len(pool._session._staff.deaths) < deaths:
+                    next(stream)
