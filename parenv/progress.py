@@ -19,7 +19,7 @@ LINE_EVERY_S = 5.0
 
 
 class ProgressDisplay:
-    """Shows a pool's figures while it runs. Call :meth:`update` once per rollout. Of several learners, rank 0 shows its.
+    """Shows a pool's figures while it runs. Call :meth:`update` once per rollout. Of several learners only rank 0 does.
 
     Args:
         pool: whose figures.

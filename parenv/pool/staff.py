@@ -134,7 +134,8 @@ class Staff:
 
     def _lost(self, error: WorkerError) -> None:
         worker, crew = error.worker, self._crew
-        self.deaths.append(error)
+        # Without its traceback, whose frames would keep the pool's memory for as long as the death is remembered.
+        self.deaths.append(error.with_traceback(None))
         # Commits that came before the end are events before it.
         self._events.extend(Committed(*heard) for heard in crew.take_commits())
         wait_s = self._supervisor.died(worker, time.monotonic())
@@ -155,7 +156,11 @@ class Staff:
     def _start_those_due(self, now: float) -> None:
         for worker in [worker for worker, due in self._due.items() if due <= now]:
             del self._due[worker]
-            self._crew.restart(self._launch, worker)
+            try:
+                self._crew.restart(self._launch, worker)
+            except Exception as failure:
+                self._crew.broken = True
+                raise self.deaths[-1] from failure
             self._starting[worker] = now + self._start_timeout_s
             self.restarts += 1
         for worker, deadline in list(self._starting.items()):

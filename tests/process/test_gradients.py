@@ -22,6 +22,7 @@ from parenv import (
     Stop,
     TorchPolicy,
     WorkerDiedError,
+    WorkerOptions,
 )
 
 
@@ -452,7 +453,14 @@ def killing(policy: Any, rollout: Rollout) -> Any:
 def test_a_worker_that_dies_in_loss_fn_is_an_error_that_says_so() -> None:
     with (
         AsyncWorkerPool(
-            Plane, mlp(), num_envs=2, num_workers=2, mode="sync", parallelism="gradient", loss_fn=killing
+            Plane,
+            mlp(),
+            num_envs=2,
+            num_workers=2,
+            mode="sync",
+            parallelism="gradient",
+            loss_fn=killing,
+            workers=WorkerOptions(restart=None),
         ) as pool,
         pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL while loss_fn"),
     ):

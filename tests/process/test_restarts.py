@@ -45,11 +45,15 @@ def zeros(observations: Any) -> Any:
 
 
 def kill(pool: AsyncWorkerPool, worker: int) -> bool:
-    """Kill a worker, unless it is being replaced just now."""
+    """Kill a worker, unless it is dead or being replaced just now."""
     pid = pool._session.crew.pid(worker)
-    if pid > 0:
+    if pid <= 0:
+        return False
+    try:
         os.kill(pid, signal.SIGKILL)
-    return pid > 0
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop, WorkerDiedError, WorkerError
+from parenv import AsyncWorkerPool, ParallelVectorEnv, RestartPolicy, Stop, WorkerDiedError, WorkerError, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.testing.ledger import episode_length, ledger_reward
 
@@ -50,7 +50,8 @@ def test_pools_that_are_made_broken_and_closed_300_times_leave_nothing() -> None
     driver = psutil.Process()
 
     def cycle(number: int) -> None:
-        with AsyncWorkerPool(ledgers(4), zeros, num_workers=2, rollout_length=8) as pool:
+        alone = WorkerOptions(restart=None)
+        with AsyncWorkerPool(ledgers(4), zeros, num_workers=2, rollout_length=8, workers=alone) as pool:
             stream = pool.rollouts()
             next(stream)
             if number % 3 == 0:
@@ -129,3 +130,31 @@ def test_a_vector_env_whose_workers_are_killed_all_the_time_loses_and_invents_no
         thread.join()
     assert restarts > 50
     assert audited > 20_000
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_million_transitions_under_poisson_kills_none_lost_none_twice_none_torn(mode: Any) -> None:
+    """One kill per two seconds on average; what a rollout says of restarts is all that the checker knows of them."""
+    workers = WorkerOptions(restart=RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=1e-2))
+    expected: dict[int, tuple[int, int]] = {}
+    audited = kills = 0
+    restarted: set[int] = set()
+    with AsyncWorkerPool(
+        ledgers(32), zeros, num_workers=4, mode=mode, rollout_length=32, prefetch=2, workers=workers
+    ) as pool:
+        next_kill = time.monotonic() + random.expovariate(0.5)
+        for rollout in pool.rollouts():
+            audited += check_ledger(rollout, expected)
+            restarted |= set(rollout.env_ids[rollout.restarted].tolist())
+            if time.monotonic() > next_kill:
+                next_kill = time.monotonic() + random.expovariate(0.5)
+                pid = pool._session.crew.pid(random.randrange(4))
+                if pid > 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        kills += 1
+            if audited >= 1_000_000 and kills >= 10:
+                break
+        restarts = pool.statistics().worker_restarts
+    assert kills - 4 <= restarts <= kills
+    assert restarted

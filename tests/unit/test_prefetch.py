@@ -154,6 +154,7 @@ def real_rollout(reward: float) -> Rollout:
         worker=0,
         policy_version=1,
         policy_lag=0,
+        restarted=np.zeros(2, bool),
         episodes=EpisodeStatistics(nothing, nothing, nothing, nothing),
         ends=[Ends(row, column, block[:1])],
         successors=block,
