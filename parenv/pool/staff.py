@@ -134,15 +134,16 @@ class Staff:
 
     def _lost(self, error: WorkerError) -> None:
         worker, crew = error.worker, self._crew
-        # Without its traceback, whose frames would keep the pool's memory for as long as the death is remembered.
+        # Remembered without a traceback, whose frames would keep the pool's memory for as long.
         self.deaths.append(error.with_traceback(None))
         # Commits that came before the end are events before it.
         self._events.extend(Committed(*heard) for heard in crew.take_commits())
         wait_s = self._supervisor.died(worker, time.monotonic())
         if wait_s is None:
             mine = [death for death in self.deaths if death.worker == worker]
+            self.deaths.pop()
             raise error if len(mine) == 1 else RestartLimitError(mine) from error
-        _log.warning("%s It is restarted.", error)
+        _log.warning("%s It is restarted.", str(error))
         was_ready = worker not in self._starting
         self._starting.pop(worker, None)
         self._due[worker] = time.monotonic() + wait_s
@@ -160,7 +161,7 @@ class Staff:
                 self._crew.restart(self._launch, worker)
             except Exception as failure:
                 self._crew.broken = True
-                raise self.deaths[-1] from failure
+                raise self.deaths.pop() from failure
             self._starting[worker] = now + self._start_timeout_s
             self.restarts += 1
         for worker, deadline in list(self._starting.items()):
