@@ -73,7 +73,8 @@ def test_under_kills_every_committed_transition_arrives_once_and_in_order(mode: 
                 kills += kill(pool, chance.randrange(3))
         statistics = pool.statistics()
     assert kills >= 5
-    assert kills - 3 <= statistics.worker_restarts <= kills
+    # A kill may hit one that is dead already and has not been reaped.
+    assert 0 < statistics.worker_restarts <= kills
     assert seen
 
 
