@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from parenv.crew.crew import FOREVER_S, Crew
+from parenv.crew.crew import FOREVER_S
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
@@ -68,26 +68,18 @@ class Slotted:
         slots: the slots.
         max_leases: how many of them the user may hold before rollouts are copied out.
         staff: the workers.
-        crew: what there is to know of them.
         versions: the versions they act by.
         tally: counts.
     """
 
     def __init__(
-        self,
-        spec: RolloutSpec,
-        slots: Slots,
-        max_leases: int,
-        staff: Staff,
-        crew: Crew,
-        versions: Versions,
-        tally: Tally,
+        self, spec: RolloutSpec, slots: Slots, max_leases: int, staff: Staff, versions: Versions, tally: Tally
     ) -> None:
-        self.spec, self.slots, self.staff, self.crew = spec, slots, staff, crew
+        self.spec, self.slots, self.staff, self.crew = spec, slots, staff, staff.crew
         self.versions, self.tally = versions, tally
         self._max_leases = max_leases
         self._fresh: set[int] = set()
-        self._restarted: set[CreditKey] = set()
+        self._restarted: dict[int, CreditKey] = {}
 
     def regain(self, worker: int) -> None:
         """Note that the next rollout of a worker is the first of another process."""
@@ -98,7 +90,7 @@ class Slotted:
         which = self.versions[version]
         if key.worker in self._fresh:
             self._fresh.remove(key.worker)
-            self._restarted.add(key)
+            self._restarted[key.worker] = key
         self.staff.say(key.worker, Credit(key.sequence, slot, version, which.place, which.snapshot))
 
     def take(
@@ -125,11 +117,7 @@ class Slotted:
         lend = self.slots.leased < self._max_leases
         arrays = layout.arrays(self.slots.lease(slot) if lend else self.slots.peek(slot))
         extras = [extra.name for extra in self.spec.extras]
-        restarted = np.zeros(sum(map(len, columns)), bool)
-        for mine, (key, _) in zip(columns, heard, strict=True):
-            if key in self._restarted:
-                self._restarted.remove(key)
-                restarted[mine.start : mine.stop] = True
+        restarted = np.repeat([self._restarted.get(key.worker) == key for key, _ in heard], [len(c) for c in columns])
         rollout = assemble(self.spec, arrays, shares, extras=extras, restarted=restarted, **about)
         commits, gradients = arrays["commits", 0], arrays.get(("gradients", 0))
         self.tally.add_seconds(commits)

@@ -188,7 +188,7 @@ class Session:
         self._staff.lay_out(layouts)
         if plan.gradient is not None and plan.gradient_job is not None:
             self._accumulator = Accumulator(plan.gradient, plan.gradient_job.layout, self._tally)
-        self._feed = self._make_feed(Slotted(spec, slots, leases, self._staff, crew, self._versions, self._tally))
+        self._feed = self._make_feed(Slotted(spec, slots, leases, self._staff, self._versions, self._tally))
 
     def _make_feed(self, slotted: Slotted) -> Feed:
         plan = self.plan

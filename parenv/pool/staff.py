@@ -62,7 +62,7 @@ class Staff:
     """
 
     def __init__(self, crew: Crew, launch: Launch, restart: RestartPolicy | None, start_timeout_s: float) -> None:
-        self._crew, self._launch, self._start_timeout_s = crew, launch, start_timeout_s
+        self.crew, self._launch, self._start_timeout_s = crew, launch, start_timeout_s
         self._supervisor = Supervisor(restart, len(crew.shares))
         self._events: deque[Event] = deque()
         self._due: dict[int, float] = {}
@@ -73,18 +73,18 @@ class Staff:
 
     def start(self) -> list[Ready]:
         """Start all and wait until they are ready."""
-        self._ready = self._crew.start(self._launch, self._start_timeout_s)
+        self._ready = self.crew.start(self._launch, self._start_timeout_s)
         return self._ready
 
     def lay_out(self, layouts: Sequence[Layout]) -> None:
         """Tell every worker where everything lies."""
         self._layouts = layouts
         for worker, layout in enumerate(layouts):
-            self._crew.say(worker, layout)
+            self.crew.say(worker, layout)
 
     def say(self, worker: int, message: Message) -> None:
         """Send a message to a worker that is not lost."""
-        self._crew.say(worker, message)
+        self.crew.say(worker, message)
 
     def events(self, timeout_s: float) -> list[Event]:
         """What has happened; waits up to the limit if nothing has.
@@ -113,27 +113,27 @@ class Staff:
             self._listen(FOREVER_S)
         asked = self._asked = _Asked(method, arguments)
         try:
-            asked.calls = self._crew.begin(method, arguments)
-            while not self._crew.answered(asked.calls):
+            asked.calls = self.crew.begin(method, arguments)
+            while not self.crew.answered(asked.calls):
                 self._listen(FOREVER_S)
         finally:
             self._asked = None
-        return self._crew.answers(asked.calls)
+        return self.crew.answers(asked.calls)
 
     def _listen(self, timeout_s: float) -> None:
         """Hear what there is, and start who is due."""
         now = time.monotonic()
         next_s = min([*self._due.values(), *self._starting.values()], default=now + timeout_s)
         try:
-            self._crew.listen(max(0.0, min(timeout_s, next_s - now)))
+            self.crew.listen(max(0.0, min(timeout_s, next_s - now)))
         except WorkerDiedError as error:
             self._lost(error)
         finally:
-            self._events.extend(Committed(*heard) for heard in self._crew.take_commits())
+            self._events.extend(Committed(*heard) for heard in self.crew.take_commits())
         self._start_those_due(time.monotonic())
 
     def _lost(self, error: WorkerError) -> None:
-        worker, crew = error.worker, self._crew
+        worker, crew = error.worker, self.crew
         # Remembered without a traceback, whose frames would keep the pool's memory for as long.
         self.deaths.append(error.with_traceback(None))
         # Commits that came before the end are events before it.
@@ -158,22 +158,22 @@ class Staff:
         for worker in [worker for worker, due in self._due.items() if due <= now]:
             del self._due[worker]
             try:
-                self._crew.restart(self._launch, worker)
+                self.crew.restart(self._launch, worker)
             except Exception as failure:
-                self._crew.broken = True
+                self.crew.broken = True
                 raise self.deaths.pop() from failure
             self._starting[worker] = now + self._start_timeout_s
             self.restarts += 1
         for worker, deadline in list(self._starting.items()):
-            if self._crew.is_ready(worker):
+            if self.crew.is_ready(worker):
                 del self._starting[worker]
                 self._welcome(worker)
             elif deadline <= now:
-                self._crew.broken = True
-                raise self._crew.late(self._start_timeout_s)
+                self.crew.broken = True
+                raise self.crew.late(self._start_timeout_s)
 
     def _welcome(self, worker: int) -> None:
-        crew, asked = self._crew, self._asked
+        crew, asked = self.crew, self._asked
         ready, before = crew.ready(worker), self._ready[worker]
         if pack([ready.spaces, ready.num_envs]) != pack([before.spaces, before.num_envs]):
             crew.broken = True

@@ -74,20 +74,21 @@ class Station:
         began = time.perf_counter()
         self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
         writer, version = self._writer(credit.slot), credit.policy_version
+        episodes = None
         if self._episodes is not None:
-            rollout, seconds = self._episodes.collect(version)
+            episodes, seconds = self._episodes.collect(version)
         else:
             seconds = self._collector.collect(writer)
-            rollout = self._collector.rollout(writer, version)
         if self._job.postprocess is not None:
             self._progress.begin("postprocess")
+            rollout = self._collector.rollout(writer, version)
             writer.write_extras(self._actor.postprocess(self._job.postprocess, rollout))
-            rollout = self._collector.rollout(writer, version, postprocessed=True)
         norm, learning_began, report = 0.0, time.perf_counter(), None
         if self._differentiator is not None:
             self._progress.begin("loss_fn")
+            rollout = episodes or self._collector.rollout(writer, version, postprocessed=True)
             norm, metrics = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
-            report = [rollout.num_steps, metrics, rollout.episodes.columns() if self._episodes else None]
+            report = [rollout.num_steps, metrics, episodes and episodes.episodes.columns()]
         self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
         writer.stamp(
             environment_s=seconds.environment,
