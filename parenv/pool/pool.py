@@ -38,7 +38,8 @@ class AsyncWorkerPool:
     """Workers that step environments and act, while this process learns.
 
     The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by letting go
-    of it.
+    of it. Under ``torchrun`` every learner makes its pool with the same arguments: ``num_envs`` and ``num_workers`` are
+    counted over all of them, and each pool has its part of the env_ids and of the seeds.
 
     Args:
         env_fn: what makes a sub-environment: a callable, an env id, or a sequence of those with one for each; or a
@@ -70,6 +71,7 @@ class AsyncWorkerPool:
 
     Raises:
         ConfigurationError: an argument is wrong.
+        WorkerDiedError, RestartLimitError: later, when workers die more often than ``workers.restart`` allows.
 
     >>> def lean(observations):
     ...     return observations[:, 2] > 0
