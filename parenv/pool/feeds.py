@@ -117,7 +117,11 @@ class Slotted:
         lend = self.slots.leased < self._max_leases
         arrays = layout.arrays(self.slots.lease(slot) if lend else self.slots.peek(slot))
         extras = [extra.name for extra in self.spec.extras]
-        restarted = np.repeat([self._restarted.get(key.worker) == key for key, _ in heard], [len(c) for c in columns])
+        restarted = np.zeros(len(about["env_ids"]), bool)
+        if self._restarted:
+            restarted |= np.repeat(
+                [self._restarted.get(key.worker) == key for key, _ in heard], list(map(len, columns))
+            )
         rollout = assemble(self.spec, arrays, shares, extras=extras, restarted=restarted, **about)
         commits, gradients = arrays["commits", 0], arrays.get(("gradients", 0))
         self.tally.add_seconds(commits)
@@ -134,7 +138,7 @@ class Slotted:
             self.tally.copied += 1
         self.tally.add(rollout, sum(samples) or rollout.num_steps)
         workers, metrics = [key.worker for key, _ in heard], [said for _, said, _ in reports]
-        env_ids = [list(self.crew.env_ids(worker)) for worker in workers]
+        env_ids = [self.crew.env_ids(worker) for worker in workers]
         return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics)
 
 
