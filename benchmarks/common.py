@@ -72,6 +72,15 @@ def save(name: str, results: Mapping[str, Any]) -> None:
     print(json.dumps(results, indent=2))
 
 
+def nature_body() -> torch.nn.Sequential:
+    """The convolutions of Mnih et al. 2015, from ``[N, 4, 84, 84]`` to ``[N, 512]``."""
+    nn = torch.nn
+    return nn.Sequential(
+        nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
+    )  # fmt: skip
+
+
 class IdealLoops:
     """Processes that do the same work side by side and tell nobody: the limit.
 

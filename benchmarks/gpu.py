@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
-from common import interleaved, save, summary
+from common import interleaved, nature_body, save, summary
 from torch import nn
 
 from parenv import AsyncWorkerPool, Rollout, TorchPolicy, WorkerOptions
@@ -93,11 +93,7 @@ def mlp() -> Net:
 
 def convolutions() -> Net:
     """Those of Mnih et al. 2015: 1.7 million parameters."""
-    body = nn.Sequential(
-        nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
-    )  # fmt: skip
-    return Net(body, 512, 6, 1 / 255)
+    return Net(nature_body(), 512, 6, 1 / 255)
 
 
 NETS: dict[str, tuple[Callable[[], Net], Callable[[], Any]]] = {

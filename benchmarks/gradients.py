@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from common import interleaved, save, summary
+from common import interleaved, nature_body, save, summary
 from torch import nn
 
 from parenv import AsyncWorkerPool, GradientOptions, TorchPolicy
@@ -70,10 +70,7 @@ class Nature(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
-        )  # fmt: skip
+        self.body = nature_body()
         self.policy, self.value = nn.Linear(512, 6), nn.Linear(512, 1)
 
     def act(self, observations: torch.Tensor) -> torch.Tensor:

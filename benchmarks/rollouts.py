@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from common import IdealLoops, consumption_rate, ideal_loop, interleaved, pss_mb, save, summary
+from common import IdealLoops, consumption_rate, ideal_loop, interleaved, nature_body, pss_mb, save, summary
 
 from parenv import AsyncWorkerPool, TorchPolicy
 
@@ -44,10 +44,7 @@ class PixelAgent(Agent):
     def __init__(self) -> None:
         super().__init__()
         nn = torch.nn
-        self.body = nn.Sequential(
-            nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
-        )  # fmt: skip
+        self.body = nature_body()
         self.actor, self.critic = nn.Linear(512, 6), nn.Linear(512, 1)
 
     def get_action_and_value(self, observations: Any) -> Any:

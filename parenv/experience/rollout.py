@@ -35,7 +35,7 @@ class Ends:
         return cls(
             np.concatenate([part.steps for part in parts]),
             np.concatenate([part.columns for part in parts]),
-            map_trees(_concatenated, *(part.observations for part in parts)),
+            map_trees(concatenated, *(part.observations for part in parts)),
         )
 
 
@@ -183,7 +183,7 @@ class Rollout:
                 return value
             return torch.as_tensor(value).to(device, non_blocking=non_blocking)
 
-        moved = {name: map_trees(tensor, getattr(self, name)) for name in _TREES}
+        moved = {name: map_trees(tensor, getattr(self, name)) for name in TREES}
         ends = [
             Ends(tensor(part.steps), tensor(part.columns), map_trees(tensor, part.observations))
             for part in [self._ends]
@@ -195,7 +195,7 @@ class Rollout:
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
-        moved = {name: map_trees(_copy, getattr(self, name)) for name in _TREES}
+        moved = {name: map_trees(_copy, getattr(self, name)) for name in TREES}
         ends = [Ends(_copy(part.steps), _copy(part.columns), map_trees(_copy, part.observations)) for part in self.ends]
         return replace(self, **moved, extras={k: _copy(v) for k, v in self.extras.items()}, ends=ends)
 
@@ -214,7 +214,7 @@ class Rollout:
         return filled
 
 
-_TREES = (
+TREES = (
     "observations",
     "actions",
     "rewards",
@@ -224,6 +224,7 @@ _TREES = (
     "initial_carry",
     "successors",
 )
+"""The fields of a rollout that are trees of arrays and lists."""
 
 
 def map_trees(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -259,5 +260,6 @@ def _reshaped(values: Any, like: Any) -> Any:
     return values.reshape(like.shape)
 
 
-def _concatenated(*parts: Any) -> Any:
+def concatenated(*parts: Any) -> Any:
+    """Arrays or lists, one behind the other."""
     return [item for part in parts for item in part] if isinstance(parts[0], list) else np.concatenate(parts)

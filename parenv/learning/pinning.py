@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from parenv.experience.rollout import Rollout
+from parenv.experience.rollout import TREES, Rollout, map_trees
 
 
 class Pins:
@@ -41,8 +40,10 @@ class Pins:
 
 def slot_of(rollout: Rollout) -> tuple[int, int] | None:
     """Where the slot of a rollout begins, and how many bytes it uses; ``None`` for a rollout with memory of its own."""
-    parts = (rollout.observations, rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated)
-    arrays = [array for part in (*parts, rollout.extras, rollout.initial_carry) for array in _arrays(part)]
+    values: list[Any] = list(rollout.extras.values())
+    for name in TREES:
+        map_trees(values.append, getattr(rollout, name))
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
     root: Any = rollout.rewards
     while isinstance(root, np.ndarray):
         root = root.base
@@ -50,11 +51,3 @@ def slot_of(rollout: Rollout) -> tuple[int, int] | None:
         return None
     begin = ctypes.addressof(root)
     return begin, max(byte_bounds(array)[1] for array in arrays) - begin
-
-
-def _arrays(part: Any) -> Iterator[np.ndarray[Any, Any]]:
-    if isinstance(part, np.ndarray):
-        yield part
-    elif isinstance(part, Mapping | tuple):
-        for inner in part.values() if isinstance(part, Mapping) else part:
-            yield from _arrays(inner)

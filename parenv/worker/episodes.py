@@ -10,7 +10,7 @@ import numpy as np
 
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Ends, Rollout, map_trees
+from parenv.experience.rollout import Ends, Rollout, concatenated, map_trees
 from parenv.worker.collecting import Collector, Seconds, private_writer
 
 CHUNK = 64
@@ -100,12 +100,8 @@ def _piece(chunk: Rollout, column: int, count: int) -> Rollout:
 
 def _joined(pieces: list[list[Rollout]], initial_carry: Any) -> Rollout:
     parts = [part for column in pieces for part in column]
-
-    def joined(*values: Any) -> Any:
-        return [row for value in values for row in value] if isinstance(values[0], list) else np.concatenate(values)
-
     fields = ("observations", "actions", "rewards", "terminated", "truncated", "extras", "successors")
-    whole = {name: map_trees(joined, *(getattr(part, name) for part in parts)) for name in fields}
+    whole = {name: map_trees(concatenated, *(getattr(part, name) for part in parts)) for name in fields}
     steps = np.cumsum([sum(len(part.rewards) for part in column) for column in pieces]) - 1
 
     def at_ends(value: Any) -> Any:
