@@ -16,6 +16,7 @@ from parenv.errors import (
     SubEnvironmentError,
     WorkerDiedError,
     WorkerError,
+    WorkerMemoryError,
     WorkerTimeoutError,
 )
 from parenv.experience.episodes import EpisodeStatistics
@@ -60,6 +61,7 @@ __all__ = [
     "Transitions",
     "WorkerDiedError",
     "WorkerError",
+    "WorkerMemoryError",
     "WorkerOptions",
     "WorkerTimeoutError",
     "make_vec",

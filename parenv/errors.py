@@ -12,6 +12,7 @@
     ├── WorkerError                          the world's: a process did not do what it should
     │   ├── WorkerDiedError                  it is gone, with exit code or signal
     │   ├── WorkerTimeoutError               it did not answer in time
+    │   ├── WorkerMemoryError                it has likely reached its limit of memory
     │   └── RestartLimitError                it died more often than ``RestartPolicy`` allows
     ├── PolicyLagError                       yours: a publish would break ``max_policy_lag``
     ├── NotDataError (TypeError)             yours: a value cannot leave a worker as plain data
@@ -129,23 +130,24 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
     """A worker did not answer within its limit."""
 
 
+class WorkerMemoryError(WorkerError, MemoryError):
+    """A worker has likely reached ``WorkerOptions.max_memory_bytes``."""
+
+
 class RestartLimitError(WorkerError):
-    """A worker has died more often than its ``RestartPolicy`` allows.
+    """A worker has died, or had to be ended, more often than its ``RestartPolicy`` allows.
 
     Attributes:
-        deaths: all of its deaths, in order.
+        deaths: why, each time, in order; of thousands the last.
     """
 
-    def __init__(self, deaths: Sequence[WorkerError]) -> None:
-        last = deaths[-1]
-        listed = "\n".join(f"{number}. {death}" for number, death in enumerate(deaths, 1))
+    def __init__(self, worker: int, env_ids: Sequence[int], deaths: Sequence[Exception]) -> None:
+        listed = "\n".join(f"{number}. {_named(death)}" for number, death in enumerate(deaths, 1))
         super().__init__(
-            f"worker {last.worker} (env_ids {span(last.env_ids)}) has died {len(deaths)} times, more often than "
-            f"RestartPolicy allows:\n{listed}",
-            worker=last.worker,
-            env_ids=last.env_ids,
-            pid=last.pid,
-            doing=last.doing,
+            f"worker {worker} (env_ids {span(env_ids)}) has died {len(deaths)} times, more often than RestartPolicy "
+            f"allows:\n{listed}",
+            worker=worker,
+            env_ids=env_ids,
         )
         self.deaths = tuple(deaths)
 
@@ -179,6 +181,11 @@ def span(env_ids: Sequence[int]) -> str:
     if not env_ids:
         return "none"
     return str(env_ids[0]) if len(env_ids) == 1 else f"{env_ids[0]}-{env_ids[-1]}"
+
+
+def _named(error: Exception) -> str:
+    """An error as text, with its type where its text does not say what happened."""
+    return str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
 
 
 def describe_exit(exit_code: int | None, signal: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from parenv.errors import ConfigurationError
 Mode = Literal["sync", "async"]
 Parallelism = Literal["experience", "gradient"]
 OnStale = Literal["pace", "drop"]
+OnEnvError = Literal["raise", "restart_env", "restart_worker"]
 Reduction = Literal["mean", "weighted_mean", "sum"] | Callable[[Any, Any], Any]
 
 
@@ -57,10 +59,18 @@ class WorkerOptions:
         setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
             counted over all learners, so that ports and files chosen by them are different.
         cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
-        restart: for pools: what happens when a worker dies; ``None``: its death ends the pool. A vector env has
+        restart: for pools: what happens when a worker dies or hangs; ``None``: that ends the pool. A vector env has
             ``on_worker_death`` instead.
-        start_timeout_s: seconds that all workers together may take until they are ready.
+        on_env_error: for pools: what happens when a sub-environment raises after the start. ``"raise"``: the pool is
+            closed and raises it; ``"restart_env"``: another one takes its place, as often as ``restart`` allows, and
+            its episode ends as truncated; ``"restart_worker"``: as if the worker had died.
+        step_timeout_s: for pools: seconds that a worker may take for an env step, for acting, for ``postprocess``, for
+            ``loss_fn``, or for a call, before it counts as hung; ``None``: no limit.
+        reset_timeout_s: for pools: the same for a reset, or for making an environment after the start.
+        start_timeout_s: seconds that all workers together, or one that is restarted, may take until they are ready.
         close_timeout_s: seconds that a worker may take to end by itself before it is killed.
+        max_memory_bytes: bytes that a worker process may allocate beyond what it began with; ``None``: no limit. In a
+            pool, one that reaches it counts as dead, by :class:`~parenv.WorkerMemoryError`. Linux only.
     """
 
     device: str = "cpu"
@@ -70,15 +80,31 @@ class WorkerOptions:
     setup_fn: Callable[[int], object] | None = None
     cleanup_fn: Callable[[int], object] | None = None
     restart: RestartPolicy | None = field(default_factory=RestartPolicy)
+    on_env_error: OnEnvError = "raise"
+    step_timeout_s: float | None = 600.0
+    reset_timeout_s: float | None = 600.0
     start_timeout_s: float = 120.0
     close_timeout_s: float = 1.0
+    max_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threads, int) or self.threads < 1:
-            raise ConfigurationError(f"WorkerOptions.threads must be an integer of at least 1, got {self.threads!r}")
-        for name in ("start_timeout_s", "close_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"WorkerOptions.{name} must be positive seconds, got {getattr(self, name)}")
+        for name in ("threads", "max_memory_bytes"):
+            value = getattr(self, name)
+            if not (value is None and name != "threads") and (not isinstance(value, int) or value < 1):
+                raise ConfigurationError(f"WorkerOptions.{name} must be an integer of at least 1, got {value!r}")
+        for name in ("start_timeout_s", "close_timeout_s", "step_timeout_s", "reset_timeout_s"):
+            value = getattr(self, name)
+            if not (value is None and name in ("step_timeout_s", "reset_timeout_s")) and not value > 0:
+                raise ConfigurationError(f"WorkerOptions.{name} must be positive seconds, got {value}")
+        if self.max_memory_bytes is not None and sys.platform != "linux":
+            raise ConfigurationError("WorkerOptions.max_memory_bytes needs Linux")
+        if self.on_env_error not in ("raise", "restart_env", "restart_worker"):
+            raise ConfigurationError(
+                "WorkerOptions.on_env_error must be 'raise', 'restart_env' or 'restart_worker', "
+                f"got {self.on_env_error!r}"
+            )
+        if self.on_env_error != "raise" and self.restart is None:
+            raise ConfigurationError(f"on_env_error={self.on_env_error!r} needs a RestartPolicy, but restart=None")
         for name in ("setup_fn", "cleanup_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from parenv.crew.failures import from_end, from_failure, raise_all, where_it_happened
-from parenv.errors import WorkerTimeoutError, span
+from parenv.errors import ProtocolError, WorkerTimeoutError, span
 from parenv.memory.progress import Progress
 from parenv.placement.base import Ended, Event, Launch, Placement
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Commit, Failure, Message, Ready, Remarks, Reply
+from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Remarks, Reply
 
 FOREVER_S = 3600.0
 
@@ -54,7 +54,8 @@ class Crew:
         self._commits: deque[Heard] = deque()
         self._replies: dict[int, Any] = {}
         self._call_errors: dict[int, list[Exception]] = {}
-        self._forgotten: set[int] = set()
+        self._pending: set[int] = set()
+        self._asked = [0 for _ in shares]
         self._calls = 0
         self.remarks: deque[Remarks] = deque()
         self.step_errors: list[Exception] = []
@@ -72,6 +73,18 @@ class Crew:
     def pid(self, worker: int) -> int:
         """Process id of a worker, or -1 while it is not known."""
         return self._placement.pid(self._senders[worker])
+
+    def doing(self, worker: int) -> str:
+        """What a worker is doing, in words."""
+        return self._progress[worker].describe()
+
+    def sign(self, worker: int) -> tuple[Any, ...]:
+        """What changes with whatever a worker begins, and with whatever is asked of it and answered."""
+        return (*self._progress[worker].sign, self._asked[worker])
+
+    def busy_with(self, worker: int) -> str:
+        """One of :data:`~parenv.memory.progress.DOING`; empty while nothing is asked of it."""
+        return self._progress[worker].doing if self._asked[worker] else ""
 
     def env_ids(self, worker: int) -> range:
         """The sub-environments of a worker."""
@@ -104,7 +117,7 @@ class Crew:
         sender = self._senders[worker] = Sender(worker, self._senders[worker].generation + 1)
         self._conversations[worker] = Conversation()
         self._ready.pop(worker, None)
-        self.heard[worker] = 0
+        self.heard[worker] = self._asked[worker] = 0
         self.broken = False
         self._placement.start(launch, [sender])
         return sender.generation
@@ -126,6 +139,7 @@ class Crew:
         self._conversations[worker].say(DRIVER, message)
         self._placement.send(self._senders[worker], message)
         self.messages += 1
+        self._asked[worker] += isinstance(message, Call | Credit)
 
     def fileno(self) -> int:
         """Readable when a worker may have ended."""
@@ -155,6 +169,7 @@ class Crew:
         for worker, values in arguments.items():
             self._calls += 1
             asked[worker] = self._calls
+            self._pending.add(self._calls)
             self.say(worker, Call(self._calls, method, pickled[id(values)]))
         return asked
 
@@ -179,14 +194,14 @@ class Crew:
     def fail(self, call: int, error: Exception) -> None:
         """Answer a call by an error, because whoever was asked is gone."""
         self._call_errors[call] = [error]
-        self._replies[call] = None
+        self._reply(call, None)
 
     def forget(self, asked: Mapping[int, int]) -> None:
         """Nobody will ask for the answers to these calls any more."""
         for call in asked.values():
+            self._pending.discard(call)
             self._call_errors.pop(call, None)
-            if self._replies.pop(call, self) is self:
-                self._forgotten.add(call)
+            self._replies.pop(call, None)
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. Idempotent."""
@@ -226,13 +241,18 @@ class Crew:
                 raise from_end(event, self.env_ids(worker), self._progress[worker].describe())
             self.messages += 1
             self.heard[worker] += 1
-            self._conversations[worker].say(WORKER, event.message)
+            try:
+                self._conversations[worker].say(WORKER, event.message)
+            except ProtocolError as error:
+                raise error from where_it_happened(worker, self.pid(worker), None, self.doing(worker))
             self._hear(worker, event.message)
 
     def _hear(self, worker: int, message: Message) -> None:
         if isinstance(message, Commit):
+            self._asked[worker] -= 1
             self._commits.append(Heard(worker, message))
         elif isinstance(message, Reply):
+            self._asked[worker] -= 1
             self._reply(message.sequence, message.value)
         elif isinstance(message, Ready):
             self._ready[worker] = message
@@ -249,16 +269,19 @@ class Crew:
         if message.call == 0:
             self.step_errors.append(error)
             return
-        if message.call not in self._forgotten:
+        if message.call in self._pending:
             self._call_errors.setdefault(message.call, []).append(error)
         if not message.more:
+            self._asked[worker] -= 1
             self._reply(message.call, None)
 
     def _reply(self, call: int, value: Any) -> None:
-        if call in self._forgotten:
-            self._forgotten.discard(call)
-        else:
+        """Note an answer, unless it was there before or nobody waits for it any more."""
+        if call in self._pending:
+            self._pending.remove(call)
             self._replies[call] = value
+        else:
+            self.refused_messages += 1
 
     def late(self, timeout_s: float) -> WorkerTimeoutError:
         """The error for workers that are not ready in time."""

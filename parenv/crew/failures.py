@@ -14,22 +14,26 @@ from parenv.protocol.messages import Failure
 def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]) -> Exception:
     """The worker's exception in its own type, with where it happened as its cause.
 
-    The type is looked up among what this process has imported already, never imported. ``SystemExit`` and its like, and
-    types that are not found here, become :class:`~parenv.errors.WorkerError`.
+    The type is looked up among what this process has imported already, never imported. One that cannot be made of a text
+    becomes its nearest base that can. ``SystemExit`` and its like, and types that are not found here, become
+    :class:`~parenv.errors.WorkerError`.
     """
     env_id = failure.env_id if failure.env_id >= 0 else None
     cause = where_it_happened(worker, pid, env_id, failure.doing, failure.traceback)
+    name = ".".join(failure.kind)
     kind = _find_exception(failure.kind)
     if kind is None:
         error: Exception = WorkerError(
-            f"{'.'.join(failure.kind)}: {failure.message}", worker=worker, env_ids=env_ids, pid=pid, doing=failure.doing
+            f"{name}: {failure.message}", worker=worker, env_ids=env_ids, pid=pid, doing=failure.doing
         )
     elif issubclass(kind, SubEnvironmentError):
         where = f"env_id {env_id}: {failure.message}" if env_id is not None else failure.message
         error = kind(where, worker=worker, env_id=env_id, doing=failure.doing)
     else:
-        error = kind.__new__(kind, failure.message)
-        error.args = (failure.message,)
+        is_base = f"{kind.__module__}.{kind.__qualname__}" != name
+        message = f"{name}: {failure.message}" if is_base else failure.message
+        error = kind.__new__(kind, message)
+        error.args = (message,)
     error.__cause__ = cause
     return error
 
@@ -56,6 +60,12 @@ def where_it_happened(
     )
 
 
+def culprit(error: BaseException) -> int:
+    """The worker that an error from :meth:`~parenv.crew.crew.Crew.listen` is about, or -1."""
+    about = error if isinstance(error, WorkerError) else error.__cause__
+    return about.worker if isinstance(about, WorkerError | SubEnvironmentError) else -1
+
+
 def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
     """The error for a process that ended without being asked to."""
     if end.refused:
@@ -76,10 +86,15 @@ def _find_exception(kind: Any) -> type[Exception] | None:
     found: Any = sys.modules.get(str(module))
     for part in str(name).split("."):
         found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, Exception):
-        try:
-            str(found.__new__(found, ""))
-        except Exception:
-            return found if issubclass(found, SubEnvironmentError) else None
-        return found
-    return None
+    if not (isinstance(found, type) and issubclass(found, Exception)):
+        return None
+    bases = [kind for kind in found.__mro__ if issubclass(kind, Exception) and (kind is not Exception or kind is found)]
+    return next((kind for kind in bases if _is_made_of_text(kind)), None)
+
+
+def _is_made_of_text(kind: type[Exception]) -> bool:
+    try:
+        str(kind.__new__(kind, ""))
+    except Exception:
+        return issubclass(kind, SubEnvironmentError)
+    return True

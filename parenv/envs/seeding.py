@@ -11,9 +11,16 @@ import numpy as np
 _SUB_ENVIRONMENT, _WORKER, _EVALUATION = 0, 1, 2
 
 
-def environment_seed(seed: int, env_id: int, generation: int = 0) -> int:
-    """Seed of a sub-environment's first reset."""
-    return _spawned(seed, _SUB_ENVIRONMENT, env_id, generation)
+def environment_seed(seed: int, env_id: int, generation: int = 0, replaced: int = 0) -> int:
+    """Seed of a sub-environment's first reset.
+
+    Args:
+        seed: root of all seeds.
+        env_id: which.
+        generation: how often its worker has been restarted.
+        replaced: how often it has been replaced since by that worker.
+    """
+    return _spawned(seed, _SUB_ENVIRONMENT, env_id, generation, *([replaced] if replaced else []))
 
 
 def worker_seed(seed: int, worker: int, generation: int = 0) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -14,8 +16,6 @@ from parenv.envs.values import Rows, copied, row_writer, single_actions
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import flatten, is_single, leaves, unflatten
-
-STEP = code("step")
 
 
 class End(NamedTuple):
@@ -97,13 +97,15 @@ class EnvStepper:
         self._first = first_env_id
         self._progress = progress
         self._check_spaces()
-        observed = leaves(self.observation_space)
+        self._observation_leaves = observed = leaves(self.observation_space)
         self._write = row_writer(observed)
         # What a single array must look like to be written without a call per step; None matches nothing.
         self._dtype = np.dtype(observed[0].dtype) if is_single(observed) else None
         self._shape = observed[0].shape
         self._action_leaves = leaves(self.action_space)
-        self._cell, self._reset_codes = progress.cell, [code("reset", first_env_id + i) for i in range(self.num_envs)]
+        self._cell = memoryview(progress.cell)  # type: ignore[arg-type,unused-ignore]
+        env_ids = range(first_env_id, first_env_id + self.num_envs)
+        self._step_codes, self._reset_codes = ([code(doing, i) for i in env_ids] for doing in ("step", "reset"))
         self._steps, self._resets = [env.step for env in self.envs], [env.reset for env in self.envs]
         self._began = [0.0] * self.num_envs
 
@@ -112,28 +114,40 @@ class EnvStepper:
         for column, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self._progress.begin("reset", self._first + column)
             observation, _ = env.reset(seed=seed)
-            self._write(rows, column, observation)
-            self._began[column] = perf_counter()
+            self.begin(column, observation, rows)
 
-    def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
-        """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
-        rewards, write, row = target.rewards[step], self._write, rows[0]
+    def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
+        """Step all from the first that has not taken this step yet."""
+        rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._cell
         array, dtype, shape = np.ndarray, self._dtype, self._shape
-        column = 0
-        try:
-            for column, (step_env, action) in enumerate(
-                zip(self._steps, single_actions(self._action_leaves, actions), strict=True)
-            ):
-                observation, rewards[column], terminated, truncated, _ = step_env(action)
-                if terminated or truncated:
-                    observation = self._end(target, step, column, observation, terminated, truncated)
-                if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
-                    row[column] = observation
-                else:
-                    write(rows, column, observation)
-        except BaseException:
-            self._progress.begin(self._progress.doing, self._first + column)
-            raise
+        together = zip(self._step_codes, self._steps, single_actions(self._action_leaves, actions), strict=True)
+        for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
+            cell[0] = step_code
+            observation, rewards[column], terminated, truncated, _ = step_env(action)
+            if terminated or truncated:
+                observation = self._end(target, step, column, observation, terminated, truncated)
+            if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
+                row[column] = observation
+            else:
+                write(rows, column, observation)
+
+    def replace(self, column: int, env: Any) -> None:
+        """Put another environment into a column, and close the one that was there."""
+        with contextlib.suppress(Exception):
+            self.envs[column].close()
+        self.envs[column], self._steps[column], self._resets[column] = env, env.step, env.reset
+        self._check_spaces()
+
+    def begin(self, column: int, observation: Any, rows: Rows) -> None:
+        """Begin an episode with this observation."""
+        self._write(rows, column, observation)
+        self._began[column] = perf_counter()
+
+    def break_off(self, column: int, rows: Rows, step: int, target: Target) -> None:
+        """End a column's episode as truncated at an earlier step, with the observation that is in the rows."""
+        last = unflatten(self._observation_leaves, [row[column] for row in rows])
+        self._write(target.finals, len(target.ends), last)
+        target.ends.append(End(step, column, False, True, perf_counter() - self._began[column]))
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
@@ -155,7 +169,7 @@ class EnvStepper:
         self._began[column] = now
         self._cell[0] = self._reset_codes[column]
         observation, _ = self._resets[column]()
-        self._cell[0] = STEP
+        self._cell[0] = self._step_codes[column]
         return observation
 
     def _check_spaces(self) -> None:
@@ -206,6 +220,7 @@ class VectorStepper:
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
+        self._progress.begin("step")
         batch = unflatten(self._action_leaves, [values.copy() for values in actions])
         observations, target.rewards[step], terminated, truncated, infos = self._env.step(batch)
         ended = np.flatnonzero(np.logical_or(terminated, truncated))

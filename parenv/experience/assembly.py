@@ -43,7 +43,6 @@ def assemble(
     policy_version: int,
     policy_lag: int,
     extras: Sequence[str],
-    restarted: Any,
 ) -> Rollout:
     """Build the rollout of adjacent shares of a slot. No array is copied, but for the few bytes of episode ends.
 
@@ -56,7 +55,6 @@ def assemble(
         policy_version: the version that acted.
         policy_lag: in publishes.
         extras: names of the extras that are written by now.
-        restarted: bool ``[B]``.
     """
     first, stop, T = shares[0].first, shares[-1].stop, spec.rollout_length
 
@@ -84,7 +82,7 @@ def assemble(
         worker=worker,
         policy_version=policy_version,
         policy_lag=policy_lag,
-        restarted=restarted,
+        restarted=arrays["restarted", 0][first:stop],
         episodes=EpisodeStatistics.joined([_episodes(records, env_ids) for _, records in parts]),
         ends=[ends for ends, _ in parts],
         successors=unflatten(spec.observations, [block[1:] for block in observations]),

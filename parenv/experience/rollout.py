@@ -89,8 +89,8 @@ class Rollout:
         worker: the worker it came from; ``None`` for a block of all workers (sync).
         policy_version: the version that acted.
         policy_lag: version published when the rollout was yielded minus ``policy_version``, in publishes.
-        restarted: bool ``[B]``: this begins with the first reset of another process, because the worker before it died;
-            the episode that was under way is broken off, and nothing says how it would have ended.
+        restarted: bool ``[B]``: the first row does not follow the last row of the rollout before, because a worker died
+            or a sub-environment raised; the episode that was under way there has no end.
         episodes: the episodes that ended in it.
         ends: where they ended, as parts of one block.
         successors: ``observations`` one step later, ``[T, B, *obs]``, before the final ones are put in.
@@ -189,9 +189,7 @@ class Rollout:
             for part in [self._ends]
         ]
         extras = {name: tensor(value) for name, value in self.extras.items()}
-        return replace(
-            self, **moved, extras=extras, env_ids=tensor(self.env_ids), restarted=tensor(self.restarted), ends=ends
-        )
+        return replace(self, **moved, extras=extras, env_ids=tensor(self.env_ids), ends=ends)
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
@@ -222,6 +220,7 @@ TREES = (
     "truncated",
     "last_observations",
     "initial_carry",
+    "restarted",
     "successors",
 )
 """The fields of a rollout that are trees of arrays and lists."""

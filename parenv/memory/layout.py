@@ -117,6 +117,7 @@ def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayou
     always += [(("observations", i), (T + 1, B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.observations)]
     always += [(("actions", i), (T, B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.actions)]
     always += [(("rewards", 0), (T, B), "<f4"), (("terminated", 0), (T, B), "?"), (("truncated", 0), (T, B), "?")]
+    always += [(("restarted", 0), (B,), "?")]
     always += [(("extras", extra.name), (T, B, *extra.shape), extra.dtype) for extra in spec.extras]
     always += [(("carry", i), (B, *leaf.shape), leaf.dtype) for i, leaf in enumerate(spec.carry)]
     if spec.gradient_bytes:

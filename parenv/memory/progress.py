@@ -38,8 +38,8 @@ def code(doing: str, env_id: int = -1) -> int:
 
 
 def lines(buffer: Any, num_workers: int) -> Any:
-    """The lines of all workers, int64 ``[num_workers, 3]``: ``cell``, ``said`` and ``noted`` of :class:`Progress`."""
-    return np.ndarray((num_workers, 3), "<i8", buffer, ALIGNMENT, (ALIGNMENT, 8))
+    """The lines of all workers, int64 ``[num_workers, 4]``: the numbers of :class:`Progress`."""
+    return np.ndarray((num_workers, 4), "<i8", buffer, ALIGNMENT, (ALIGNMENT, 8))
 
 
 class Progress:
@@ -50,6 +50,7 @@ class Progress:
         worker: index of the worker.
 
     Attributes:
+        beats: int64 ``[1]``: counts rows of rollouts and other things begun; with ``cell``, a sign of life.
         said: int64 ``[1]``: messages that the worker has sent; written behind them, before the driver is woken.
         noted: int64 ``[1]``: whether there is an info among its last answers on the board.
         cell: int64 ``[1]`` with the :func:`code` of now; loops that cannot afford a call store to it directly.
@@ -58,13 +59,14 @@ class Progress:
 
     def __init__(self, buffer: Any, worker: int) -> None:
         self.closing = np.ndarray((1,), "?", buffer, 0)
-        self.cell, self.said, self.noted = (
-            np.ndarray((1,), "<i8", buffer, ALIGNMENT * (1 + worker) + 8 * i) for i in range(3)
+        self.cell, self.said, self.noted, self.beats = (
+            np.ndarray((1,), "<i8", buffer, ALIGNMENT * (1 + worker) + 8 * i) for i in range(4)
         )
 
     def begin(self, doing: str, env_id: int = -1) -> None:
         """Say what comes now, one of :data:`DOING`."""
         self.cell[0] = code(doing, env_id)
+        self.beats[0] += 1
 
     @property
     def doing(self) -> str:
@@ -75,6 +77,11 @@ class Progress:
     def env_id(self) -> int:
         """The sub-environment at work, or -1."""
         return (int(self.cell[0]) >> _DOING_BITS) - 1
+
+    @property
+    def sign(self) -> tuple[int, int]:
+        """What changes with whatever the worker begins."""
+        return int(self.cell[0]), int(self.beats[0])
 
     def describe(self) -> str:
         """What the worker is doing, in words for an error message."""

@@ -31,6 +31,7 @@ class LocalPlacement:
         self._launcher: Launcher | None = None
         self._socket: DriverSocket | None = None
         self._job: SharedMemory | None = None
+        self._host: Launcher | None = None
         self._address = ""
         self._handles: dict[int, Sender] = {}
         self._bells: dict[Sender, Doorbell] = {}
@@ -58,13 +59,17 @@ class LocalPlacement:
 
         An end is reported behind every message that had come before it.
         """
-        if self._socket is None or self._launcher is None:
+        if self._socket is None:
             return []
+        if self._launcher is None:
+            self._socket.wait(timeout_s)
+            return self._received()
         exited = self._launcher.events() if self._socket.wait(timeout_s) else []
-        events: list[Event] = []
-        while (frames := self._socket.receive()) is not None:
-            events.append(Received(*from_frames(frames)))
-        return events + [self._ended(exit) for exit in exited]
+        if self._launcher.lost:
+            self._socket.unwatch(self._launcher.fileno())
+            self._launcher.close()
+            self._launcher = None
+        return self._received() + [self._ended(exit) for exit in exited]
 
     def fileno(self) -> int:
         """Readable when a worker has started or ended."""
@@ -87,29 +92,40 @@ class LocalPlacement:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
         launcher, socket = self._launcher, self._socket
         try:
-            if launcher is not None and socket is not None:
+            if launcher is not None:
                 self._wait_for_ends(timeout_s)
                 for handle in launcher.running:
                     launcher.signal(handle, signal.SIGKILL)
                 self._wait_for_ends(KILL_TIMEOUT_S)
         finally:
-            self._launcher = self._socket = None
+            self._launcher = self._socket = self._host = None
             for closed in (launcher, socket, self._job):
                 if closed is not None:
                     closed.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._address.removeprefix("ipc://"))
 
+    def _received(self) -> list[Event]:
+        events: list[Event] = []
+        while self._socket is not None and (frames := self._socket.receive()) is not None:
+            events.append(Received(*from_frames(frames)))
+        return events
+
     def _handle(self, worker: Sender) -> int:
         return next((handle for handle, sender in self._handles.items() if sender == worker), -1)
 
     def _open(self, launch: Launch) -> tuple[Launcher, SharedMemory]:
-        if self._launcher is None or self._job is None:
+        """The launcher, another one where its zygote has died, and the job."""
+        if self._launcher is None:
             spec = ZygoteSpec(launch.preload, tuple(sorted(launch.environment.items())), launch.threads)
             self._launcher = Launcher(spec)
-            self._address = f"ipc://{self._launcher.directory}/{id(self):x}"
-            self._socket = DriverSocket(self._address)
+            if self._socket is None:
+                # Whose directory lasts as long as somebody holds it, even if its zygote dies.
+                self._host = self._launcher
+                self._address = f"ipc://{self._host.directory}/{id(self):x}"
+                self._socket = DriverSocket(self._address)
             self._socket.watch(self._launcher.fileno())
+        if self._job is None:
             self._job = SharedMemory(len(launch.job))
             with self._job.map() as mapping:
                 mapping[:] = launch.job

@@ -117,6 +117,13 @@ def make_plan(
     factories = as_factories(env_fn)
     if num_envs is not None and factories.count not in (None, num_envs):
         raise ConfigurationError(f"env_fn is a sequence of {factories.count} factories, but num_envs={num_envs}")
+    if num_workers == 0 and options.on_env_error == "restart_worker":
+        raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
+    if length == WHOLE_EPISODES and options.on_env_error == "restart_env":
+        raise ConfigurationError(
+            'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
+            'use "restart_worker"'
+        )
     part = part_of(this_learner(), factories.count or num_envs, num_workers, parallelism)
     if seed is not None:
         at_least("seed", seed, 0)

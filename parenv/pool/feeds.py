@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ from parenv.pool.staff import Committed, Event, Lost, Staff
 from parenv.pool.statistics import Tally
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
+
+_log = logging.getLogger("parenv")
 
 
 class Arrival(NamedTuple):
@@ -78,19 +81,10 @@ class Slotted:
         self.spec, self.slots, self.staff, self.crew = spec, slots, staff, staff.crew
         self.versions, self.tally = versions, tally
         self._max_leases = max_leases
-        self._fresh: set[int] = set()
-        self._restarted: dict[int, CreditKey] = {}
-
-    def regain(self, worker: int) -> None:
-        """Note that the next rollout of a worker is the first of another process."""
-        self._fresh.add(worker)
 
     def give(self, key: CreditKey, slot: int, version: int) -> None:
         """Let a worker fill its part of a slot."""
         which = self.versions[version]
-        if key.worker in self._fresh:
-            self._fresh.remove(key.worker)
-            self._restarted[key.worker] = key
         self.staff.say(key.worker, Credit(key.sequence, slot, version, which.place, which.snapshot))
 
     def take(
@@ -117,14 +111,10 @@ class Slotted:
         lend = self.slots.leased < self._max_leases
         arrays = layout.arrays(self.slots.lease(slot) if lend else self.slots.peek(slot))
         extras = [extra.name for extra in self.spec.extras]
-        restarted = np.zeros(len(about["env_ids"]), bool)
-        if self._restarted:
-            restarted |= np.repeat(
-                [self._restarted.get(key.worker) == key for key, _ in heard], list(map(len, columns))
-            )
-        rollout = assemble(self.spec, arrays, shares, extras=extras, restarted=restarted, **about)
+        rollout = assemble(self.spec, arrays, shares, extras=extras, **about)
         commits, gradients = arrays["commits", 0], arrays.get(("gradients", 0))
         self.tally.add_seconds(commits)
+        self._tell([cause for _, commit in heard for cause in commit.replaced])
         reports = [commit.report or [0, {}, None] for _, commit in heard]
         samples = [said for said, _, _ in reports]
         if self.spec.rollout_length == WHOLE_EPISODES:
@@ -140,6 +130,11 @@ class Slotted:
         workers, metrics = [key.worker for key, _ in heard], [said for _, said, _ in reports]
         env_ids = [self.crew.env_ids(worker) for worker in workers]
         return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics)
+
+    def _tell(self, replaced: Sequence[Sequence[Any]]) -> None:
+        for env_id, doing, error in replaced:
+            _log.warning("env_id %s raised while %s and was replaced: %s", env_id, doing, error)
+        self.tally.env_restarts += len(replaced)
 
 
 class SyncFeed:
@@ -198,7 +193,6 @@ class SyncFeed:
                 self._lost.add(event.worker)
             else:
                 self._lost.remove(event.worker)
-                self._slotted.regain(event.worker)
                 for key in self._rounds.again(event.worker):
                     self._slotted.give(key, self._slot, self._rounds.round_version)
 
@@ -296,7 +290,6 @@ class AsyncFeed:
                     self._slotted.slots.release(self._slot_of.pop(key))
             else:
                 self._dispatch.regain(event.worker)
-                self._slotted.regain(event.worker)
 
     def _take(self, key: CreditKey, lag: int) -> Arrival:
         return self._slotted.take(

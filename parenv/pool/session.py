@@ -50,9 +50,9 @@ class Session:
         self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
         self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
+        launch = with_launch(self._arena.memory.fd)
+        self._staff = Staff(self.crew, launch, plan.options, processes=not plan.inline)
         try:
-            launch = with_launch(self._arena.memory.fd)
-            self._staff = Staff(self.crew, launch, plan.options.restart, plan.options.start_timeout_s)
             ready = self._staff.start()
             as_planned = tuple(self.crew.shares) == plan.shares
             self.crew.first_env_id = plan.first_env_id if as_planned else plan.first_worker * self.crew.shares[0]
@@ -135,6 +135,7 @@ class Session:
             dropped_rollouts=tally.dropped,
             workers_alive=self.crew.alive,
             worker_restarts=self._staff.restarts,
+            env_restarts=tally.env_restarts,
             environment_seconds=tally.environment_s,
             acting_seconds=tally.acting_s,
             learning_seconds=tally.learning_s,
@@ -145,7 +146,7 @@ class Session:
     def close(self, timeout_s: float) -> None:
         """End the workers, by themselves within the limit or by force after it. Idempotent."""
         try:
-            self.crew.close(timeout_s)
+            self._staff.close(timeout_s)
         finally:
             self._arena.close()
 

@@ -1,24 +1,41 @@
-"""The workers of a pool, each of them replaced when it is gone."""
+"""The workers of a pool, each of them replaced when it dies, hangs or fails."""
 
 from __future__ import annotations
 
 import logging
+import math
+import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from parenv.crew.crew import FOREVER_S, Crew
-from parenv.errors import RestartLimitError, WorkerDiedError, WorkerError
-from parenv.options import RestartPolicy
+from parenv.crew.failures import culprit
+from parenv.crew.stacks import Stacks
+from parenv.errors import (
+    ProtocolError,
+    RestartLimitError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerMemoryError,
+    WorkerTimeoutError,
+    span,
+)
+from parenv.options import WorkerOptions
 from parenv.placement.base import Launch
 from parenv.process.supervisor import Supervisor
+from parenv.process.watchdog import Look, Watchdog
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Commit, Layout, Message, Ready
 
 _REPEATABLE = {"load", "evaluate"}
 """Calls that mean the pool, not the environments that are gone, and so are asked again."""
+_IN_ENVIRONMENT = {"step", "reset", "making the environment"}
+_CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
+MAX_DEATHS_KEPT = 1000
+KILL_TIMEOUT_S = 5.0
 _log = logging.getLogger("parenv")
 
 
@@ -51,29 +68,42 @@ class _Asked:
     calls: dict[int, int] = field(default_factory=dict)
 
 
+class _Condemned(NamedTuple):
+    """A worker that has been killed, why, and until when that must have taken effect."""
+
+    reason: Exception
+    deadline: float
+
+
 class Staff:
-    """A crew whose dead are replaced, up to a limit.
+    """A crew whose dead are replaced, up to a limit. One that hangs or fails is killed, and is then dead like others.
 
     Args:
         crew: the workers.
-        launch: how they were started.
-        restart: how often and how soon they are started again, or ``None`` for never.
-        start_timeout_s: seconds that another process may take until it is ready.
+        launch: how they are started.
+        options: how long they may take, and what becomes of them.
+        processes: whether they are processes, which can be killed.
     """
 
-    def __init__(self, crew: Crew, launch: Launch, restart: RestartPolicy | None, start_timeout_s: float) -> None:
-        self.crew, self._launch, self._start_timeout_s = crew, launch, start_timeout_s
-        self._supervisor = Supervisor(restart, len(crew.shares))
+    def __init__(self, crew: Crew, launch: Launch, options: WorkerOptions, processes: bool) -> None:
+        self.crew, self._options = crew, options
+        self._stacks = Stacks() if processes else None
+        self._launch = replace(launch, descriptors=(self._stacks.descriptor,)) if self._stacks is not None else launch
+        self._supervisor = Supervisor(options.restart, len(crew.shares))
+        limits = [limit for limit in (options.step_timeout_s, options.reset_timeout_s) if limit is not None]
+        self._watchdog = Watchdog(len(crew.shares), min(limits, default=math.inf))
+        self._next_look = -math.inf if processes else math.inf
         self._events: deque[Event] = deque()
+        self._condemned: dict[int, _Condemned] = {}
         self._due: dict[int, float] = {}
         self._starting: dict[int, float] = {}
         self._asked: _Asked | None = None
-        self.deaths: list[WorkerError] = []
+        self.deaths: list[deque[Exception]] = [deque(maxlen=MAX_DEATHS_KEPT) for _ in crew.shares]
         self.restarts = 0
 
     def start(self) -> list[Ready]:
         """Start all and wait until they are ready."""
-        self._ready = self.crew.start(self._launch, self._start_timeout_s)
+        self._ready = self.crew.start(self._launch, self._options.start_timeout_s)
         return self._ready
 
     def lay_out(self, layouts: Sequence[Layout]) -> None:
@@ -107,9 +137,9 @@ class Staff:
 
         Raises:
             Exception: what a worker raised, after all have answered; an ``ExceptionGroup`` of several.
-            WorkerDiedError: a worker died that was to answer for environments that are gone with it.
+            WorkerError: a worker died or hung that was to answer for environments that are gone with it.
         """
-        while self._due or self._starting:
+        while self._condemned or self._due or self._starting:
             self._listen(FOREVER_S)
         asked = self._asked = _Asked(method, arguments)
         try:
@@ -120,30 +150,76 @@ class Staff:
             self._asked = None
         return self.crew.answers(asked.calls)
 
+    def close(self, timeout_s: float) -> None:
+        """End all, by themselves within the limit or by force after it. Idempotent."""
+        try:
+            self.crew.close(timeout_s)
+        finally:
+            if self._stacks is not None:
+                self._stacks.close()
+
     def _listen(self, timeout_s: float) -> None:
-        """Hear what there is, and start who is due."""
+        """Hear what there is, start who is due, and end who hangs."""
         now = time.monotonic()
-        next_s = min([*self._due.values(), *self._starting.values()], default=now + timeout_s)
+        killed = [condemned.deadline for condemned in self._condemned.values()]
+        next_s = min([self._next_look, *killed, *self._due.values(), *self._starting.values()])
         try:
             self.crew.listen(max(0.0, min(timeout_s, next_s - now)))
-        except WorkerDiedError as error:
-            self._lost(error)
+        except Exception as error:
+            self._failed(error)
         finally:
             self._events.extend(Committed(*heard) for heard in self.crew.take_commits())
-        self._start_those_due(time.monotonic())
+        now = time.monotonic()
+        self._start_those_due(now)
+        self._cut_the_late(now)
 
-    def _lost(self, error: WorkerError) -> None:
-        worker, crew = error.worker, self.crew
+    def _failed(self, error: Exception) -> None:
+        worker = culprit(error)
+        if isinstance(error, WorkerDiedError):
+            condemned = self._condemned.pop(worker, None)
+            self._lost(worker, condemned.reason if condemned else self._with_likely_cause(error))
+        elif self._stacks is not None and worker >= 0 and self._ends_only_its_worker(error):
+            self._condemn(worker, self._with_likely_cause(error))
+        else:
+            raise error
+
+    def _ends_only_its_worker(self, error: Exception) -> bool:
+        """Whether what a worker said is its own trouble, and not the user's to mend before anything can go on."""
+        if isinstance(error, ProtocolError) or (isinstance(error, MemoryError) and self._options.max_memory_bytes):
+            return True
+        doing = getattr(error if isinstance(error, WorkerError) else error.__cause__, "doing", "")
+        return self._options.on_env_error == "restart_worker" and doing in _IN_ENVIRONMENT
+
+    def _with_likely_cause(self, error: Exception) -> Exception:
+        limit, worker, crew = self._options.max_memory_bytes, culprit(error), self.crew
+        crashed = isinstance(error, WorkerDiedError) and error.signal in _CRASHES
+        if limit is None or not (crashed or isinstance(error, MemoryError)):
+            return error
+        doing = getattr(error if isinstance(error, WorkerError) else error.__cause__, "doing", "")
+        return WorkerMemoryError(
+            f"worker {worker} (env_ids {span(crew.env_ids(worker))}) is likely out of memory while {doing}: beyond "
+            f"what it began with it may allocate max_memory_bytes={limit:,}. {error}",
+            worker=worker,
+            env_ids=crew.env_ids(worker),
+            pid=crew.pid(worker),
+            doing=doing,
+        )
+
+    def _condemn(self, worker: int, reason: Exception) -> None:
         # Remembered without a traceback, whose frames would keep the pool's memory for as long.
-        self.deaths.append(error.with_traceback(None))
+        self._condemned[worker] = _Condemned(reason.with_traceback(None), time.monotonic() + KILL_TIMEOUT_S)
+        self.crew.broken = False
+        self.crew.signal(worker, signal.SIGKILL, alone=False)
+
+    def _lost(self, worker: int, error: Exception) -> None:
+        crew, deaths = self.crew, self.deaths[worker]
         # Commits that came before the end are events before it.
         self._events.extend(Committed(*heard) for heard in crew.take_commits())
         wait_s = self._supervisor.died(worker, time.monotonic())
         if wait_s is None:
-            mine = [death for death in self.deaths if death.worker == worker]
-            self.deaths.pop()
-            raise error if len(mine) == 1 else RestartLimitError(mine) from error
-        _log.warning("%s It is restarted.", str(error))
+            raise RestartLimitError(worker, crew.env_ids(worker), [*deaths, error]) if deaths else error
+        deaths.append(error.with_traceback(None))
+        _log.warning("%s Worker %s is restarted.", str(error), worker)
         was_ready = worker not in self._starting
         self._starting.pop(worker, None)
         self._due[worker] = time.monotonic() + wait_s
@@ -161,16 +237,38 @@ class Staff:
                 self.crew.restart(self._launch, worker)
             except Exception as failure:
                 self.crew.broken = True
-                raise self.deaths.pop() from failure
-            self._starting[worker] = now + self._start_timeout_s
+                raise self.deaths[worker].pop() from failure
+            self._starting[worker] = now + self._options.start_timeout_s
             self.restarts += 1
-        for worker, deadline in list(self._starting.items()):
-            if self.crew.is_ready(worker):
-                del self._starting[worker]
-                self._welcome(worker)
-            elif deadline <= now:
+        for worker in [worker for worker in self._starting if self.crew.is_ready(worker)]:
+            del self._starting[worker]
+            self._welcome(worker)
+
+    def _cut_the_late(self, now: float) -> None:
+        for worker, condemned in self._condemned.items():
+            if condemned.deadline <= now:
                 self.crew.broken = True
-                raise self.crew.late(self._start_timeout_s)
+                raise WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker) from condemned.reason
+        for worker, deadline in self._starting.items():
+            if deadline <= now and worker not in self._condemned:
+                self._cut(worker, f"start_timeout_s={self._options.start_timeout_s:g}")
+        if now < self._next_look:
+            return
+        self._next_look = now + self._watchdog.interval_s
+        for worker in range(len(self.crew.shares)):
+            name, limit_s = self._limit_of(self.crew.busy_with(worker))
+            hangs = self._watchdog.look(worker, now, Look(self.crew.sign(worker), limit_s))
+            if hangs and not (worker in self._condemned or worker in self._due or worker in self._starting):
+                self._cut(worker, f"{name}={limit_s:g}")
+
+    def _limit_of(self, doing: str) -> tuple[str, float]:
+        name = "reset_timeout_s" if doing in ("reset", "making the environment") else "step_timeout_s"
+        limit_s = getattr(self._options, name) if doing else None
+        return name, math.inf if limit_s is None else limit_s
+
+    def _cut(self, worker: int, limit: str) -> None:
+        if self._stacks is not None:
+            self._condemn(worker, self._stacks.timeout_error(self.crew, worker, limit))
 
     def _welcome(self, worker: int) -> None:
         crew, asked = self.crew, self._asked

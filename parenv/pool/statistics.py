@@ -34,6 +34,7 @@ class PoolStatistics:
         dropped_rollouts: not yielded, because they were older than ``max_policy_lag`` with ``on_stale="drop"``.
         workers_alive: workers that run.
         worker_restarts: how often another process took the place of one that was gone.
+        env_restarts: how often another sub-environment took the place of one that raised.
         environment_seconds: seconds that workers spent in environments, all workers together.
         acting_seconds: the same in the policy.
         learning_seconds: the same in ``loss_fn`` and backward.
@@ -56,6 +57,7 @@ class PoolStatistics:
     dropped_rollouts: int
     workers_alive: int
     worker_restarts: int
+    env_restarts: int
     environment_seconds: float
     acting_seconds: float
     learning_seconds: float
@@ -68,7 +70,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.env_steps = self.rollouts = self.episodes = self.copied = self.dropped = 0
-        self.gradients = self.skipped = 0
+        self.gradients = self.skipped = self.env_restarts = 0
         self.lag: Counter[int] = Counter()
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)

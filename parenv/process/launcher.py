@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +62,9 @@ class Launcher:
 
     Args:
         spec: which zygote.
+
+    Attributes:
+        lost: whether the zygote has died; another launcher will have another one.
     """
 
     def __init__(self, spec: ZygoteSpec) -> None:
@@ -72,6 +76,7 @@ class Launcher:
             self._zygote = _open_session(spec, theirs)
         self._pids: dict[int, int] = {}
         self._running: set[int] = set()
+        self.lost = False
 
     @property
     def directory(self) -> str:
@@ -144,6 +149,12 @@ class Launcher:
         return Exited(handle, self.pid(handle), *how)
 
     def _all_gone(self) -> list[Exited]:
+        """The zygote has died, and with it the workers; what they had started is killed here."""
+        self.lost = True
+        for handle in self._running:
+            if (pid := self.pid(handle)) > 0:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
         gone = [Exited(handle, self.pid(handle), None, None) for handle in sorted(self._running)]
         self._running.clear()
         return gone

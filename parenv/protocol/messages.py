@@ -127,11 +127,13 @@ class Commit:
         sequence: that of the credit.
         objects: values of spaces without a fixed size, which do not lie in the slot.
         report: for gradients: samples, metrics, and, of whole episodes, their returns, lengths, seconds and env_ids.
+        replaced: ``[env_id, doing, exception as text]`` of sub-environments that were replaced meanwhile.
     """
 
     sequence: int
     objects: Any
     report: Any
+    replaced: Any
 
 
 @dataclass(frozen=True)

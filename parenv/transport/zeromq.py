@@ -34,6 +34,10 @@ class DriverSocket:
         """Have :meth:`wait` return also when this descriptor is readable."""
         self._poller.register(descriptor, zmq.POLLIN)
 
+    def unwatch(self, descriptor: int) -> None:
+        """Watch it no longer."""
+        self._poller.unregister(descriptor)
+
     def wait(self, timeout_s: float) -> set[int]:
         """Wait until a message has come or a watched descriptor is readable, or until the limit, or :data:`MAX_WAIT_S`.
 

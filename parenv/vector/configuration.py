@@ -99,6 +99,10 @@ def make_vector_plan(
             f"context must be a start method of multiprocessing, got {context!r}. All mean the same here: workers are "
             "forked from a helper process, as safe as spawn and as fast as fork"
         )
+    if options.on_env_error != "raise":
+        raise ConfigurationError(
+            "WorkerOptions.on_env_error is for pools: in a vector env the exception is raised, and the env goes on"
+        )
     one_of("on_worker_death", on_worker_death, ("raise", "restart"))
     if max_concurrency is not None:
         at_least("max_concurrency", max_concurrency, 1)

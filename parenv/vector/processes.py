@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import operator
-import os
 import select
 import signal
 import time
@@ -18,7 +17,8 @@ from gymnasium.vector import AutoresetMode
 from parenv.crew.crew import FOREVER_S, Crew
 from parenv.crew.hiring import local_launch
 from parenv.crew.pickling import pickled
-from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
+from parenv.crew.stacks import Stacks
+from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import Progress, header_bytes, lines
 from parenv.memory.shared import SharedMemory
@@ -28,10 +28,8 @@ from parenv.process.doorbell import ALL, Doorbell
 from parenv.protocol.messages import Actions, Ready, Remarks, Rows
 from parenv.vector.configuration import VectorPlan
 from parenv.worker.step_station import StepJob
-from parenv.worker.stepping import STACK_SIGNAL
 
 WORKER_ENTRY = "parenv.worker.stepping:main"
-STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 KILL_TIMEOUT_S = 5.0
 MAX_DEATHS_IN_A_ROW = 3
 _log = logging.getLogger("parenv")
@@ -62,18 +60,17 @@ class ProcessTeam:
         self._memory = SharedMemory(header_bytes(workers))
         head = self._memory.map()
         self._progress = [Progress(head, worker) for worker in range(workers)]
-        _, self._said, self._noted = lines(head, workers).T
+        _, self._said, self._noted, _ = lines(head, workers).T
         self._bells = [Doorbell() for _ in range(workers)]
         self._answers = Doorbell()
-        self._stacks = os.pipe()
-        os.set_blocking(self._stacks[0], False)
+        self._stacks = Stacks()
         self._crew = Crew(LocalPlacement(WORKER_ENTRY), self._progress, plan.shares)
         self._first = [sum(plan.shares[:worker]) for worker in range(workers)]
         self._workers, self._firsts = np.repeat(np.arange(workers), plan.shares), np.repeat(self._first, plan.shares)
         self._ordered = [0] * workers
         self._restarted: list[list[int]] = []
         self._deaths, self._restarted_at = [0] * workers, [-1] * workers
-        self._hung: dict[int, str] = {}
+        self._hung: dict[int, WorkerTimeoutError] = {}
         self._questions: list[_Question] = []
         self._dtypes: Any = None
         self.closed = False
@@ -82,9 +79,7 @@ class ProcessTeam:
         except BaseException:
             self.close(plan.options.close_timeout_s)
             raise
-        self._poll = select.poll()
-        self._poll.register(self._crew.fileno(), select.POLLIN)
-        self._poll.register(self._answers.fileno(), select.POLLIN)
+        self._watch()
 
     @property
     def noted(self) -> bool:
@@ -203,8 +198,9 @@ class ProcessTeam:
     def cut(self, env_ids: Sequence[int]) -> None:
         """Kill the workers of these sub-environments, because they do not answer; their stacks join the error."""
         for worker in sorted(set(self._workers[list(env_ids)].tolist())):
-            self._crew.signal(worker, STACK_SIGNAL, alone=True)
-            self._hung[worker] = self._read_stack()
+            self._hung[worker] = self._stacks.timeout_error(
+                self._crew, worker, f"step_timeout_s={self._plan.step_timeout_s:g}"
+            )
             self._crew.signal(worker, signal.SIGKILL, alone=False)
             deadline = time.monotonic() + KILL_TIMEOUT_S
             while worker in self._hung:
@@ -223,12 +219,16 @@ class ProcessTeam:
             self._memory.close()
             for bell in (*self._bells, self._answers):
                 bell.close()
-            for descriptor in self._stacks:
-                os.close(descriptor)
+            self._stacks.close()
+
+    def _watch(self) -> None:
+        self._poll = select.poll()
+        self._poll.register(self._crew.fileno(), select.POLLIN)
+        self._poll.register(self._answers.fileno(), select.POLLIN)
 
     def _launch(self) -> Launch:
         launch = self._with_launch(self._memory.fd)
-        shared = (self._stacks[1], *self._answers.descriptors)
+        shared = (self._stacks.descriptor, *self._answers.descriptors)
         return replace(launch, descriptors=shared, doorbells=tuple(self._bells))
 
     def _hear(self, timeout_s: float) -> None:
@@ -241,8 +241,7 @@ class ProcessTeam:
 
     def _died(self, error: WorkerError) -> None:
         worker = error.worker
-        if worker in self._hung:
-            error = self._timeout_error(error, self._hung.pop(worker))
+        error = self._hung.pop(worker, error)
         answered = int(self._board.finished[self._first[worker]])
         self._deaths[worker] = 1 if answered > self._restarted_at[worker] else self._deaths[worker] + 1
         if self._plan.on_worker_death == "raise" or self._deaths[worker] > MAX_DEATHS_IN_A_ROW:
@@ -264,6 +263,7 @@ class ProcessTeam:
         self._bells[worker] = Doorbell()
         self._said[worker] = self._ordered[worker] = 0
         generation = crew.restart(self._launch(), worker)
+        self._watch()
         deadline = time.monotonic() + plan.options.start_timeout_s
         while not crew.is_ready(worker):
             if time.monotonic() > deadline:
@@ -298,26 +298,3 @@ class ProcessTeam:
         """Close, because nothing can be done any more; the error to raise."""
         self.close(self._plan.options.close_timeout_s)
         return error
-
-    def _read_stack(self) -> str:
-        """What a worker writes when it is asked for its stack, up to a pause."""
-        poll = select.poll()
-        poll.register(self._stacks[0], select.POLLIN)
-        text, patience_s = b"", STACK_TIMEOUT_S
-        while poll.poll(patience_s * 1000.0):
-            text += os.read(self._stacks[0], 1 << 16)
-            patience_s = STACK_PAUSE_S
-        return text.decode(errors="replace")
-
-    def _timeout_error(self, death: WorkerError, stack: str) -> WorkerTimeoutError:
-        shown = (
-            f"Its stack:\n{stack}" if stack else "It gave no stack: the process was stopped, or stuck in the kernel."
-        )
-        return WorkerTimeoutError(
-            f"worker {death.worker} (pid {death.pid}, env_ids {span(death.env_ids)}) did not answer within "
-            f"step_timeout_s={self._plan.step_timeout_s:g} s while {death.doing}, and was killed. {shown}",
-            worker=death.worker,
-            env_ids=death.env_ids,
-            pid=death.pid,
-            doing=death.doing,
-        )

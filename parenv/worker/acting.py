@@ -91,17 +91,17 @@ class Actor:
             actions, extras, carry = self._policy.act(observations, carry)
         return (actions,) if self._one_action else flatten(self._actions, actions), extras, carry
 
-    def with_initial_rows(self, carry: Any, initial: Any, columns: Sequence[int]) -> Any:
-        """A copy of the carry with the rows of these sub-environments set back to the initial ones."""
+    def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
+        """A copy of the carry with the rows of these sub-environments from another one."""
         rows = list(columns)
 
-        def replaced(values: Any, at_first: Any) -> Any:
+        def replaced(values: Any, others: Any) -> Any:
             values = _cloned(values)
-            values[rows] = at_first[rows]
+            values[rows] = others[rows]
             return values
 
         with self._context():
-            return map_trees(replaced, carry, initial)
+            return map_trees(replaced, carry, other)
 
     def own_carry(self, carry: Any) -> Any:
         """A copy of the carry that shares no memory with a rollout slot."""

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.envs.stepping import STEP, End, Stepper
+from parenv.envs.stepping import End, Stepper
+from parenv.envs.values import Rows
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.rollout import Rollout, map_trees
 from parenv.memory.layout import RolloutSpec, slot_layout
@@ -25,6 +26,13 @@ class StopCollectingError(Exception):
     """The driver wants this worker to end."""
 
 
+class Before(NamedTuple):
+    """What a policy acts on: observations by leaf, and its carry."""
+
+    rows: Rows
+    carry: Any
+
+
 class Seconds(NamedTuple):
     """Where the time of a rollout went."""
 
@@ -35,6 +43,8 @@ class Seconds(NamedTuple):
 class Collector:
     """Sub-environments under way, with all that lasts from one rollout to the next.
 
+    An exception of a sub-environment comes out of :meth:`collect`.
+
     Args:
         stepper: the sub-environments.
         actor: chooses the actions.
@@ -43,6 +53,7 @@ class Collector:
         env_ids: of the sub-environments, int64 ``[B]``.
         worker: index of the worker.
         progress: where to say what is going on.
+        restarted: whether another process was here before.
     """
 
     def __init__(
@@ -54,8 +65,10 @@ class Collector:
         env_ids: Any,
         worker: int,
         progress: Progress,
+        restarted: bool = False,
     ) -> None:
         self.stepper, self.actor, self.spec = stepper, actor, spec
+        self._restarted = restarted
         self._rows, self._env_ids, self._worker, self._progress = rows, env_ids, worker, progress
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
@@ -83,8 +96,9 @@ class Collector:
             StopCollectingError: the driver wants this worker to end.
         """
         clock, stepper = time.perf_counter, self.stepper
-        cell, closing = self._progress.cell, self._progress.closing
+        cell, beats, closing = self._progress.cell, self._progress.beats, self._progress.closing
         environment = acting = 0.0
+        writer.restarted[:], self._restarted = self._restarted, False
         initial = self.actor.initial_carry(stepper.num_envs)
         rows = writer.begin(self._rows)
         writer.write_carry(self._carry)
@@ -93,15 +107,17 @@ class Collector:
                 raise StopCollectingError
             began = clock()
             cell[0] = ACT
-            actions, extras, self._carry = self.actor.act(rows, self._carry)
+            beats[0] += 1
+            before = Before(rows, self._carry)
+            actions, extras, self._carry = self.actor.act(*before)
             actions = writer.write_actions(step, actions, extras)
             acted = clock()
-            cell[0] = STEP
             known, rows = len(writer.ends), writer.observations(step + 1)
-            stepper.step(actions, rows, step, writer)
+            self._step(actions, rows, step, writer, before)
             ended = writer.ends[known:]
             if initial is not None and ended:
-                self._carry = self.actor.with_initial_rows(self._carry, initial, [end.column for end in ended])
+                columns = [end.column for end in ended if end.step == step]
+                self._carry = self.actor.with_rows(self._carry, initial, columns)
             acting += acted - began
             environment += clock() - acted
             if enough is not None and ended and enough(ended):
@@ -110,6 +126,9 @@ class Collector:
         self._carry = self.actor.own_carry(self._carry)
         writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
         return Seconds(environment, acting)
+
+    def _step(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter, before: Before) -> None:
+        self.stepper.step(actions, rows, step, writer)
 
     def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = False) -> Rollout:
         """What a writer holds, as a rollout with what the policy, and perhaps ``postprocess``, has returned."""
@@ -121,7 +140,6 @@ class Collector:
             worker=self._worker,
             policy_version=policy_version,
             policy_lag=0,
-            restarted=np.zeros(len(self._env_ids), bool),
             extras=[extra.name for extra in self.spec.extras if postprocessed or not extra.postprocessed],
         )
 

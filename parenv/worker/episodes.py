@@ -115,5 +115,6 @@ def _joined(pieces: list[list[Rollout]], initial_carry: Any) -> Rollout:
         initial_carry=initial_carry,
         env_ids=parts[0].env_ids if len(pieces) == 1 else np.array([-1]),
         episodes=EpisodeStatistics.joined([column[-1].episodes for column in pieces]),
+        restarted=np.zeros(1, bool),
         ends=[Ends(steps, np.zeros_like(steps), finals)],
     )

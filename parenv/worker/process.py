@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
+import signal
 import traceback
 from typing import Any
 
@@ -16,10 +17,13 @@ from parenv.protocol.messages import Failure
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.worker import Worker
 
+STACK_SIGNAL = signal.SIGUSR1
+"""Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
 
-def main(arguments: dict[str, Any], memory_fd: int, job_fd: int) -> int:
+
+def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int) -> int:
     """Serve the driver until it says ``Close``; the exit code."""
-    faulthandler.enable()
+    show_stacks(stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
     socket = WorkerSocket(arguments["address"], *sender)
     job = mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)
@@ -39,6 +43,12 @@ def main(arguments: dict[str, Any], memory_fd: int, job_fd: int) -> int:
     worker.close()
     socket.close()
     return 0
+
+
+def show_stacks(descriptor: int) -> None:
+    """Write stacks here when :data:`STACK_SIGNAL` comes, and to stderr when native code crashes."""
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, file=descriptor)
 
 
 def _guarded(worker: Worker) -> bool:

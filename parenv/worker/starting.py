@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from parenv.errors import ConfigurationError
 from parenv.memory.layout import Extra, RolloutSpec
 from parenv.memory.progress import Progress
 from parenv.memory.spaces import Leaf, describe, leaves
+from parenv.options import WorkerOptions
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Ready
 from parenv.worker.acting import Actor
@@ -83,12 +85,23 @@ def make_envs(job: Job, first: int, count: int, progress: Progress) -> Stepper:
     return make_stepper(envs, first, progress)
 
 
-def prepare_process(seed: int, threads: int) -> None:
-    """Settle what belongs to the whole process: threads, and random states that begin at a seed."""
+def prepare_process(seed: int, options: WorkerOptions) -> None:
+    """Settle what belongs to the whole process: memory, threads, and random states that begin at a seed."""
+    if options.max_memory_bytes is not None:
+        _limit_memory(options.max_memory_bytes)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(options.threads)
         torch.manual_seed(seed)
     RandomState(seed).__enter__()
+
+
+def _limit_memory(more: int) -> None:
+    """Have the kernel refuse allocations beyond what this process has now and so many bytes more (Linux)."""
+    import resource
+
+    status = Path("/proc/self/status").read_text()
+    kilobytes = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmData:")))
+    resource.setrlimit(resource.RLIMIT_DATA, (kilobytes * 1024 + more, resource.RLIM_INFINITY))
 
 
 def _probe(

@@ -22,6 +22,7 @@ from parenv.worker.collecting import Collector, reset
 from parenv.worker.differentiating import Differentiator
 from parenv.worker.episodes import EpisodeCollector
 from parenv.worker.evaluation import evaluate, evaluation_spec
+from parenv.worker.replacing import Replacements, ReplacingCollector
 from parenv.worker.starting import Started, make_envs
 from parenv.worker.writing import RolloutWriter
 
@@ -56,7 +57,7 @@ class Station:
         )
         env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
         self._spec = spec
-        self._collector = Collector(started.stepper, self._actor, spec, started.rows, env_ids, sender.worker, progress)
+        self._collector, self._replacements = self._make_collector(started, spec, env_ids)
         self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
         self._differentiator: Differentiator | None = None
         if self._job.gradient is not None:
@@ -100,7 +101,8 @@ class Station:
             policy_version=version,
             sequence=credit.sequence,
         )
-        return Commit(credit.sequence, dict(writer.share.objects), report)
+        replaced = [] if self._replacements is None else self._replacements.take_causes()
+        return Commit(credit.sequence, dict(writer.share.objects), report, replaced)
 
     def answer(self, call: Call) -> Any:
         """Answer a call."""
@@ -122,6 +124,15 @@ class Station:
         finally:
             if self._evaluation_envs is not None:
                 self._evaluation_envs.close()
+
+    def _make_collector(self, started: Started, spec: Any, env_ids: Any) -> tuple[Collector, Replacements | None]:
+        sender, job, progress = self._sender, self._job, self._progress
+        about = (started.stepper, self._actor, spec, started.rows, env_ids, sender.worker, progress)
+        restarted = sender.generation > 0
+        if job.options.on_env_error != "restart_env":
+            return Collector(*about, restarted=restarted), None
+        replacements = Replacements(job, started.stepper, int(env_ids[0]), sender.generation, progress)
+        return ReplacingCollector(replacements, *about, restarted=restarted), replacements
 
     def _load(self, version: int, place: int, snapshot: bytes) -> int:
         if version != self._policy_version:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import faulthandler
 import mmap
 import os
-import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,12 +21,9 @@ from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Actions, Call, Close, Message, Remarks, Reply, Rows
 from parenv.transport.zeromq import WorkerSocket
-from parenv.worker.process import failure_of
+from parenv.worker.process import failure_of, show_stacks
 from parenv.worker.starting import prepare_process
 from parenv.worker.step_station import StepJob, StepStation
-
-STACK_SIGNAL = signal.SIGUSR1
-"""Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
 
 
 class StepWorker:
@@ -50,7 +45,7 @@ class StepWorker:
 
     def start(self, job: StepJob) -> None:
         """Make the sub-environments."""
-        prepare_process(worker_seed(job.seed, *self._sender), job.options.threads)
+        prepare_process(worker_seed(job.seed, *self._sender), job.options)
         if job.cores is not None:
             os.sched_setaffinity(0, {job.cores[self._sender.worker]})
         self._station = StepStation(job, self._sender, self.progress)
@@ -156,8 +151,7 @@ class StepWorker:
 
 def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int, *bells: int) -> int:
     """Serve the driver until it says ``Close``; the exit code."""
-    faulthandler.enable()
-    faulthandler.register(STACK_SIGNAL, file=stacks_fd)
+    show_stacks(stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
     answers, bell = Doorbell(bells[:2]), Doorbell(bells[2:])
     socket = WorkerSocket(arguments["address"], *sender)

@@ -49,21 +49,27 @@ class Worker:
         self._layout: Layout | None = None
         self._calls: deque[Call] = deque()
         self._credits: deque[Credit] = deque()
+        self._newest_call = self._newest_credit = -1
         self.progress = Progress(memory.map(), sender.worker)
         self._failed = False
         self.open = True
         self.answering = -1
 
     def receive(self, message: Message) -> None:
-        """Take a message. Nothing is done yet, except that ``Close`` ends the work."""
+        """Take a message. Nothing is done yet, except that ``Close`` ends the work.
+
+        A call or credit that has come before, or is older than one that has, is not taken again.
+        """
         self._conversation.say(DRIVER, message)
         if isinstance(message, Close):
             self.open = False
         elif isinstance(message, Layout):
             self._layout = message
-        elif isinstance(message, Call):
+        elif isinstance(message, Call) and message.sequence > self._newest_call:
+            self._newest_call = message.sequence
             self._calls.append(message)
-        elif isinstance(message, Credit):
+        elif isinstance(message, Credit) and message.sequence > self._newest_credit:
+            self._newest_credit = message.sequence
             self._credits.append(message)
 
     def say(self, message: Message) -> None:
@@ -123,7 +129,7 @@ class Worker:
         job.factories.register()
         seed = worker_seed(job.seed, job.first_worker + self._sender.worker, self._sender.generation)
         if self._owns_process:
-            prepare_process(seed, job.options.threads)
+            prepare_process(seed, job.options)
         else:
             self._random_state = RandomState(seed)
         with self._random_state:

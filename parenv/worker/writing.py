@@ -32,6 +32,7 @@ class RolloutWriter:
         self.truncated = arrays["truncated", 0][:, columns]
         self._extras = {extra.name: arrays["extras", extra.name][:, columns] for extra in spec.extras}
         self._carry = [arrays["carry", i][columns] for i in range(len(spec.carry))]
+        self.restarted = arrays["restarted", 0][columns]
         self._ends_table = arrays["ends", 0][T * share.first : T * share.stop]
         self._fixed = {
             (name, i): arrays[name, i][:, columns]
@@ -81,6 +82,13 @@ class RolloutWriter:
         for name, value in extras.items():
             self._extras[name][step] = to_array(value)
         return written
+
+    def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
+        """Write anew what the policy returned for one column."""
+        for block, values in zip(self._action_blocks, actions, strict=True):
+            block[step][column] = to_array(values)[column]
+        for name, value in extras.items():
+            self._extras[name][step][column] = to_array(value)[column]
 
     def write_carry(self, carry: Any) -> None:
         """Write the carry that the first row is acted with."""
@@ -136,12 +144,16 @@ class OpenEpisodes:
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
 
+    def forget(self, column: int) -> None:
+        """Leave the episode of a column."""
+        self._returns[column], self._lengths[column] = 0.0, 0
+
     def close(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
         """Return and length of each episode that ended in a rollout; what is left over is kept for the next.
 
         Args:
             rewards: ``[T, B]``.
-            ends: in the order of steps.
+            ends: of episodes.
 
         Returns:
             float64 ``[K]`` and int64 ``[K]``.

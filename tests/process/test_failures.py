@@ -193,8 +193,8 @@ def test_a_module_that_cannot_be_preloaded_is_named() -> None:
     del launcher._zygotes[spec]
 
 
-def test_the_death_of_the_zygote_ends_the_pool_with_an_error() -> None:
-    options = WorkerOptions(environment={"OWN_ZYGOTE": "1"})
+def test_the_death_of_the_zygote_ends_a_pool_without_restarts_with_an_error() -> None:
+    options = WorkerOptions(environment={"OWN_ZYGOTE": "1"}, restart=None)
     pool = AsyncWorkerPool([lambda: LedgerEnv(0)] * 2, zeros, num_workers=2, workers=options)
     spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", "1") in spec.environment)
     os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)

@@ -6,10 +6,12 @@ import logging
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ from parenv import (
     WorkerOptions,
 )
 from parenv.policy.policy import Action
+from parenv.process import launcher
 from parenv.testing import LedgerEnv, check_ledger
 
 OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3))
@@ -85,7 +88,7 @@ def test_other_workers_do_not_wait_for_the_one_that_is_replaced() -> None:
         for deaths in range(1, 3):
             while not kill(pool, 0):
                 next(stream)
-            while len(pool._session._staff.deaths) < deaths:
+            while len(pool._session._staff.deaths[0]) < deaths:
                 next(stream)
         arrived = [next(stream).worker for _ in range(50)]
     # What worker 0 had committed before it died may still be among them.
@@ -226,6 +229,29 @@ def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:
         assert pool.statistics().worker_restarts >= 4
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mode: Any) -> None:
+    class Parent(LedgerEnv):
+        def __init__(self, env_id: int) -> None:
+            super().__init__(env_id)
+            self.child = subprocess.Popen(["sleep", "1000"]).pid
+
+    options = WorkerOptions(environment={"OWN_ZYGOTE": mode})
+    factories = [lambda env_id=env_id: Parent(env_id) for env_id in range(2)]
+    with AsyncWorkerPool(factories, zeros, num_workers=2, mode=mode, rollout_length=8, workers=options) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        grandchildren = pool.get_attr("child")
+        spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", mode) in spec.environment)
+        os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)
+        restarted: set[int] = set()
+        while restarted != {0, 1}:
+            rollout = next(stream)
+            restarted |= set(rollout.env_ids[rollout.restarted].tolist())
+        for pid in grandchildren:
+            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_pool_that_is_closed_while_a_worker_is_being_replaced_leaves_nothing() -> None:
     for delay_s in (1e-3, 30.0):
         workers = WorkerOptions(restart=RestartPolicy(backoff_s=delay_s, max_backoff_s=delay_s))
@@ -234,5 +260,5 @@ def test_a_pool_that_is_closed_while_a_worker_is_being_replaced_leaves_nothing()
             for deaths in (1, 2):
                 while not kill(pool, 0):
                     next(stream)
-                while len(pool._session._staff.deaths) < deaths:
+                while len(pool._session._staff.deaths[0]) < deaths:
                     next(stream)

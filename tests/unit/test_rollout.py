@@ -52,7 +52,7 @@ def record(ended: Any, widths: list[int], left_out: int = 0) -> Recorded:
         first += width
     first = sum(widths[:left_out])
     about: dict[str, Any] = {"env_ids": np.arange(10, 10 + B - first), "policy_version": 3, "policy_lag": 1}
-    rollout = assemble(spec, arrays, shares[left_out:], worker=None, extras=["value"], restarted=None, **about)
+    rollout = assemble(spec, arrays, shares[left_out:], worker=None, extras=["value"], **about)
     return Recorded(rollout, seen[:, first:], followed_by[:, first:], ended[:, first:])
 
 

@@ -1,0 +1,60 @@
+"""Which worker makes no progress, from what it shows of itself: pure decisions."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+LOOKS_PER_LIMIT = 20
+MIN_INTERVAL_S = 0.01
+
+
+class Look(NamedTuple):
+    """What is seen of one worker.
+
+    Args:
+        sign: changes with whatever it begins.
+        limit_s: seconds that what it is doing may take; infinite where nothing is asked of it.
+    """
+
+    sign: object
+    limit_s: float
+
+
+class Watchdog:
+    """Remembers for how long each worker has shown the same sign.
+
+    Only time during which somebody looked counts, so that a driver that learns for a minute, or a machine that was
+    suspended, makes nobody hung.
+
+    Args:
+        num_workers: how many workers.
+        shortest_limit_s: the shortest limit there will be.
+
+    >>> watchdog = Watchdog(num_workers=1, shortest_limit_s=1.0)
+    >>> [watchdog.look(0, now_s, Look("step 5", 1.0)) for now_s in (0.0, 0.05, 60.0)]
+    [False, False, False]
+    >>> any(watchdog.look(0, 60.0 + tick / 20, Look("step 5", 1.0)) for tick in range(20))
+    True
+    """
+
+    def __init__(self, num_workers: int, shortest_limit_s: float) -> None:
+        self.interval_s = max(MIN_INTERVAL_S, shortest_limit_s / LOOKS_PER_LIMIT)
+        self._signs: list[object] = [None] * num_workers
+        self._looked_s = [-math.inf] * num_workers
+        self._same_s = [0.0] * num_workers
+
+    def look(self, worker: int, now_s: float, seen: Look) -> bool:
+        """Look at a worker; whether it hangs.
+
+        Args:
+            worker: which.
+            now_s: on a clock that only goes forward.
+            seen: what it shows.
+        """
+        passed_s, self._looked_s[worker] = now_s - self._looked_s[worker], now_s
+        if seen.sign != self._signs[worker] or seen.limit_s == math.inf:
+            self._signs[worker], self._same_s[worker] = seen.sign, 0.0
+            return False
+        self._same_s[worker] += min(passed_s, 2.0 * self.interval_s)
+        return self._same_s[worker] >= seen.limit_s

@@ -1,0 +1,130 @@
+"""Collecting from sub-environments of which one that raises is replaced, for ``on_env_error="restart_env"``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from parenv.envs.seeding import environment_seed
+from parenv.envs.stepping import EnvStepper
+from parenv.envs.values import Rows
+from parenv.errors import ConfigurationError
+from parenv.memory.progress import Progress
+from parenv.process.supervisor import Supervisor
+from parenv.worker.collecting import Before, Collector
+from parenv.worker.job import Job
+from parenv.worker.writing import RolloutWriter
+
+
+class Replacements:
+    """Makes a sub-environment in the place of one that raised, as often as ``RestartPolicy`` allows.
+
+    Args:
+        job: knows the factories, the limit and the seed.
+        stepper: the sub-environments.
+        first_env_id: env_id of the first.
+        generation: of the process.
+        progress: where to say what is going on.
+    """
+
+    def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, progress: Progress) -> None:
+        if not isinstance(stepper, EnvStepper):
+            raise ConfigurationError(
+                'on_env_error="restart_env" needs single sub-environments, but env_fn makes a VectorEnv: use '
+                '"restart_worker"'
+            )
+        self.stepper = stepper
+        self._job, self._first, self._generation, self._progress = job, first_env_id, generation, progress
+        self._supervisor = Supervisor(job.options.restart, stepper.num_envs)
+        self._counts = [0] * stepper.num_envs
+        self._causes: list[list[Any]] = []
+
+    @property
+    def failed(self) -> int:
+        """The column that was at work last."""
+        return self._progress.env_id - self._first
+
+    def take_causes(self) -> list[list[Any]]:
+        """``[env_id, doing, exception as text]`` of every replacement since the last time."""
+        causes, self._causes = self._causes, []
+        return causes
+
+    def make(self, column: int, error: BaseException) -> Any:
+        """Make another environment for a column; its first observation.
+
+        Raises:
+            BaseException: ``error``, or what another one has raised since, more often than is allowed.
+        """
+        progress, env_id = self._progress, self._first + column
+        while True:
+            doing = progress.doing
+            if self._supervisor.died(column, time.monotonic()) is None:
+                progress.begin(doing, env_id)
+                raise error
+            self._causes.append([env_id, doing, f"{type(error).__qualname__}: {error}"])
+            self._counts[column] += 1
+            try:
+                progress.begin("making the environment", env_id)
+                env = self._job.factories.make(env_id)
+                self.stepper.replace(column, env)
+                progress.begin("reset", env_id)
+                seed = environment_seed(self._job.seed, env_id, self._generation, self._counts[column])
+                return env.reset(seed=seed)[0]
+            except Exception as another:
+                error = another
+
+
+class ReplacingCollector(Collector):
+    """Goes on where a sub-environment raises.
+
+    Its episode ends as truncated with the last transition there was, or, if that one lies in the rollout before, the
+    column is flagged in ``restarted``. The policy acts once more, for this column alone, on the first observation of
+    the new one, so that every row stays a real transition.
+
+    Args:
+        replacements: makes the new ones.
+        *arguments: as for :class:`Collector`.
+        **more: likewise.
+    """
+
+    def __init__(self, replacements: Replacements, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._replacements = replacements
+
+    def _step(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter, before: Before) -> None:
+        stepper, first = self._replacements.stepper, 0
+        while True:
+            try:
+                stepper.step(actions, rows, step, writer, first)
+                return
+            except (Exception, SystemExit) as error:
+                first = self._go_on_at(self._replacements.failed, error, rows, step, writer, before)
+
+    def _go_on_at(
+        self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter, before: Before
+    ) -> int:
+        stepper = self._replacements.stepper
+        places = {(end.step, end.column) for end in writer.ends}
+        observation = self._replacements.make(column, error)
+        if (step, column) in places:
+            stepper.begin(column, observation, rows)
+            return column + 1
+        if not step:
+            writer.restarted[column] = True
+            self._open.forget(column)
+        elif (step - 1, column) not in places:
+            stepper.break_off(column, before.rows, step - 1, writer)
+        stepper.begin(column, observation, before.rows)
+        self._act_again(column, step, writer, before)
+        return column
+
+    def _act_again(self, column: int, step: int, writer: RolloutWriter, before: Before) -> None:
+        carry = before.carry
+        if carry is not None:
+            carry = self.actor.with_rows(carry, self.actor.initial_carry(self.stepper.num_envs), [column])
+            if not step:
+                writer.write_carry(carry)
+        actions, extras, following = self.actor.act(before.rows, carry)
+        writer.rewrite_action(step, column, actions, extras)
+        if carry is not None:
+            self._carry = self.actor.with_rows(self._carry, following, [column])

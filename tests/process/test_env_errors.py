@@ -1,0 +1,194 @@
+"""What becomes of a sub-environment that raises: on_env_error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, RestartLimitError, RestartPolicy, Stop, WorkerOptions
+from parenv.policy.policy import Action
+from parenv.testing import LedgerEnv, check_ledger
+
+OFTEN = RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3)
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.ERROR, logger="parenv"):
+        yield
+
+
+class SimulatorError(RuntimeError):
+    """Known to the driver too."""
+
+
+class Flaky(LedgerEnv):
+    """Raises now and then, in step or in reset; which of the two does so by turns."""
+
+    def __init__(self, env_id: int, chance: float = 0.05, error: Any = SimulatorError) -> None:
+        super().__init__(env_id)
+        self._random = np.random.default_rng([env_id, np.random.randint(1 << 30)])
+        self._chance, self._error = chance, error
+
+    def _maybe(self) -> None:
+        if self._random.random() < self._chance:
+            raise self._error("the motor is hot")
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self._buffer[1] >= 0:
+            self._maybe()
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self._maybe()
+        return super().step(action)
+
+
+def flaky(count: int, **how: Any) -> list[Any]:
+    return [lambda env_id=env_id: Flaky(env_id, **how) for env_id in range(count)]
+
+
+class Remembers(Policy):
+    """Its carry counts the steps since the episode began, and it says which observation it acted on."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return np.zeros(batch, np.int64)
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        extras = {"count": carry.copy(), "seen": observations[:, 2].copy()}
+        return Action(np.zeros(len(observations), np.int64), extras, carry + 1)
+
+
+def check_parts(rollout: Any, expected: dict[int, tuple[int, int]]) -> None:
+    """A ledger audit in which an episode may be broken off as truncated: what follows begins at the first step."""
+    following = rollout.next_observations()
+    for column, env_id in enumerate(rollout.env_ids.tolist()):
+        place: Any = None if rollout.restarted[column] else expected.get(env_id)
+        for row in range(len(rollout.rewards)):
+            _, episode, step = rollout.observations[row, column].tolist()
+            assert place is None or (episode, step) == place or (place[1] == 0 and step == 0), (row, column)
+            if place is None:
+                assert step == 0
+            assert following[row, column].tolist() == [env_id, episode, step + 1]
+            assert rollout.extras["seen"][row, column] == step
+            assert rollout.extras["count"][row, column] == step
+            ended = rollout.terminated[row, column] or rollout.truncated[row, column]
+            place = (episode + 1, 0) if ended else (episode, step + 1)
+        expected[env_id] = place
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("error", [SimulatorError, SystemExit])
+def test_a_replaced_environment_truncates_its_episode_and_every_row_is_real(
+    mode: Any, num_workers: int, error: Any
+) -> None:
+    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
+    expected: dict[int, tuple[int, int]] = {}
+    marked = 0
+    with AsyncWorkerPool(
+        flaky(6, error=error), Remembers(), num_workers=num_workers, mode=mode, rollout_length=5, workers=workers
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=6000)):
+            check_parts(rollout, expected)
+            marked += int(rollout.restarted.sum())
+        statistics = pool.statistics()
+    assert statistics.worker_restarts == 0
+    assert statistics.env_restarts > 100
+    assert marked > 10
+    assert statistics.episodes > 1000
+
+
+def test_returns_and_lengths_begin_anew_behind_a_replacement() -> None:
+    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
+    with AsyncWorkerPool(
+        flaky(4, chance=0.2), zeros, num_workers=0, mode="sync", rollout_length=3, workers=workers
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=3000)):
+            finals = rollout.final_observations
+            assert rollout.episodes.lengths.tolist() == finals[:, 2].tolist()
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_worker_whose_environment_raises_is_replaced(mode: Any) -> None:
+    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_worker")
+    expected: dict[int, tuple[int, int]] = {}
+    factories = [lambda: LedgerEnv(0), lambda: Flaky(1, chance=0.004)]
+    with AsyncWorkerPool(factories, zeros, num_workers=2, mode=mode, rollout_length=8, workers=workers) as pool:
+        restarts = 0
+        for rollout in pool.rollouts():
+            check_ledger(rollout, expected)
+            restarts += int(rollout.restarted.sum())
+            if restarts == 3:
+                break
+        assert pool.statistics().worker_restarts >= 3
+        assert all(isinstance(death, SimulatorError) for death in pool._session._staff.deaths[1])
+
+
+@pytest.mark.parametrize("how", ["restart_env", "restart_worker"])
+def test_one_that_raises_always_is_an_error_in_the_end(how: Any) -> None:
+    class Broken(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            raise SimulatorError("the motor is off")
+
+    policy = RestartPolicy(max_restarts=2, backoff_s=1e-3)
+    workers = WorkerOptions(restart=policy, on_env_error=how)
+    kind = SimulatorError if how == "restart_env" else RestartLimitError
+    with AsyncWorkerPool(lambda: Broken(0), zeros, num_workers=1, workers=workers) as pool:
+        with pytest.raises(kind, match="the motor is off") as caught:
+            next(pool.rollouts())
+        assert pool.closed
+    if isinstance(caught.value, RestartLimitError):
+        assert [type(death) for death in caught.value.deaths] == [SimulatorError] * 3
+
+
+def test_an_error_of_the_policy_is_raised_whatever_becomes_of_environments() -> None:
+    class Wrong(Policy):
+        def act(self, observations: Any, carry: Any) -> Action:
+            if observations[0, 1] == 1:
+                raise SimulatorError("mine")
+            return Action(zeros(observations))
+
+    for how in ("restart_env", "restart_worker"):
+        workers = WorkerOptions(on_env_error=how)  # type: ignore[arg-type]
+        with AsyncWorkerPool(lambda: LedgerEnv(0), Wrong(), num_workers=1, workers=workers) as pool:
+            with pytest.raises(SimulatorError, match="mine"):
+                next(pool.rollouts())
+            assert pool.closed
+
+
+def test_gradients_go_on_over_replaced_environments() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, observations: Any) -> Any:
+            return torch.zeros(len(observations), dtype=torch.int64)
+
+    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
+    with AsyncWorkerPool(
+        flaky(4), Net(), num_workers=2, mode="sync", rollout_length=5, workers=workers,
+        parallelism="gradient", loss_fn=lambda policy, rollout: policy.bias.sum() * rollout.rewards.mean(),
+    ) as pool:  # fmt: skip
+        for gradient in pool.gradients(Stop(env_steps=1000)):
+            assert gradient.num_samples == 20
+        assert pool.statistics().env_restarts > 10
+
+
+def test_what_cannot_be_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigurationError, match="on_env_error must be 'raise', 'restart_env' or 'restart_worker'"):
+        WorkerOptions(on_env_error="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="needs a RestartPolicy"):
+        WorkerOptions(on_env_error="restart_env", restart=None)
+    with pytest.raises(ConfigurationError, match="needs worker processes"):
+        AsyncWorkerPool("CartPole-v1", zeros, num_workers=0, workers=WorkerOptions(on_env_error="restart_worker"))
