@@ -14,8 +14,8 @@ from parenv.protocol.messages import Failure
 def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]) -> Exception:
     """The worker's exception in its own type, with where it happened as its cause.
 
-    The type is looked up among what this process has imported already, never imported. One that cannot be made of a text
-    becomes its nearest base that can. ``SystemExit`` and its like, and types that are not found here, become
+    The type is looked up among what this process has imported already, never imported. One that cannot be made of a
+    text becomes its nearest base that can. ``SystemExit`` and its like, and types that are not found here, become
     :class:`~parenv.errors.WorkerError`.
     """
     env_id = failure.env_id if failure.env_id >= 0 else None

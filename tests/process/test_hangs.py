@@ -141,7 +141,7 @@ def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> Non
         os.kill(pool._session.crew.pid(0), signal.SIGKILL)
         while not next(stream).restarted.any():
             pass
-        died, hung = pool._session._staff.deaths[0]
+        _, hung = pool._session._staff.deaths[0]
         assert "start_timeout_s=5" in str(hung)
         assert pool.statistics().worker_restarts == 2
 
