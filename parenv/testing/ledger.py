@@ -7,13 +7,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parenv.envs.seeding import environment_seed
 from parenv.experience.rollout import Rollout
 
 REWARD_MODULUS = 1 << 20
+MAX_RESTARTS, MAX_REPLACEMENTS = 200, 1000
 
 
 class LedgerEnv(gym.Env[Any, Any]):
-    """Observation ``[env_id, episode, step]`` as int64, reward a hash of them.
+    """Observation ``[env_id, episode, step]`` as int64, and ``generation`` behind them; reward a hash of the three.
 
     Episodes end at lengths that differ by env_id and episode, in turn by termination and by truncation. The observation
     buffer is one array that is reused and changed in place.
@@ -21,25 +23,30 @@ class LedgerEnv(gym.Env[Any, Any]):
     Args:
         env_id: what it calls itself.
         max_length: the longest episode, in env steps.
+        pool_seed: the pool's ``seed``, for observations with the generation, which is found from the seed of a reset
+            and so proves that every restart and replacement has a seed of its own.
     """
 
-    def __init__(self, env_id: int, max_length: int = 7) -> None:
-        self.observation_space = gym.spaces.Box(-1, 1 << 40, (3,), np.int64)
+    def __init__(self, env_id: int, max_length: int = 7, pool_seed: int | None = None) -> None:
+        self._buffer = np.array([env_id, -1, 0] + [0] * (pool_seed is not None), np.int64)
+        self.observation_space = gym.spaces.Box(-1, 1 << 40, self._buffer.shape, np.int64)
         self.action_space = gym.spaces.Discrete(2)
-        self._buffer = np.array([env_id, -1, 0], np.int64)
         self._max_length = max_length
+        self._pool_seed = pool_seed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next episode."""
         super().reset(seed=seed)
         self._buffer[1] += 1
         self._buffer[2] = 0
+        if seed is not None and self._pool_seed is not None:
+            self._buffer[3] = ledger_generation(self._pool_seed, int(self._buffer[0]), seed)
         return self._buffer, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take a step; the action does not matter."""
         self._buffer[2] += 1
-        env_id, episode, step = self._buffer.tolist()
+        env_id, episode, step = self._buffer[:3].tolist()
         ended = step >= episode_length(env_id, episode, self._max_length)
         terminated = ended and episode % 2 == 0
         return self._buffer, ledger_reward(env_id, episode, step), terminated, ended and not terminated, {}
@@ -55,16 +62,28 @@ def ledger_reward(env_id: Any, episode: Any, step: Any) -> Any:
     return float((env_id * 7919 + episode * 104729 + step * 1299709) % REWARD_MODULUS)
 
 
+def ledger_generation(pool_seed: int, env_id: int, seed: int) -> int:
+    """``1000 * restarts + replacements`` of the sub-environment that a pool gives this seed."""
+    for restarts in range(MAX_RESTARTS):
+        for replaced in range(MAX_REPLACEMENTS):
+            if environment_seed(pool_seed, env_id, restarts, replaced) == seed:
+                return MAX_REPLACEMENTS * restarts + replaced
+    raise ValueError(f"no pool with seed={pool_seed} gives the seed {seed} to env_id {env_id}")
+
+
 class LedgerError(AssertionError):
     """A rollout of ledger environments is not what they wrote."""
 
 
-def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, int]], max_length: int = 7) -> int:
+def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_length: int = 7) -> int:
     """Audit a rollout: order, loss, duplication, torn rows, episode ends, true next observations, and new beginnings.
+
+    Between two rollouts an episode may be broken off where ``restarted`` says so; with generations also within one, as
+    truncated, and both only if the next episode is of a later generation.
 
     Args:
         rollout: of ledger environments, as arrays.
-        expected: by env_id the ``(episode, step)`` that its next observation must show; updated.
+        expected: by env_id the ``(episode, step, ...)`` that its next observation must show; updated.
         max_length: that of the environments.
 
     Returns:
@@ -75,22 +94,39 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, int]], max_len
     """
     observations, following = rollout.observations, rollout.next_observations()
     for column, env_id in enumerate(np.asarray(rollout.env_ids).tolist()):
-        episode, step = (0, 0) if rollout.restarted[column] else expected.get(env_id, (0, 0))
+        generation = observations[0, column, 3:].tolist()
+        episode, step, *before = expected.get(env_id, (0, 0, *generation))
+        if rollout.restarted[column]:
+            episode, step = 0, 0
+            _check_later(generation, before, 0, column)
+        else:
+            generation = before
         for row in range(len(rollout.rewards)):
-            _equal(observations[row, column].tolist(), [env_id, episode, step], "observation", row, column)
+            _equal(observations[row, column].tolist(), [env_id, episode, step, *generation], "observation", row, column)
             step += 1
-            _equal(following[row, column].tolist(), [env_id, episode, step], "next observation", row, column)
+            wanted = [env_id, episode, step, *generation]
+            _equal(following[row, column].tolist(), wanted, "next observation", row, column)
             _equal(float(rollout.rewards[row, column]), ledger_reward(env_id, episode, step), "reward", row, column)
             ended = step >= episode_length(env_id, episode, max_length)
             flags = [bool(rollout.terminated[row, column]), bool(rollout.truncated[row, column])]
-            _equal(
-                flags, [ended and episode % 2 == 0, ended and episode % 2 == 1], "terminated, truncated", row, column
-            )
-            if ended:
-                episode, step = episode + 1, 0
-        _equal(rollout.last_observations[column].tolist(), [env_id, episode, step], "last observation", -1, column)
-        expected[env_id] = (episode, step)
+            after = rollout.successors[row, column, 3:].tolist()
+            at_end = [episode % 2 == 0, episode % 2 == 1]
+            if after != generation:
+                _equal(flags, at_end if ended else [False, True], "terminated, truncated", row, column)
+                _check_later(after, generation, row, column)
+                episode, step, generation = 0, 0, after
+            else:
+                _equal(flags, at_end if ended else [False, False], "terminated, truncated", row, column)
+                episode, step = (episode + 1, 0) if ended else (episode, step)
+        wanted = [env_id, episode, step, *generation]
+        _equal(rollout.last_observations[column].tolist(), wanted, "last observation", -1, column)
+        expected[env_id] = (episode, step, *generation)
     return rollout.num_steps
+
+
+def _check_later(generation: list[int], than: list[int], row: int, column: int) -> None:
+    if generation and generation <= than:
+        raise LedgerError(f"generation at [{row}, {column}] is {generation}, should be later than {than}")
 
 
 def _equal(got: Any, wanted: Any, what: str, row: int, column: int) -> None:

@@ -44,7 +44,7 @@ def talkative(count: int) -> list[Any]:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_calls_reach_the_sub_environments_by_env_id_and_disturb_nothing(num_workers: int, mode: Any) -> None:
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(talkative(5), zeros, num_workers=num_workers, mode=mode, rollout_length=3) as pool:
         for rollout in pool.rollouts(Stop(env_steps=150)):
             check_ledger(rollout, expected)
@@ -75,7 +75,7 @@ def test_a_call_that_raises_says_where_and_leaves_the_pool_usable(num_workers: i
             pool.call("add", 1, env_ids=[3])
         with pytest.raises(ConfigurationError, match="2 values for 3"):
             pool.set_attr("level", [1, 2])
-        expected: dict[int, tuple[int, int]] = {}
+        expected: dict[int, tuple[int, ...]] = {}
         for rollout in pool.rollouts(Stop(env_steps=60)):
             check_ledger(rollout, expected)
 

@@ -91,7 +91,7 @@ def test_two_learners_collect_to_the_bit_what_one_would(
         shares.append(collected(env_fn, num_workers))
     assert [len(rollouts) for rollouts in shares] == [ROUNDS] * WORLD == [len(whole)] * WORLD
     assert sum(len(rollout.episodes) for rollout in whole) > 0
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
     for one, *parts in zip(whole, *shares, strict=True):
         assert one.env_ids.tolist() == list(range(NUM_ENVS))
         assert_same(joined(parts), joined([one]))

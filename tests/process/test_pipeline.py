@@ -29,7 +29,7 @@ def ledger_pool(num_workers: int, **more: Any) -> AsyncWorkerPool:
 def test_samples_per_insert_stay_within_the_buffer_and_nothing_is_lost(
     num_workers: int, samples_per_insert: float
 ) -> None:
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
     limiter = RateLimiter(samples_per_insert, min_size_to_sample=100, error_buffer=300)
     inserted = sampled = 0
     with ledger_pool(num_workers) as pool:

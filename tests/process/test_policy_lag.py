@@ -29,7 +29,7 @@ def one_straggler(count: int) -> list[Any]:
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("max_policy_lag", [0, 1, 2, 5])
 def test_the_bound_on_the_lag_holds_with_a_straggler_and_nothing_is_dropped(max_policy_lag: int, prefetch: int) -> None:
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(
         one_straggler(3), zeros, num_workers=3, rollout_length=4, prefetch=prefetch, max_policy_lag=max_policy_lag
     ) as pool:

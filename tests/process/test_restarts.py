@@ -62,7 +62,7 @@ def kill(pool: AsyncWorkerPool, worker: int) -> bool:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_under_kills_every_committed_transition_arrives_once_and_in_order(mode: Any, prefetch: int) -> None:
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
     seen: set[int] = set()
     chance = random.Random(prefetch)
     with AsyncWorkerPool(
@@ -151,7 +151,7 @@ def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_goes_on() -> None
         with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL while call"):
             pool.call("suicide", env_ids=[1])
         assert pool.get_attr("_max_length") == (7, 7)
-        expected: dict[int, tuple[int, int]] = {}
+        expected: dict[int, tuple[int, ...]] = {}
         rollout = next(pool.rollouts())
         assert rollout.restarted.tolist() == [False, True]
         expected[0] = tuple(rollout.observations[0, 0, 1:].tolist())

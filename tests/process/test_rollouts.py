@@ -43,7 +43,7 @@ def scorer(value: float = 0.0) -> TorchPolicy:
 def test_every_transition_arrives_once_in_order_with_its_true_next_observation(
     mode: Any, num_envs: int, num_workers: int
 ) -> None:
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
     audited = 0
     with AsyncWorkerPool(
         ledgers(num_envs), zeros, num_workers=num_workers, mode=mode, rollout_length=11, prefetch=2
@@ -73,7 +73,7 @@ def test_rollouts_that_are_kept_are_never_overwritten_and_those_past_the_bound_a
         kept = [next(stream) for _ in range(20)]
         copied = pool.statistics().copied_rollouts
         assert 0 < copied < 20
-        expected: dict[int, tuple[int, int]] = {}
+        expected: dict[int, tuple[int, ...]] = {}
         for rollout in kept:
             check_ledger(rollout, expected)
         del rollout
@@ -102,7 +102,7 @@ def test_tensors_share_the_memory_of_the_slot() -> None:
 
 
 def test_a_stream_that_ends_loses_nothing_of_what_is_under_way() -> None:
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(ledgers(4), zeros, num_workers=2, rollout_length=5) as pool:
         for _ in range(6):
             for rollout in pool.rollouts(Stop(env_steps=20)):

@@ -186,7 +186,7 @@ class BatchedLedgers(gym.vector.VectorEnv[Any, Any, Any]):
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_a_factory_of_vector_envs_gives_real_transitions_only(mode: AutoresetMode) -> None:
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(lambda: BatchedLedgers(0, 3, mode), zeros, num_workers=1, rollout_length=8) as pool:
         assert pool.num_envs == 3
         for rollout in pool.rollouts(Stop(env_steps=200)):
@@ -194,7 +194,7 @@ def test_a_factory_of_vector_envs_gives_real_transitions_only(mode: AutoresetMod
 
 
 def test_a_plain_sync_vector_env_is_stepped_by_its_parts() -> None:
-    expected: dict[int, tuple[int, int]] = {}
+    expected: dict[int, tuple[int, ...]] = {}
 
     def make() -> Any:
         return SyncVectorEnv([lambda i=i: LedgerEnv(i) for i in range(3)])

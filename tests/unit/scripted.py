@@ -84,7 +84,7 @@ def stepped(env: Scripted, steps: int) -> RolloutWriter:
 
 def audit(stepper: Stepper, rollouts: int) -> int:
     """Episode ends in rollouts of ledger environments, every step of which is checked."""
-    run, expected, ends = Run(stepper, 11), dict[int, tuple[int, int]](), 0
+    run, expected, ends = Run(stepper, 11), dict[int, tuple[int, ...]](), 0
     for _ in range(rollouts):
         rollout = run.rollout()
         check_ledger(rollout, expected)
