@@ -24,6 +24,7 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout, Transitions
 from parenv.options import GradientOptions, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
+from parenv.pool.checkpoint import load_checkpoint, save_checkpoint
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import recommended_num_workers
@@ -64,6 +65,8 @@ __all__ = [
     "WorkerMemoryError",
     "WorkerOptions",
     "WorkerTimeoutError",
+    "load_checkpoint",
     "make_vec",
     "recommended_num_workers",
+    "save_checkpoint",
 ]

@@ -41,6 +41,7 @@ class Crew:
         step_errors: exceptions of single environments in steps on the board, likewise.
         heard: by worker, messages of its present process.
         broken: whether a worker is gone or has given up.
+        generations_before: by worker, the highest generation there was in the run that this one resumes.
     """
 
     def __init__(self, placement: Placement, progress: Sequence[Progress], shares: Sequence[int]) -> None:
@@ -64,6 +65,7 @@ class Crew:
         self.refused_messages = 0
         self.closed = False
         self.broken = False
+        self.generations_before = [0 for _ in shares]
 
     @property
     def alive(self) -> int:
@@ -114,7 +116,8 @@ class Crew:
         Returns:
             The generation of the new process.
         """
-        sender = self._senders[worker] = Sender(worker, self._senders[worker].generation + 1)
+        generation = max(self._senders[worker].generation, self.generations_before[worker]) + 1
+        sender = self._senders[worker] = Sender(worker, generation)
         self._conversations[worker] = Conversation()
         self._ready.pop(worker, None)
         self.heard[worker] = self._asked[worker] = 0

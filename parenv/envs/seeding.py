@@ -66,6 +66,19 @@ class RandomState:
         _set_global_state(self._outer.pop())
 
 
+def random_state() -> list[Any]:
+    """The global random states as plain data."""
+    numbers, arrays, torch = _global_state()
+    return [numbers, arrays, None if torch is None else torch.numpy()]
+
+
+def set_random_state(state: list[Any]) -> None:
+    """Bring the global random states into one of :func:`random_state`."""
+    numbers, arrays, torch = state
+    tensor = sys.modules["torch"].tensor(torch) if torch is not None and "torch" in sys.modules else None
+    _set_global_state((numbers, arrays, tensor))
+
+
 def _global_state() -> tuple[Any, ...]:
     torch = sys.modules.get("torch")
     return random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from parenv.envs.state import get_state, set_state
 from parenv.envs.values import Rows, copied, row_writer, single_actions
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.progress import Progress, code
@@ -61,6 +62,12 @@ class Stepper(Protocol):
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
+
+    def get_states(self) -> list[dict[str, Any] | None]:
+        """The state of each sub-environment, as far as it offers one."""
+
+    def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Bring those into their states for which there is one."""
 
     def close(self) -> None:
         """Close all."""
@@ -157,6 +164,16 @@ class EnvStepper:
             results.append(function(self.envs[column]))
         return results
 
+    def get_states(self) -> list[dict[str, Any] | None]:
+        """The state of each sub-environment, as far as it offers one."""
+        return self.each("get_state", get_state, range(self.num_envs))
+
+    def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Bring those into their states for which there is one."""
+        for env, state in zip(self.envs, states, strict=True):
+            if state is not None:
+                set_state(env, state)
+
     def close(self) -> None:
         """Close all."""
         for env in self.envs:
@@ -234,6 +251,13 @@ class VectorStepper:
             f"{name} needs single sub-environments, but the factory makes a {type(self._env).__name__}: "
             "give a factory of single environments"
         )
+
+    def get_states(self) -> list[dict[str, Any] | None]:
+        """None: the sub-environments of a ``VectorEnv`` of the user's are its own."""
+        return [None] * self.num_envs
+
+    def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """There are none."""
 
     def close(self) -> None:
         """Close it."""

@@ -11,7 +11,7 @@ has to come now is yielded, even if others are there already.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -58,6 +58,10 @@ class Dispatch:
     def outstanding(self) -> int:
         """Credits issued whose rollouts the learner is not done with."""
         return len(self._outstanding)
+
+    def under_way(self) -> Counter[int]:
+        """By worker, how many rollouts have been asked for and not yielded."""
+        return Counter(key.worker for key, credited in self._outstanding.items() if not credited.yielded)
 
     def version_of(self, key: CreditKey) -> int:
         """The version that a credit names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -55,6 +55,12 @@ class Feed(Protocol):
 
     def publish(self) -> int:
         """Count a version; the new one."""
+
+    def resume(self, version: int) -> None:
+        """Go on counting from a version."""
+
+    def under_way(self) -> Mapping[int, int]:
+        """By worker, how many rollouts have been asked for and not yielded."""
 
     def versions_in_use(self) -> set[int]:
         """Versions by which rollouts are under way."""
@@ -172,6 +178,15 @@ class SyncFeed:
         """Count a version; the new one."""
         return self._rounds.publish()
 
+    def resume(self, version: int) -> None:
+        """Go on counting from a version."""
+        self._rounds.version = version
+
+    def under_way(self) -> Mapping[int, int]:
+        """By worker, how many rollouts have been asked for and not yielded."""
+        asked = self._rounds.under_way or self._commits
+        return dict.fromkeys(range(len(self._slotted.crew.shares)), 1) if asked else {}
+
     def versions_in_use(self) -> set[int]:
         """Versions by which rollouts are under way."""
         return {self._rounds.round_version} if self._rounds.under_way else set()
@@ -248,6 +263,14 @@ class AsyncFeed:
     def publish(self) -> int:
         """Count a version; the new one."""
         return self._dispatch.publish()
+
+    def resume(self, version: int) -> None:
+        """Go on counting from a version."""
+        self._dispatch.version = version
+
+    def under_way(self) -> Mapping[int, int]:
+        """By worker, how many rollouts have been asked for and not yielded."""
+        return self._dispatch.under_way()
 
     def versions_in_use(self) -> set[int]:
         """Versions by which rollouts are under way."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import logging
 import threading
-import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, cast, overload
 
 from gymnasium import Space
 
@@ -22,16 +20,9 @@ from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Stop, Wo
 from parenv.pool.configuration import make_plan
 from parenv.pool.session import Session
 from parenv.pool.statistics import PoolStatistics
+from parenv.pool.streams import Item, stream
 
-_Item = TypeVar("_Item", Rollout, Gradient)
-
-
-def _steps_of_rollout(rollout: Rollout) -> int:
-    return rollout.num_steps
-
-
-def _steps_of_gradient(gradient: Gradient) -> int:
-    return gradient.num_samples
+_log = logging.getLogger("parenv")
 
 
 class AsyncWorkerPool:
@@ -173,7 +164,7 @@ class AsyncWorkerPool:
             wait: asked before each; where it says no, ``None`` is yielded if no rollout is there yet, for learners that
                 have something else to do, as in :func:`parenv.learning.pipeline`.
         """
-        return self._stream("experience", "rollouts", Session.next_rollout, _steps_of_rollout, stop, wait)
+        return self._stream("experience", "rollouts", Session.next_rollout, stop, wait)
 
     def gradients(self, stop: Stop | None = None) -> Iterator[Gradient]:
         """Gradients, until a criterion holds; for ever without one.
@@ -188,8 +179,7 @@ class AsyncWorkerPool:
         Raises:
             GradientError: ``loss_fn`` gave nothing to learn from, or a gradient is not finite.
         """
-        stream = self._stream("gradient", "gradients", Session.next_gradient, _steps_of_gradient, stop)
-        return cast(Iterator[Gradient], stream)
+        return cast(Iterator[Gradient], self._stream("gradient", "gradients", Session.next_gradient, stop))
 
     def publish(self, policy: Any, **settings: Any) -> int:
         """Make a new version, by which every rollout that begins from now on acts.
@@ -267,6 +257,33 @@ class AsyncWorkerPool:
         with self._using() as session:
             session.set_attr(env_ids, name, values)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to go on later, beside the policy and the optimizer: versions, counts, seeds, environments.
+
+        Plain data and arrays, for :func:`parenv.save_checkpoint`. The state of a sub-environment is part of it if the
+        environment has ``get_state() -> data`` and ``set_state(data)``; then a sync run goes on as if it had not been
+        interrupted. Rollouts that are under way are not part of it: take it between rounds, or expect gaps.
+        """
+        with self._using() as session:
+            return session.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Go on where a pool was that had this state.
+
+        For a pool that has just been made, with the same arguments, the same seed, and the policy as it was then.
+
+        Returns:
+            What could not be restored, in words; the columns concerned begin with ``Rollout.restarted``.
+
+        Raises:
+            ConfigurationError: the state is of a pool with another layout or seed.
+        """
+        with self._using() as session:
+            missing = session.load_state_dict(state)
+        for words in missing:
+            _log.warning("not restored: %s", words)
+        return missing
+
     def close(self) -> None:
         """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
         self._close()
@@ -283,49 +300,17 @@ class AsyncWorkerPool:
         self,
         parallelism: Parallelism,
         name: str,
-        take: Callable[[Session, float], _Item | None],
-        steps_of: Callable[[_Item], int],
+        take: Callable[[Session, float], Item | None],
         stop: Stop | None,
         wait: Callable[[], bool] | None = None,
-    ) -> Iterator[_Item | None]:
+    ) -> Iterator[Item | None]:
         mine = "gradient" if self._session.plan.gradient is not None else "experience"
         if mine != parallelism:
             raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
         if stop is not None and not isinstance(stop, Stop):
             raise ConfigurationError(f"stop must be a parenv.Stop, got {stop!r}")
         self._check_open()
-        return self._until(stop or Stop(), take, steps_of, wait)
-
-    def _until(
-        self,
-        stop: Stop,
-        take: Callable[[Session, float], _Item | None],
-        steps_of: Callable[[_Item], int],
-        wait: Callable[[], bool] | None,
-    ) -> Iterator[_Item | None]:
-        began = time.monotonic()
-        deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
-        env_steps = episodes = 0
-        returns: deque[float] = deque(maxlen=stop.window)
-        while True:
-            enough = len(returns) == stop.window
-            mean_return = sum(returns) / stop.window if enough else math.nan
-            seconds = time.monotonic() - began
-            if stop.reason(env_steps=env_steps, episodes=episodes, mean_return=mean_return, seconds=seconds):
-                return
-            waits = wait is None or wait()
-            with self._using() as session:
-                item = take(session, deadline if waits else 0.0)
-            if item is None:
-                if waits:
-                    return
-                yield None
-                continue
-            env_steps += steps_of(item)
-            episodes += len(item.episodes)
-            returns.extend(item.episodes.returns.tolist())
-            yield item
-            del item
+        return stream(stop or Stop(), self._using, take, wait)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[Session]:

@@ -29,6 +29,7 @@ from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
 
 SYNC_LEASES = 3
+STATE_FORMAT = 1
 
 
 class Session:
@@ -43,6 +44,7 @@ class Session:
         self._tally = Tally()
         self._began = time.monotonic()
         self._first_asked = math.nan
+        self._collected_before_s = 0.0
         self._evaluations = 0
         job = as_job(plan, header_bytes(len(plan.shares)))
         with_launch = launch_for(plan, job)
@@ -143,6 +145,56 @@ class Session:
             messages=self.crew.messages,
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the policy that a resumed run needs, as plain data."""
+        under_way = self._feed.under_way()
+        states = self._staff.ask("get_state", dict.fromkeys(range(len(self.crew.shares)), ()))
+        now = time.monotonic()
+        return {
+            "format": STATE_FORMAT,
+            "layout": self._layout_words(),
+            "seed": self.plan.seed,
+            "policy_version": self.version,
+            "settings": dict(self._versions.settings),
+            "evaluations": self._evaluations,
+            "worker_restarts": self._staff.restarts,
+            "statistics": self._tally.state(),
+            "seconds": now - self._began,
+            "collecting_seconds": 0.0 if math.isnan(self._first_asked) else now - self._first_asked,
+            "under_way": {worker: under_way.get(worker, 0) for worker in states},
+            "workers": [states[worker] for worker in sorted(states)],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Go on where another pool was; what could not be restored, in words."""
+        self._check_state(state)
+        self._versions.resume(state["policy_version"], state["settings"])
+        self._feed.resume(state["policy_version"])
+        self._evaluations, self._staff.restarts = state["evaluations"], state["worker_restarts"]
+        self._tally.load(state["statistics"])
+        self._began -= state["seconds"]
+        self._collected_before_s = state["collecting_seconds"]
+        missing, questions = [], {}
+        for worker, found in enumerate(state["workers"]):
+            under_way, env_ids = state["under_way"][worker], self.crew.env_ids(worker)
+            generation = max(found["generation"], self.crew.generations_before[worker]) + 1
+            self.crew.generations_before[worker] = generation
+            questions[worker] = (found, generation, under_way > 0)
+            if under_way:
+                missing.append(f"{under_way} rollouts of worker {worker} that were under way and had not been taken")
+            missing += [
+                f"the state of the wrapper {wrapper} of env_id {env_id}: it has no get_state"
+                for env_id, env in zip(env_ids, found["envs"], strict=True)
+                for wrapper in (env["unknown"] if env is not None else ())
+            ]
+        for worker, anew in self._staff.ask("set_state", questions).items():
+            first = self.crew.env_ids(worker).start
+            missing += [
+                f"the episode of env_id {first + column}: the environment has no get_state, and begins anew"
+                for column in anew
+            ]
+        return missing
+
     def close(self, timeout_s: float) -> None:
         """End the workers, by themselves within the limit or by force after it. Idempotent."""
         try:
@@ -152,7 +204,7 @@ class Session:
 
     def _next(self, deadline: float) -> Arrival | None:
         if math.isnan(self._first_asked):
-            self._first_asked = time.monotonic()
+            self._first_asked = time.monotonic() - self._collected_before_s
         return self._feed.next(deadline)
 
     def _lay_out(self, ready: Sequence[Ready]) -> None:
@@ -198,6 +250,33 @@ class Session:
         drop = plan.on_stale == "drop"
         dispatch = Dispatch(len(self.crew.shares), plan.prefetch, plan.max_policy_lag, pace=not drop)
         return AsyncFeed(slotted, dispatch, plan.max_policy_lag if drop else None)
+
+    def _layout_words(self) -> dict[str, Any]:
+        plan = self.plan
+        parallelism = "experience" if plan.gradient is None else "gradient"
+        return {
+            "mode": plan.mode,
+            "parallelism": parallelism,
+            "rollout_length": plan.rollout_length,
+            "sub-environments of each worker": list(self.crew.shares),
+            "first env_id": self.crew.first_env_id,
+        }
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        if state.get("format") != STATE_FORMAT:
+            raise ConfigurationError(f"this is no state of a pool: its format is {state.get('format')!r}")
+        for name, mine in self._layout_words().items():
+            if state["layout"][name] != mine:
+                raise ConfigurationError(
+                    f"the state has {name} = {state['layout'][name]!r}, but this pool has {mine!r}"
+                )
+        if state["seed"] != self.plan.seed:
+            raise ConfigurationError(
+                f"the state is of a pool with seed={state['seed']}, but this one has {self.plan.seed}: make it with "
+                "the seed of the state"
+            )
+        if not math.isnan(self._first_asked) or self.version:
+            raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
 
     def _places(self, env_ids: Sequence[int] | None) -> list[int]:
         first, total = self.crew.first_env_id, sum(self.crew.shares)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -84,6 +86,21 @@ class Tally:
         self.lag[rollout.policy_lag] += 1
         self.returns.extend(rollout.episodes.returns.tolist())
         self.lengths.extend(rollout.episodes.lengths.tolist())
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return {name: list(value) if isinstance(value, deque) else copy(value) for name, value in vars(self).items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from here."""
+        for name, mine in vars(self).items():
+            value = state[name]
+            if isinstance(mine, deque):
+                mine.extend(value)
+            elif isinstance(mine, Counter):
+                mine.update(value)
+            else:
+                setattr(self, name, value)
 
     def add_seconds(self, commits: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
         """Count what the workers of a slot say of their time, given as :data:`~parenv.memory.layout.COMMIT_DTYPE`."""

@@ -78,6 +78,13 @@ class Versions:
         self._kept[self.newest.number] = self.newest
         return self.newest.number
 
+    def resume(self, number: int, settings: Mapping[str, Any]) -> None:
+        """Go on counting from a version, which is what the pool was made with, with these settings."""
+        self.settings = dict(settings)
+        snapshot = cloudpickle.dumps((self.settings, None)) if settings else b""
+        self.newest = Version(number, 0, bytes(snapshot))
+        self._kept = {number: self.newest}
+
     def _source(self, given: Any) -> Any:
         source = module_of(given) if not isinstance(given, Mapping) else given
         if source is None:

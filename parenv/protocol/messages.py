@@ -142,7 +142,8 @@ class Call:
 
     Args:
         sequence: counts the calls.
-        method: ``"call"``, ``"get_attr"``, ``"set_attr"``, ``"evaluate"`` or ``"load"``; for stepping ``"reset"``,
+        method: ``"call"``, ``"get_attr"``, ``"set_attr"``, ``"evaluate"``, ``"load"``, ``"get_state"`` or
+            ``"set_state"``; for stepping ``"reset"``,
             ``"call"``, ``"set_attr"`` or ``"measure"``.
         arguments: pickled arguments of that method.
     """

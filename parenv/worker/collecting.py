@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.envs.stepping import End, Stepper
-from parenv.envs.values import Rows
+from parenv.envs.values import Rows, copied
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.rollout import Rollout, map_trees
 from parenv.memory.layout import RolloutSpec, slot_layout
@@ -68,7 +68,7 @@ class Collector:
         restarted: bool = False,
     ) -> None:
         self.stepper, self.actor, self.spec = stepper, actor, spec
-        self._restarted = restarted
+        self._restarted = np.full(stepper.num_envs, restarted)
         self._rows, self._env_ids, self._worker, self._progress = rows, env_ids, worker, progress
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
@@ -77,6 +77,45 @@ class Collector:
         """The carry at the beginning of an episode, in arrays, nested in dicts and tuples; ``None`` without one."""
         initial = self.actor.initial_carry(batch)
         return None if initial is None else map_trees(to_array, initial)
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that lasts from one rollout to the next, as plain data."""
+        return {
+            "envs": self.stepper.get_states(),
+            "rows": [copied(rows) for rows in self._rows],
+            "carry": None if self._carry is None else map_trees(to_array, self.actor.own_carry(self._carry)),
+            "open": self._open.columns(),
+        }
+
+    def set_state(self, state: dict[str, Any], seeds: Sequence[int], broken: bool) -> list[int]:
+        """Go on where another collector was when it had this state.
+
+        Args:
+            state: of :meth:`get_state`.
+            seeds: for the sub-environments that offer no state: they begin anew.
+            broken: whether what follows does not follow what was delivered last.
+
+        Returns:
+            The columns that begin anew.
+        """
+        anew = [column for column, found in enumerate(state["envs"]) if found is None]
+        if anew:
+            self._rows = reset(self.stepper, self.spec.observations, seeds)
+        self.stepper.set_states(state["envs"])
+        initial = self.actor.initial_carry(self.stepper.num_envs)
+        if initial is not None:
+            saved = map_trees(_like, initial, state["carry"])
+            self._carry = self.actor.with_rows(saved, initial, anew)
+        self._open = OpenEpisodes(self.stepper.num_envs, *state["open"])
+        for column in range(self.stepper.num_envs):
+            if column in anew:
+                self._open.forget(column)
+            else:
+                for mine, saved in zip(self._rows, state["rows"], strict=True):
+                    mine[column] = saved[column]
+        self._restarted[:] = broken
+        self._restarted[anew] = True
+        return anew
 
     def restart(self) -> None:
         """Leave all episodes that are under way, and begin others."""
@@ -98,7 +137,7 @@ class Collector:
         clock, stepper = time.perf_counter, self.stepper
         cell, beats, closing = self._progress.cell, self._progress.beats, self._progress.closing
         environment = acting = 0.0
-        writer.restarted[:], self._restarted = self._restarted, False
+        writer.restarted[:], self._restarted[:] = self._restarted, False
         initial = self.actor.initial_carry(stepper.num_envs)
         rows = writer.begin(self._rows)
         writer.write_carry(self._carry)
@@ -142,6 +181,15 @@ class Collector:
             policy_lag=0,
             extras=[extra.name for extra in self.spec.extras if postprocessed or not extra.postprocessed],
         )
+
+
+def _like(initial: Any, saved: Any) -> Any:
+    """An array as what the policy's carry consists of."""
+    if not hasattr(initial, "detach"):
+        return np.array(saved)
+    import torch
+
+    return torch.tensor(saved).to(initial)
 
 
 def reset(stepper: Stepper, observations: Sequence[Leaf], seeds: Sequence[int | None]) -> list[Any]:

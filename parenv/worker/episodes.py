@@ -26,12 +26,15 @@ class EpisodeCollector:
 
     Args:
         collector: over the sub-environments; nobody else may use it.
+
+    Attributes:
+        all_fresh: whether every sub-environment is at the beginning of an episode.
     """
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         collector.spec = replace(collector.spec, rollout_length=CHUNK)
-        self._all_fresh = True
+        self.all_fresh = True
 
     def collect(self, policy_version: int) -> tuple[Rollout, Seconds]:
         """The episodes one behind the other, as a rollout ``[N, 1]``.
@@ -41,7 +44,7 @@ class EpisodeCollector:
             StopCollectingError: the driver wants this worker to end.
         """
         collector, batch = self._collector, self._collector.stepper.num_envs
-        if not self._all_fresh:
+        if not self.all_fresh:
             collector.restart()
         missing, seconds = set(range(batch)), Seconds(0.0, 0.0)
         pieces: list[list[Rollout]] = [[] for _ in range(batch)]
@@ -61,7 +64,7 @@ class EpisodeCollector:
                         f"an episode has not ended after {MAX_EPISODE_STEPS:,} env steps: wrap the environment in "
                         'gymnasium.wrappers.TimeLimit, or do without rollout_length="episode"'
                     )
-        self._all_fresh = batch == 1
+        self.all_fresh = batch == 1
         return _joined(pieces, collector.initial_carry(1)), seconds
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from parenv.envs.seeding import RandomState, evaluation_seed
+from parenv.envs.seeding import RandomState, environment_seed, evaluation_seed, random_state, set_random_state
 from parenv.experience.assembly import Share
 from parenv.memory.layout import WHOLE_EPISODES, extras_and_carry, slot_layout
 from parenv.memory.progress import Progress
@@ -112,6 +112,8 @@ class Station:
             "get_attr": self._get_attr,
             "set_attr": self._set_attr,
             "evaluate": self._evaluate,
+            "get_state": self._get_state,
+            "set_state": self._set_state,
             "load": self._load,
         }
         self._progress.begin("evaluate" if call.method == "evaluate" else "call")
@@ -161,6 +163,18 @@ class Station:
     def _set_attr(self, columns: list[int], name: str, values: list[Any]) -> None:
         left = iter(values)
         self._collector.stepper.each(name, lambda env: env.set_wrapper_attr(name, next(left)), columns)
+
+    def _get_state(self) -> dict[str, Any]:
+        return {**self._collector.get_state(), "random": random_state(), "generation": self._sender.generation}
+
+    def _set_state(self, state: dict[str, Any], generation: int, broken: bool) -> list[int]:
+        first, count = self._layout.first_env_id, self._collector.stepper.num_envs
+        seeds = [environment_seed(self._job.seed, first + column, generation) for column in range(count)]
+        anew = self._collector.set_state(state, seeds, broken)
+        if self._episodes is not None:
+            self._episodes.all_fresh = False
+        set_random_state(state["random"])
+        return anew
 
     def _evaluate(
         self, episodes: int, deterministic: bool, evaluation: int, version: int, place: int, snapshot: bytes

@@ -138,11 +138,17 @@ class OpenEpisodes:
 
     Args:
         num_envs: sub-environments.
+        returns: so far, float64 ``[num_envs]``.
+        lengths: so far, int64 ``[num_envs]``.
     """
 
-    def __init__(self, num_envs: int) -> None:
-        self._returns = np.zeros(num_envs)
-        self._lengths = np.zeros(num_envs, np.int64)
+    def __init__(self, num_envs: int, returns: Any = None, lengths: Any = None) -> None:
+        self._returns = np.zeros(num_envs) if returns is None else np.array(returns)
+        self._lengths = np.zeros(num_envs, np.int64) if lengths is None else np.array(lengths)
+
+    def columns(self) -> list[Any]:
+        """Returns and lengths so far."""
+        return [self._returns.copy(), self._lengths.copy()]
 
     def forget(self, column: int) -> None:
         """Leave the episode of a column."""

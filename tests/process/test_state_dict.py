@@ -1,0 +1,232 @@
+"""A run that is stopped and resumed goes on as if it had not been, as far as environments offer their state."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    NotDataError,
+    Policy,
+    TorchPolicy,
+    load_checkpoint,
+    save_checkpoint,
+)
+from parenv.policy.policy import Action
+from parenv.testing import LedgerEnv, check_ledger
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.ERROR, logger="parenv"):
+        yield
+
+
+class Walk(gym.Env[Any, Any]):
+    """A random walk of which everything can be saved but the generator, which the pool saves."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=2)
+        return self.place.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self.place += self.np_random.normal(size=2) * (1 + action)
+        return self.place.copy(), float(self.place.sum()), bool(self.place[0] > 3), False, {}
+
+    def get_state(self) -> Any:
+        return {"place": self.place.copy()}
+
+    def set_state(self, state: Any) -> None:
+        self.place = np.array(state["place"])
+
+
+def walk() -> Any:
+    return gym.wrappers.TimeLimit(Walk(), 9)
+
+
+class Recurrent(torch.nn.Module):
+    """Samples by torch's generator, by weights, and by what it remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2,), 0.1, dtype=torch.float64))
+
+    def initial_carry(self, batch: int) -> Any:
+        return torch.zeros(batch, dtype=torch.float64)
+
+    def act(self, observations: Any, carry: Any) -> Any:
+        carry = 0.9 * carry + observations.sum(-1)
+        chance = torch.sigmoid(carry * self.weight.sum())
+        actions = (torch.rand(len(chance), dtype=torch.float64) < chance).long()
+        return actions, carry, carry
+
+
+def recurrent(module: Any) -> TorchPolicy:
+    return TorchPolicy(module, "act", ("actions", "seen", "carry"))
+
+
+def bytes_of(rollout: Any) -> list[bytes]:
+    values = (rollout.observations, rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated)
+    more = (rollout.extras["seen"], rollout.restarted, rollout.episodes.returns, rollout.episodes.lengths)
+    return [np.ascontiguousarray(value).tobytes() for value in (*values, *more)]
+
+
+def train(pool: AsyncWorkerPool, module: Any, rounds: int) -> list[Any]:
+    stream, seen = pool.rollouts(), []
+    for _ in range(rounds):
+        rollout = next(stream)
+        seen.append((rollout.policy_version, *bytes_of(rollout)))
+        with torch.no_grad():
+            module.weight += 0.01 * float(rollout.rewards.mean())
+        pool.publish(module, epsilon=float(pool.policy_version))
+    return seen
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_sync_run_is_the_run_that_was_not_interrupted(num_workers: int, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {
+        "num_envs": 4, "num_workers": num_workers, "mode": "sync", "rollout_length": 6, "seed": 3,
+    }  # fmt: skip
+    module = Recurrent()
+    with AsyncWorkerPool(walk, recurrent(module), **arguments) as pool:
+        whole = train(pool, module, 8)
+        steps, evaluated = pool.statistics().env_steps, pool.evaluate(3).returns.tolist()
+    module = Recurrent()
+    with AsyncWorkerPool(walk, recurrent(module), **arguments) as pool:
+        first = train(pool, module, 4)
+        save_checkpoint(tmp_path / "run", {"pool": pool.state_dict(), "module": module.state_dict()})
+    saved = load_checkpoint(tmp_path / "run")
+    module = Recurrent()
+    module.load_state_dict(saved["module"])
+    with AsyncWorkerPool(walk, recurrent(module), **arguments) as pool:
+        assert pool.load_state_dict(saved["pool"]) == []
+        assert pool.policy_version == 4
+        second = train(pool, module, 4)
+        statistics = pool.statistics()
+        assert (statistics.env_steps, pool.evaluate(3).returns.tolist()) == (steps, evaluated)
+        assert 0 < statistics.env_steps_per_second < 1e7
+    assert first + second == whole
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said() -> None:
+    factories = [lambda env_id=env_id: LedgerEnv(env_id, pool_seed=5) for env_id in range(2)]
+    arguments: dict[str, Any] = {"num_workers": 2, "mode": "sync", "rollout_length": 8, "seed": 5}
+    expected: dict[int, tuple[int, ...]] = {}
+    with AsyncWorkerPool(factories, zeros, **arguments) as pool:
+        check_ledger(next(pool.rollouts()), expected)
+        state = pool.state_dict()
+    with AsyncWorkerPool(factories, zeros, **arguments) as pool:
+        missing = pool.load_state_dict(state)
+        assert [words.split(":")[0] for words in missing] == ["the episode of env_id 0", "the episode of env_id 1"]
+        # The first reset of a process is episode 0 of the ledger, and this is its second.
+        for env_id in range(2):
+            expected[env_id] = (0, 0, expected[env_id][2])
+        stream = pool.rollouts()
+        rollout = next(stream)
+        assert rollout.restarted.all()
+        assert rollout.observations[0, :, 3].tolist() == [1000, 1000]
+        os.kill(pool._session.crew.pid(1), signal.SIGKILL)
+        while not (rollout := next(stream)).restarted.any():
+            pass
+        assert rollout.observations[0, 1, 3] == 2000
+
+
+def test_rollouts_under_way_are_named_and_leave_a_marked_gap() -> None:
+    arguments: dict[str, Any] = {"num_workers": 2, "mode": "async", "rollout_length": 6, "seed": 3}
+    with AsyncWorkerPool(walk, zeros, **arguments) as pool:
+        next(pool.rollouts())
+        state = pool.state_dict()
+    with AsyncWorkerPool(walk, zeros, **arguments) as pool:
+        missing = pool.load_state_dict(state)
+        assert len(missing) == 2
+        assert all("that were under way" in words for words in missing)
+        assert next(pool.rollouts()).restarted.all()
+
+
+def test_a_wrapper_that_offers_nothing_is_named() -> None:
+    def wrapped() -> Any:
+        return gym.wrappers.RecordEpisodeStatistics(walk())
+
+    arguments: dict[str, Any] = {"num_workers": 0, "mode": "sync", "rollout_length": 6, "seed": 3}
+    with AsyncWorkerPool(wrapped, zeros, **arguments) as pool:
+        next(pool.rollouts())
+        state = pool.state_dict()
+    with AsyncWorkerPool(wrapped, zeros, **arguments) as pool:
+        (words,) = pool.load_state_dict(state)
+        assert "RecordEpisodeStatistics of env_id 0" in words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"seed": 4}, "seed=3"), ({"rollout_length": 7}, "rollout_length = 6"), ({"num_envs": 3}, "sub-environments")],
+)
+def test_a_state_of_another_pool_is_refused(change: dict[str, Any], words: str) -> None:
+    arguments: dict[str, Any] = {"num_workers": 0, "num_envs": 2, "mode": "sync", "rollout_length": 6, "seed": 3}
+    with AsyncWorkerPool(walk, zeros, **arguments) as pool:
+        state = pool.state_dict()
+    with AsyncWorkerPool(walk, zeros, **{**arguments, **change}) as pool:
+        with pytest.raises(ConfigurationError, match=words):
+            pool.load_state_dict(state)
+        next(pool.rollouts())
+    with AsyncWorkerPool(walk, zeros, **arguments) as pool:
+        next(pool.rollouts())
+        with pytest.raises(ConfigurationError, match="not been asked for anything"):
+            pool.load_state_dict(state)
+
+
+class Stateful(Policy):
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(np.full(len(observations), self.settings.get("choice", 0)), {"seen": observations[:, 0].copy()})
+
+
+def test_settings_and_counts_go_on() -> None:
+    arguments: dict[str, Any] = {"num_workers": 1, "mode": "sync", "rollout_length": 6, "seed": 3}
+    with AsyncWorkerPool(walk, Stateful(), **arguments) as pool:
+        pool.publish(Stateful(), choice=1)
+        next(pool.rollouts())
+        state = pool.state_dict()
+    with AsyncWorkerPool(walk, Stateful(), **arguments) as pool:
+        pool.load_state_dict(state)
+        rollout = next(pool.rollouts())
+        assert (rollout.actions == 1).all()
+        assert rollout.policy_version == 1
+        assert pool.statistics().rollouts == 2
+
+
+def test_a_checkpoint_file_is_whole_or_refused_and_holds_no_pickle(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    data = {"a": np.arange(3), "b": [1, 2.5, None, "x", b"y"], "t": torch.ones(2, 2), "n": {"deep": (1, 2)}}
+    save_checkpoint(path, data)
+    loaded = load_checkpoint(path)
+    assert loaded["a"].tolist() == [0, 1, 2]
+    assert torch.equal(loaded["t"], data["t"])
+    assert (loaded["b"], loaded["n"]) == (data["b"], data["n"])
+    with pytest.raises(NotDataError, match=r"\['f'\]"):
+        save_checkpoint(path, {"f": zeros})
+    assert load_checkpoint(path)["b"] == data["b"]
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], b"x" + whole, whole[:25], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigurationError, match="no checkpoint that can be read"):
+            load_checkpoint(path)
