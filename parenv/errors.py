@@ -15,6 +15,7 @@
     │   ├── WorkerMemoryError                it has likely reached its limit of memory
     │   └── RestartLimitError                it died more often than ``RestartPolicy`` allows
     ├── PolicyLagError                       yours: a publish would break ``max_policy_lag``
+    ├── ReplayError                          yours: a replayed run does not do what was recorded
     ├── NotDataError (TypeError)             yours: a value cannot leave a worker as plain data
     ├── ProtocolError                        ours: a message that may not be said now, or is malformed
     ├── PoolBusyError                        another thread is using the pool
@@ -154,6 +155,18 @@ class RestartLimitError(WorkerError):
 
 class PolicyLagError(ParenvError):
     """Publishing now would make rollouts that are under way older than ``max_policy_lag`` allows."""
+
+
+class ReplayError(ParenvError):
+    """A run with ``replay`` does something else than the recorded one.
+
+    Attributes:
+        rollout: number of the first rollout that differs, counted from 0, or of the one that was to come.
+    """
+
+    def __init__(self, message: str, *, rollout: int = -1) -> None:
+        super().__init__(message)
+        self.rollout = rollout
 
 
 class NotDataError(ParenvError, TypeError):

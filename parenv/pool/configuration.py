@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, WorkerOptions
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
+from parenv.pool.journal import Script
 from parenv.process.cores import this_learner
 from parenv.worker.job import GradientJob
 
@@ -42,6 +44,8 @@ class Plan:
         on_stale: ``"pace"`` or ``"drop"``.
         seed: root of all seeds.
         options: of the workers.
+        record: where to write the journal, or ``None``.
+        replay: the journal to follow, or ``None``.
     """
 
     factories: Factories
@@ -61,6 +65,23 @@ class Plan:
     on_stale: OnStale
     seed: int
     options: WorkerOptions
+    record: str | os.PathLike[str] | None
+    replay: Script | None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a journal says of the pool that it is of."""
+        return {
+            "seed": self.seed,
+            "mode": self.mode,
+            "parallelism": "experience" if self.gradient is None else "gradient",
+            "rollout_length": self.rollout_length,
+            "sub-environments of each worker": list(self.shares),
+            "first env_id": self.first_env_id,
+            "prefetch": self.prefetch,
+            "max_policy_lag": self.max_policy_lag,
+            "on_stale": self.on_stale,
+        }
 
 
 def make_plan(
@@ -80,6 +101,8 @@ def make_plan(
     on_stale: OnStale,
     seed: int | None,
     options: WorkerOptions,
+    record: str | os.PathLike[str] | None,
+    replay: str | os.PathLike[str] | None,
 ) -> Plan:
     """Check the arguments of a pool.
 
@@ -127,7 +150,12 @@ def make_plan(
     part = part_of(this_learner(), factories.count or num_envs, num_workers, parallelism)
     if seed is not None:
         at_least("seed", seed, 0)
-    return Plan(
+    if record is not None and replay is not None:
+        raise ConfigurationError("a run is recorded or replayed, not both")
+    script = None if replay is None else Script(replay)
+    if script is not None and seed is None:
+        seed = script.about["seed"]
+    plan = Plan(
         factories=factories,
         policy=policy,
         shares=part.shares,
@@ -145,7 +173,12 @@ def make_plan(
         on_stale=on_stale,
         seed=int(np.random.SeedSequence().entropy) % 2**63 if seed is None else int(seed),  # type: ignore[arg-type]
         options=options,
+        record=record,
+        replay=script,
     )
+    if script is not None:
+        script.check(plan.about)
+    return plan
 
 
 def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:

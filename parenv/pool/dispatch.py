@@ -95,15 +95,18 @@ class Dispatch:
         """Credits that may be given now, by the newest version; from here on they are outstanding."""
         issued = []
         for _ in range(self._per_worker):
-            for worker in self._turns():
-                if self._may_issue(worker):
-                    issued.append(CreditKey(worker, self._sequences[worker]))
-                    self._sequences[worker] += 1
-                    self._held[worker] += 1
-                    self._outstanding[issued[-1]] = _Credited(self.version)
+            issued += [self.credit(worker) for worker in self._turns() if self._may_issue(worker)]
         if issued:
             self._turn = issued[-1].worker + 1
         return issued
+
+    def credit(self, worker: int) -> CreditKey:
+        """Another credit for a worker, by the newest version."""
+        key = CreditKey(worker, self._sequences[worker])
+        self._sequences[worker] += 1
+        self._held[worker] += 1
+        self._outstanding[key] = _Credited(self.version)
+        return key
 
     def commit(self, key: CreditKey) -> bool:
         """A rollout is complete; false if no such credit is outstanding, or it was committed before."""
@@ -130,11 +133,24 @@ class Dispatch:
         """The rollout to yield now, or ``None`` while it has to be waited for."""
         urgent = self._urgent_version()
         for key in self._arrived:
-            if urgent is None or self._outstanding[key].version <= urgent:
-                self._arrived.remove(key)
-                self._outstanding[key].yielded = True
+            if (urgent is None or self._outstanding[key].version <= urgent) and self.take(key):
                 return key
         return None
+
+    def take(self, key: CreditKey) -> bool:
+        """Yield a rollout; false if it has not arrived."""
+        if key not in self._arrived:
+            return False
+        self._arrived.remove(key)
+        self._outstanding[key].yielded = True
+        return True
+
+    def patience(self, deadline: float) -> float:
+        """Until when to wait for the next rollout, if the user waits until this deadline."""
+        return deadline
+
+    def gave_up(self) -> None:
+        """There was no rollout until then."""
 
     def done(self, key: CreditKey) -> None:
         """The learner is done with a rollout: its worker may have another credit."""

@@ -249,8 +249,9 @@ class AsyncFeed:
             self._finish_last()
             self._note(self._slotted.staff.past_events())
             self._issue()
-            chosen = self._wait(deadline)
+            chosen = self._wait(self._dispatch.patience(deadline))
             if chosen is None:
+                self._dispatch.gave_up()
                 return None
             self._done.append(chosen)
             lag = self._dispatch.version - self._dispatch.version_of(chosen)

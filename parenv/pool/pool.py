@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,9 +60,13 @@ class AsyncWorkerPool:
         seed: root of all seeds, for environments by env_id and for policies by worker; ``None`` draws one, see
             :attr:`seed`.
         workers: how workers are set up and how long they may take.
+        record: a file in which the run is written down as it goes.
+        replay: a file of ``record``: the same run once more, in the same order and by the same versions, also an
+            asynchronous one; its streams end where it ended. Deaths are not replayed.
 
     Raises:
         ConfigurationError: an argument is wrong.
+        ReplayError: later, at the first rollout that is not the recorded one.
         WorkerDiedError, RestartLimitError: later, when workers die more often than ``workers.restart`` allows.
 
     >>> def lean(observations):
@@ -90,6 +95,8 @@ class AsyncWorkerPool:
         seed: int | None = None,
         gradient: GradientOptions | None = None,
         workers: WorkerOptions | None = None,
+        record: str | os.PathLike[str] | None = None,
+        replay: str | os.PathLike[str] | None = None,
     ) -> None:
         plan = make_plan(
             env_fn,
@@ -107,6 +114,8 @@ class AsyncWorkerPool:
             on_stale=on_stale,
             seed=seed,
             options=WorkerOptions() if workers is None else workers,
+            record=record,
+            replay=replay,
         )
         self._lock = threading.Lock()
         self._session = Session(plan)

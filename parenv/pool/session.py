@@ -18,10 +18,10 @@ from parenv.memory.spaces import leaves, rebuild
 from parenv.policy.snapshots import module_of
 from parenv.pool.arena import Arena
 from parenv.pool.configuration import Plan
-from parenv.pool.dispatch import Dispatch
 from parenv.pool.feeds import Arrival, AsyncFeed, Feed, Slotted, SyncFeed
 from parenv.pool.gradients import Accumulator
 from parenv.pool.hiring import as_job, launch_for, placement_for
+from parenv.pool.journal import Journal, Recorder
 from parenv.pool.staff import Staff
 from parenv.pool.statistics import PoolStatistics, Tally, mean
 from parenv.pool.versions import Versions
@@ -49,6 +49,7 @@ class Session:
         job = as_job(plan, header_bytes(len(plan.shares)))
         with_launch = launch_for(plan, job)
         per_worker = 1 if plan.mode == "sync" else 1 + plan.prefetch
+        self._journal = _journal_of(plan)
         self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
         self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
@@ -200,12 +201,16 @@ class Session:
         try:
             self._staff.close(timeout_s)
         finally:
+            self._journal.close()
             self._arena.close()
 
     def _next(self, deadline: float) -> Arrival | None:
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
-        return self._feed.next(deadline)
+        arrival = None if self._journal.is_over else self._feed.next(deadline)
+        if arrival is not None:
+            self._journal.taken(arrival)
+        return arrival
 
     def _lay_out(self, ready: Sequence[Ready]) -> None:
         plan, crew = self.plan, self.crew
@@ -248,19 +253,13 @@ class Session:
         if plan.mode == "sync":
             return SyncFeed(slotted)
         drop = plan.on_stale == "drop"
-        dispatch = Dispatch(len(self.crew.shares), plan.prefetch, plan.max_policy_lag, pace=not drop)
+        dispatch = self._journal.dispatch(len(self.crew.shares), plan.prefetch, plan.max_policy_lag, pace=not drop)
         return AsyncFeed(slotted, dispatch, plan.max_policy_lag if drop else None)
 
     def _layout_words(self) -> dict[str, Any]:
-        plan = self.plan
-        parallelism = "experience" if plan.gradient is None else "gradient"
-        return {
-            "mode": plan.mode,
-            "parallelism": parallelism,
-            "rollout_length": plan.rollout_length,
-            "sub-environments of each worker": list(self.crew.shares),
-            "first env_id": self.crew.first_env_id,
-        }
+        names = ("mode", "parallelism", "rollout_length")
+        shares = {"sub-environments of each worker": list(self.crew.shares), "first env_id": self.crew.first_env_id}
+        return {**{name: self.plan.about[name] for name in names}, **shares}
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state.get("format") != STATE_FORMAT:
@@ -302,6 +301,10 @@ class Session:
             first = self.crew.env_ids(worker).start
             more = ([values[env_id] for env_id in mine],) if values else ()
             questions[worker] = ([env_id - first for env_id in mine], *arguments, *more)
+        if self._journal.is_kept:
+            while self._feed.versions_in_use():
+                self._feed.listen()
+            self._journal.called(method)
         answers = self._staff.ask(method, questions)
         by_env_id = {
             env_id: answer
@@ -309,6 +312,12 @@ class Session:
             for env_id, answer in zip(mine, answers[worker] or [None] * len(mine), strict=True)
         }
         return tuple(by_env_id[env_id] for env_id in places)
+
+
+def _journal_of(plan: Plan) -> Journal:
+    if plan.replay is not None:
+        return plan.replay
+    return Journal() if plan.record is None else Recorder(plan.record, plan.about)
 
 
 def _check_same_spaces(ready: Sequence[Ready]) -> None:

@@ -1,0 +1,204 @@
+"""An asynchronous run, done again from its journal: the same rollouts in the same order by the same versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, ConfigurationError, ReplayError, Stop, TorchPolicy, WorkerOptions
+from parenv.experience.rollout import Rollout
+
+
+class Uneven(gym.Env[Any, Any]):
+    """Steps take what the wall clock says, and differently long in every sub-environment."""
+
+    def __init__(self, env_id: int) -> None:
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._env_id, self.gain = env_id, 1.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=3).astype(np.float32)
+        return self.place.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(2e-4 * self._env_id + 1e-3 * (time.time_ns() % 7 == 0))
+        self.place += self.gain * self.np_random.normal(size=3).astype(np.float32) * (1 + action)
+        return self.place.copy(), float(self.place.sum()), bool(abs(self.place[0]) > 3), False, {}
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((3,), 0.1))
+
+    def act(self, observations: Any) -> Any:
+        chance = torch.sigmoid(observations @ self.weight)
+        actions = (torch.rand(len(chance)) < chance).long()
+        return actions, chance
+
+
+FACTORIES = [lambda env_id=env_id: Uneven(env_id) for env_id in range(4)]
+
+
+def pool_of(net: Net, **more: Any) -> AsyncWorkerPool:
+    policy = TorchPolicy(net, "act", ("actions", "chance"))
+    return AsyncWorkerPool(FACTORIES, policy, **{"num_workers": 4, "rollout_length": 6, "prefetch": 2, **more})
+
+
+def train(pool: AsyncWorkerPool, net: Net, stop: Stop, learning_rate: float = 0.01) -> list[Any]:
+    """A learner whose updates depend on every value and on the order of arrival."""
+    seen: list[Any] = []
+    for rollout in pool.rollouts(stop):
+        seen.append((rollout.worker, rollout.policy_version, rollout.policy_lag, rollout.observations.tobytes()))
+        seen.append((rollout.extras["chance"].tobytes(), rollout.episodes.returns.tobytes()))
+        with torch.no_grad():
+            net.weight += learning_rate * torch.tensor(rollout.observations.mean((0, 1)))
+        if len(seen) % 3:
+            pool.publish(net)
+        if len(seen) % 20 == 0:
+            pool.set_attr("gain", 1.0 + 0.1 * float(np.float32(rollout.rewards.mean())))
+            pool.evaluate(1)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"max_policy_lag": 2}, {"max_policy_lag": 1, "on_stale": "drop"}, {"prefetch": 0}]
+)
+def test_an_asynchronous_run_is_replayed_to_the_bit(more: dict[str, Any], tmp_path: Path) -> None:
+    net, again = Net(), Net()
+    with pool_of(net, record=tmp_path / "journal", **more) as pool:
+        first = train(pool, net, Stop(env_steps=6 * 60))
+        counts = pool.statistics().policy_lag
+    with pool_of(again, replay=tmp_path / "journal", **more) as pool:
+        second = train(pool, again, Stop())
+        assert pool.statistics().policy_lag == counts
+    assert second == first
+    assert torch.equal(net.weight, again.weight)
+    assert len({worker for worker, *_ in first[::2]}) == 4
+
+
+def test_two_runs_without_a_journal_are_not_the_same() -> None:
+    """Otherwise the test above would prove nothing."""
+    runs = []
+    for _ in range(2):
+        with pool_of(Net(), seed=3) as pool:
+            runs.append([rollout.worker for rollout in pool.rollouts(Stop(env_steps=6 * 60))])
+    assert runs[0] != runs[1]
+
+
+def test_gradients_are_replayed_to_the_bit(tmp_path: Path) -> None:
+    def loss_fn(policy: Any, rollout: Any) -> Any:
+        return (policy.module.weight * rollout.observations.mean((0, 1))).sum() * rollout.rewards.mean()
+
+    weights = []
+    for journal in ({"record": tmp_path / "journal"}, {"replay": tmp_path / "journal"}):
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        with pool_of(net, parallelism="gradient", loss_fn=loss_fn, **journal) as pool:
+            for gradient in pool.gradients(Stop(env_steps=6 * 40) if "record" in journal else None):
+                gradient.assign_to(net)
+                optimizer.step()
+                pool.publish(net)
+        weights.append(net.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_divergence_is_reported_at_the_first_rollout_that_differs(mode: Any, tmp_path: Path) -> None:
+    net = Net()
+    with pool_of(net, mode=mode, record=tmp_path / "journal") as pool:
+        train(pool, net, Stop(env_steps=24 * 20))
+    _, *lines = (json.loads(line) for line in (tmp_path / "journal").read_text().splitlines())
+    versions = [line[1]["policy_version"] for line in lines if line[0] == "digest"]
+    net = Net()
+    with pool_of(net, mode=mode, replay=tmp_path / "journal") as pool:
+        with pytest.raises(ReplayError, match=r"different: .*chance") as caught:
+            train(pool, net, Stop(), learning_rate=0.02)
+        assert caught.value.rollout == next(number for number, version in enumerate(versions) if version)
+
+
+def test_a_loop_that_does_something_else_is_told_so(tmp_path: Path) -> None:
+    net = Net()
+    with pool_of(net, record=tmp_path / "journal") as pool:
+        train(pool, net, Stop(env_steps=6 * 20))
+    with (
+        pool_of(Net(), replay=tmp_path / "journal") as pool,
+        pytest.raises(ReplayError, match=r"after 1 rollouts this run does a rollout, where .* publish of version 1"),
+    ):
+        list(pool.rollouts())
+    with (
+        pool_of(Net(), replay=tmp_path / "journal") as pool,
+        pytest.raises(ReplayError, match=r"after 0 rollouts this run does a publish of version 1, where"),
+    ):
+        pool.publish(net)
+
+
+def test_what_came_too_late_then_comes_too_late_again(tmp_path: Path) -> None:
+    numbers: list[list[int | None]] = []
+    for journal in ({"record": tmp_path / "journal"}, {"replay": tmp_path / "journal"}):
+        with pool_of(Net(), **journal) as pool:
+            stream = pool.rollouts(Stop(env_steps=6 * 40), wait=lambda: False)
+            came: list[int | None] = []
+            for rollout in stream:
+                came.append(rollout and rollout.worker)
+                time.sleep(1e-3)
+            numbers.append(came)
+    assert numbers[0] == numbers[1]
+    assert None in numbers[0]
+
+
+def test_a_death_is_in_the_journal_and_not_replayed(tmp_path: Path) -> None:
+    with pool_of(Net(), record=tmp_path / "journal") as pool:
+        stream = pool.rollouts()
+        next(stream)
+        os.kill(pool._session.crew.pid(1), signal.SIGKILL)
+        while not next(stream).restarted.any():
+            pass
+    with (
+        pool_of(Net(), replay=tmp_path / "journal") as pool,
+        pytest.raises(ReplayError, match="worker 1, which had died"),
+    ):
+        list(pool.rollouts())
+
+
+def test_a_journal_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pool_of(Net(), record=tmp_path / "journal", seed=5) as pool:
+        next(pool.rollouts())
+    for change, words in (
+        ({"seed": 6}, "seed 5, this one 6"),
+        ({"rollout_length": 7}, "rollout_length 6"),
+        ({"mode": "sync"}, "mode 'async'"),
+        ({"num_workers": 2}, "sub-environments of each worker"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            pool_of(Net(), replay=tmp_path / "journal", **change)
+    with pytest.raises(ConfigurationError, match="not both"):
+        pool_of(Net(), replay=tmp_path / "journal", record=tmp_path / "other")
+    (tmp_path / "no journal").write_text("[]\n")
+    for path in ("nothing", "no journal"):
+        with pytest.raises(ConfigurationError, match="journal"):
+            pool_of(Net(), replay=tmp_path / path)
+
+
+def test_a_journal_holds_a_line_for_everything_and_no_more(tmp_path: Path) -> None:
+    with pool_of(Net(), record=tmp_path / "journal", seed=5, workers=WorkerOptions(restart=None)) as pool:
+        rollouts: list[Rollout] = [rollout.copy() for rollout in pool.rollouts(Stop(env_steps=6 * 30))]
+        pool.publish(Net())
+        pool.get_attr("gain")
+    header, *lines = (json.loads(line) for line in (tmp_path / "journal").read_text().splitlines())
+    kinds = [line[0] for line in lines]
+    assert header["seed"] == 5
+    assert kinds.count("digest") == kinds.count("next") == len(rollouts) == 30
+    assert kinds[-2:] == ["publish", "call"]
+    assert [line[1] for line in lines if line[0] == "next"] == [rollout.worker for rollout in rollouts]
