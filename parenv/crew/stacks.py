@@ -24,13 +24,9 @@ class Stacks:
     def timeout_error(self, crew: Crew, worker: int, limit: str) -> WorkerTimeoutError:
         """The error for a worker that has not answered within a limit, given as the user set it."""
         doing, pid, env_ids = crew.doing(worker), crew.pid(worker), crew.env_ids(worker)
-        stack = self._stack_of(crew, worker)
-        shown = (
-            f"Its stack:\n{stack}" if stack else "It gave no stack: the process was stopped, or stuck in the kernel."
-        )
         return WorkerTimeoutError(
             f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) did not answer within {limit} s while {doing}, and "
-            f"was killed. {shown}",
+            f"was killed. {self.shown(crew, worker)}",
             worker=worker,
             env_ids=env_ids,
             pid=pid,
@@ -42,11 +38,13 @@ class Stacks:
         os.close(self._read)
         os.close(self.descriptor)
 
-    def _stack_of(self, crew: Crew, worker: int) -> str:
-        """What it writes when it is asked, up to a pause; empty if nothing."""
+    def shown(self, crew: Crew, worker: int) -> str:
+        """The stack of a worker, which it writes when it is asked for it, as a sentence for an error message."""
         crew.signal(worker, STACK_SIGNAL, alone=True)
         text, patience_s = b"", STACK_TIMEOUT_S
         while self._poll.poll(patience_s * 1000.0):
             text += os.read(self._read, 1 << 16)
             patience_s = STACK_PAUSE_S
-        return text.decode(errors="replace")
+        if not text:
+            return "It gave no stack: the process was stopped, or stuck in the kernel."
+        return f"Its stack:\n{text.decode(errors='replace')}"

@@ -103,7 +103,12 @@ class Staff:
 
     def start(self) -> list[Ready]:
         """Start all and wait until they are ready."""
-        self._ready = self.crew.start(self._launch, self._options.start_timeout_s)
+        try:
+            self._ready = self.crew.start(self._launch, self._options.start_timeout_s)
+        except WorkerTimeoutError as error:
+            shown = f" {self._stacks.shown(self.crew, error.worker)}" if self._stacks is not None else ""
+            error.args = (f"{error}{shown}",)
+            raise
         return self._ready
 
     def lay_out(self, layouts: Sequence[Layout]) -> None:

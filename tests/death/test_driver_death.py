@@ -171,6 +171,60 @@ def test_ctrl_c_while_the_pool_starts_leaves_nothing(directory: Path) -> None:
     assert_nothing_is_left(directory, [])
 
 
+WITH_CHILDREN = """
+    def __init__(self):
+        import subprocess
+        child = subprocess.Popen(["sleep", "1000"], close_fds=False)
+        open(os.environ["XDG_RUNTIME_DIR"] + ".pids", "a").write(f"{child.pid}\\n")
+        STARTING
+    def close(self):
+        print("closing", flush=True); CLOSING
+    def reset"""
+PHASES = {
+    "before the pool": ("print('now', flush=True); time.sleep(100)\n", "pass", "pass"),
+    "starting": ("", "print('now', flush=True); time.sleep(100)", "pass"),
+    "collecting": ("next(pool.rollouts()); print('now', flush=True)\nfor _ in pool.rollouts(): pass", "pass", "pass"),
+    "publishing": (
+        "next(pool.rollouts()); print('now', flush=True)\nwhile True: pool.publish(net)", "pass", "pass",
+    ),
+    "closing": ("next(pool.rollouts()); print('now', flush=True); pool.close()", "pass", "time.sleep(100)"),
+}  # fmt: skip
+PUBLISHING = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.large = torch.nn.Parameter(torch.zeros(1_000_000))
+    def forward(self, observations):
+        return torch.zeros(len(observations), dtype=torch.int64)
+net = Net()
+"""
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_in_every_phase_a_killed_driver_leaves_neither_workers_nor_what_they_started(
+    signum: int, phase: str, directory: Path
+) -> None:
+    then, starting, closing = PHASES[phase]
+    with_children = WITH_CHILDREN.replace("STARTING", starting).replace("CLOSING", closing)
+    script = POOL.replace("    def reset", with_children, 1).replace("DELAY", "pass")
+    if phase == "before the pool":
+        script = PREAMBLE.replace("DELAY", "pass")
+    if phase == "publishing":
+        script = script.replace("lambda o: np.zeros(len(o), int)", "net").replace("\npool =", f"{PUBLISHING}\npool =")
+    driver = run(script + then, directory)
+    assert driver.stdout is not None
+    while driver.stdout.readline() != "now\n":
+        assert driver.poll() is None, driver.communicate()
+    time.sleep(0.1)
+    driver.send_signal(signum)
+    driver.communicate(timeout=10)
+    pids = directory.with_name(directory.name + ".pids")
+    assert pids.exists() or phase == "before the pool"
+    assert_nothing_is_left(directory, [int(pid) for pid in pids.read_text().split()] if pids.exists() else [])
+
+
 GUARDLESS = """
 import gymnasium as gym, torch
 from parenv import AsyncWorkerPool, Stop, TorchPolicy
