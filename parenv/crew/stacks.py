@@ -9,7 +9,7 @@ from parenv.crew.crew import Crew
 from parenv.errors import WorkerTimeoutError, span
 from parenv.worker.process import STACK_SIGNAL
 
-STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.05
+STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.03
 
 
 class Stacks:

@@ -30,9 +30,7 @@ from parenv.policy.policy import Action
 from parenv.process import launcher
 from parenv.testing import LedgerEnv, check_ledger
 
-OFTEN = WorkerOptions(
-    restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3), preload=(__name__,)
-)
+OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3), preload=(__name__,))
 
 
 @pytest.fixture(autouse=True)
