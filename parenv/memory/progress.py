@@ -71,7 +71,8 @@ class Progress:
     @property
     def doing(self) -> str:
         """One of :data:`DOING`."""
-        return DOING[int(self.cell[0]) & ((1 << _DOING_BITS) - 1)]
+        number = int(self.cell[0]) & ((1 << _DOING_BITS) - 1)
+        return DOING[number] if number < len(DOING) else "something that overwrote shared memory"
 
     @property
     def env_id(self) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -82,6 +83,25 @@ def test_rollouts_that_are_kept_are_never_overwritten_and_those_past_the_bound_a
         for _ in range(10):
             check_ledger(next(stream), expected)
         assert pool.statistics().copied_rollouts == copied
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_workers_that_nobody_listens_to_stop_and_memory_stays_as_it_was(mode: Any) -> None:
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, mode=mode, rollout_length=5, prefetch=2) as pool:
+        next(pool.rollouts())
+        arena, progress = pool._session._arena, pool._session._arena.progress
+        size = arena.memory.size
+        seen: list[Any] = []
+        while not (len(seen) > 5 and seen[-1] == seen[-5]):
+            time.sleep(0.1)
+            seen.append([line.sign for line in progress])
+            assert len(seen) < 200
+        assert [line.doing for line in progress] == ["waiting"] * 2
+        pool.publish(zeros)
+        assert [line.sign for line in progress] == seen[-1]
+        for _ in range(20):
+            next(pool.rollouts())
+        assert arena.memory.size == size
 
 
 def test_a_rollout_and_its_tensors_outlive_the_pool() -> None:

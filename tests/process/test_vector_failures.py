@@ -17,7 +17,15 @@ import pytest
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 
-from parenv import ParallelVectorEnv, SubEnvironmentError, WorkerDiedError, WorkerError, WorkerTimeoutError
+from parenv import (
+    ParallelVectorEnv,
+    SubEnvironmentError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerOptions,
+    WorkerTimeoutError,
+)
+from parenv.process import launcher
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
 
@@ -277,6 +285,21 @@ def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path
         observations, _ = envs.reset(seed=3)
         assert observations.tolist() == [[i, 0, 0] for i in range(N)]
         assert envs.step(actions_for())[0][:, 2].tolist() == [1] * N
+
+
+def test_a_vector_env_outlives_the_zygote() -> None:
+    options = WorkerOptions(environment={"OWN_ZYGOTE": "vector env"})
+    factories = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(N)]
+    envs = ParallelVectorEnv(factories, num_workers=2, on_worker_death="restart", workers=options)
+    with contextlib.closing(envs):
+        envs.reset()
+        spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", "vector env") in spec.environment)
+        os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)
+        restarted = np.zeros(N, bool)
+        while not restarted.all():
+            infos = envs.step(actions_for())[4]
+            restarted |= infos.get("worker_restarted", np.zeros(N, bool))
+        envs.step(actions_for())
 
 
 def test_a_worker_that_dies_in_a_masked_reset_is_restarted_and_reset_again(tmp_path: Path) -> None:
