@@ -295,11 +295,11 @@ def test_a_vector_env_outlives_the_zygote() -> None:
         envs.reset()
         spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", "vector env") in spec.environment)
         os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)
-        restarted = np.zeros(N, bool)
-        while not restarted.all():
-            infos = envs.step(actions_for())[4]
-            restarted |= infos.get("worker_restarted", np.zeros(N, bool))
-        envs.step(actions_for())
+        crew: Any = envs._session.team._crew  # type: ignore[attr-defined]
+        while [crew.generation(worker) for worker in range(2)] != [1, 1]:
+            envs.step(actions_for())
+        for _ in range(10):
+            envs.step(actions_for())
 
 
 def test_a_worker_that_dies_in_a_masked_reset_is_restarted_and_reset_again(tmp_path: Path) -> None:
