@@ -151,6 +151,7 @@ class Launcher:
     def _all_gone(self) -> list[Exited]:
         """The zygote has died, and with it the workers; what they had started is killed here."""
         self.lost = True
+        self._zygote.bury()
         for handle in self._running:
             if (pid := self.pid(handle)) > 0:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -185,6 +186,11 @@ class _ZygoteProcess:
     @property
     def alive(self) -> bool:
         return self.owner == os.getpid() and self._process.poll() is None
+
+    def bury(self) -> None:
+        """Wait until it is gone: its sockets close a moment before it is seen to end."""
+        self._process.kill()
+        self._process.wait()
 
     def open_session(self, theirs: socket.socket) -> None:
         self._lines.send({"session": True}, (theirs.fileno(),))
