@@ -66,7 +66,7 @@ class WorkerOptions:
             its episode ends as truncated; ``"restart_worker"``: as if the worker had died.
         step_timeout_s: for pools: seconds that a worker may take for an env step, for acting, for ``postprocess``, for
             ``loss_fn``, or for a call, before it counts as hung; ``None``: no limit.
-        reset_timeout_s: for pools: the same for a reset, or for making an environment after the start.
+        reset_timeout_s: the same for a reset, or, in pools, for making an environment after the start.
         start_timeout_s: seconds that all workers together, or one that is restarted, may take until they are ready.
         close_timeout_s: seconds that a worker may take to end by itself before it is killed.
         max_memory_bytes: bytes that a worker process may allocate beyond what it began with; ``None``: no limit. In a

@@ -36,7 +36,8 @@ class ParallelVecEnv(VecEnv):
         start_method: accepted; all start methods mean the same here.
         num_workers: worker processes; ``None``: one per usable core; 0: everything in this process; ``"auto"``: one per
             core or 0, whichever a measurement promises to be faster.
-        step_timeout_s: seconds in which a worker must answer a step; one that does not is killed, its stack shown.
+        step_timeout_s: seconds in which a worker must answer a step or a call; one that does not is killed, its stack
+            shown. ``WorkerOptions(reset_timeout_s=...)`` is the same for resets.
         on_worker_death: ``"raise"``: a dead worker closes everything; ``"restart"``: it is started again, the current
             episodes of its environments are truncated and their infos have ``"worker_restarted"``.
         workers: how workers are set up and how long they may take to start and to close.

@@ -56,7 +56,8 @@ class Crew:
         self._replies: dict[int, Any] = {}
         self._call_errors: dict[int, list[Exception]] = {}
         self._pending: set[int] = set()
-        self._asked = [0 for _ in shares]
+        self._credits: list[deque[int]] = [deque() for _ in shares]
+        self._open_calls: list[set[int]] = [set() for _ in shares]
         self._calls = 0
         self.remarks: deque[Remarks] = deque()
         self.step_errors: list[Exception] = []
@@ -82,11 +83,11 @@ class Crew:
 
     def sign(self, worker: int) -> tuple[Any, ...]:
         """What changes with whatever a worker begins, and with whatever is asked of it and answered."""
-        return (*self._progress[worker].sign, self._asked[worker])
+        return (*self._progress[worker].sign, len(self._credits[worker]), len(self._open_calls[worker]))
 
     def busy_with(self, worker: int) -> str:
         """One of :data:`~parenv.memory.progress.DOING`; empty while nothing is asked of it."""
-        return self._progress[worker].doing if self._asked[worker] else ""
+        return self._progress[worker].doing if self._credits[worker] or self._open_calls[worker] else ""
 
     def env_ids(self, worker: int) -> range:
         """The sub-environments of a worker."""
@@ -120,7 +121,9 @@ class Crew:
         sender = self._senders[worker] = Sender(worker, generation)
         self._conversations[worker] = Conversation()
         self._ready.pop(worker, None)
-        self.heard[worker] = self._asked[worker] = 0
+        self.heard[worker] = 0
+        self._credits[worker].clear()
+        self._open_calls[worker].clear()
         self.broken = False
         self._placement.start(launch, [sender])
         return sender.generation
@@ -142,7 +145,10 @@ class Crew:
         self._conversations[worker].say(DRIVER, message)
         self._placement.send(self._senders[worker], message)
         self.messages += 1
-        self._asked[worker] += isinstance(message, Call | Credit)
+        if isinstance(message, Credit):
+            self._credits[worker].append(message.sequence)
+        elif isinstance(message, Call):
+            self._open_calls[worker].add(message.sequence)
 
     def fileno(self) -> int:
         """Readable when a worker may have ended."""
@@ -246,16 +252,15 @@ class Crew:
             self.heard[worker] += 1
             try:
                 self._conversations[worker].say(WORKER, event.message)
+                if isinstance(event.message, Commit):
+                    self._hear_commit(worker, event.message)
             except ProtocolError as error:
                 raise error from where_it_happened(worker, self.pid(worker), None, self.doing(worker))
             self._hear(worker, event.message)
 
     def _hear(self, worker: int, message: Message) -> None:
-        if isinstance(message, Commit):
-            self._asked[worker] -= 1
-            self._commits.append(Heard(worker, message))
-        elif isinstance(message, Reply):
-            self._asked[worker] -= 1
+        if isinstance(message, Reply):
+            self._open_calls[worker].discard(message.sequence)
             self._reply(message.sequence, message.value)
         elif isinstance(message, Ready):
             self._ready[worker] = message
@@ -263,6 +268,21 @@ class Crew:
             self.remarks.append(message)
         elif isinstance(message, Failure):
             self._hear_failure(worker, message)
+
+    def _hear_commit(self, worker: int, message: Commit) -> None:
+        """Note a rollout; they come in the order of their credits, and one that is left out is not made up for.
+
+        Raises:
+            ProtocolError: one before it is missing.
+        """
+        credits = self._credits[worker]
+        if message.sequence not in credits:
+            self.refused_messages += 1
+            return
+        if message.sequence != credits[0]:
+            raise ProtocolError(f"the worker commits credit {message.sequence}, but not credit {credits[0]} before it")
+        credits.popleft()
+        self._commits.append(Heard(worker, message))
 
     def _hear_failure(self, worker: int, message: Failure) -> None:
         error = from_failure(message, worker, self.pid(worker), self.env_ids(worker))
@@ -275,7 +295,7 @@ class Crew:
         if message.call in self._pending:
             self._call_errors.setdefault(message.call, []).append(error)
         if not message.more:
-            self._asked[worker] -= 1
+            self._open_calls[worker].discard(message.call)
             self._reply(message.call, None)
 
     def _reply(self, call: int, value: Any) -> None:

@@ -22,6 +22,7 @@ DOING = (
     "evaluate",
     "loading the policy",
     "closing",
+    "commit",
 )
 """What a worker can be doing; the words that error messages use."""
 _DOING_BITS = 8

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import Sequence
 
+from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Ended, Event, Launch, Received
 from parenv.process.doorbell import MESSAGE, Doorbell
@@ -17,6 +19,7 @@ from parenv.protocol.messages import Message
 from parenv.transport.zeromq import DriverSocket, remaining
 
 KILL_TIMEOUT_S = 2.0
+_log = logging.getLogger("parenv")
 
 
 class LocalPlacement:
@@ -108,7 +111,11 @@ class LocalPlacement:
     def _received(self) -> list[Event]:
         events: list[Event] = []
         while self._socket is not None and (frames := self._socket.receive()) is not None:
-            events.append(Received(*from_frames(frames)))
+            try:
+                events.append(Received(*from_frames(frames)))
+            except ProtocolError as error:
+                # Its sender will be missed, and replaced.
+                _log.warning("a message that cannot be read was dropped: %s", str(error))
         return events
 
     def _handle(self, worker: Sender) -> int:

@@ -211,8 +211,10 @@ class Staff:
         )
 
     def _condemn(self, worker: int, reason: Exception) -> None:
-        # Remembered without a traceback, whose frames would keep the pool's memory for as long.
-        self._condemned[worker] = _Condemned(reason.with_traceback(None), time.monotonic() + KILL_TIMEOUT_S)
+        # Remembered without a traceback, whose frames would keep the pool's memory for as long. The first counts:
+        # what a worker says while it is being killed comes of it.
+        reason = reason.with_traceback(None)
+        self._condemned.setdefault(worker, _Condemned(reason, time.monotonic() + KILL_TIMEOUT_S))
         self.crew.broken = False
         self.crew.signal(worker, signal.SIGKILL, alone=False)
 

@@ -116,7 +116,11 @@ class InlineTeam:
     def forget(self, asked: Any) -> None:
         """Nothing is kept."""
 
-    def cut(self, env_ids: Sequence[int]) -> None:
+    def waits_for(self, asked: Any) -> list[int]:
+        """Nobody."""
+        return []
+
+    def cut(self, env_ids: Sequence[int], limit: str) -> None:
         """Never: whoever could cut waits itself."""
 
     def close(self, timeout_s: float) -> None:

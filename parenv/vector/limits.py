@@ -1,4 +1,4 @@
-"""How long a request may take: when each was made, and which are overdue."""
+"""How long a request may take: when each must be answered, and which are overdue."""
 
 from __future__ import annotations
 
@@ -8,24 +8,45 @@ from typing import Any
 
 import numpy as np
 
+from parenv.options import WorkerOptions
 
-class StepLimit:
-    """The limit in seconds on the answer to a request.
+
+class Limits:
+    """The limits in seconds on the answers to requests.
 
     Args:
-        limit_s: ``None`` for none; then nothing is kept.
+        step_timeout_s: on steps and calls; ``None``: none.
+        options: have that on resets.
         num_envs: rows.
     """
 
-    def __init__(self, limit_s: float | None, num_envs: int) -> None:
-        self._limit_s = math.inf if limit_s is None else limit_s
-        self._made_at = np.zeros(num_envs)
-        self.exists = limit_s is not None
+    def __init__(self, step_timeout_s: float | None, options: WorkerOptions, num_envs: int) -> None:
+        self._limits_s = {"step_timeout_s": step_timeout_s, "reset_timeout_s": options.reset_timeout_s}
+        self._ends_at = np.full(num_envs, math.inf)
+        self._is_reset = np.zeros(num_envs, bool)
+        self._any_reset = False
+        self._steps_are_limited = step_timeout_s is not None
 
-    def begin(self, env_ids: Any, counts: bool = True) -> None:
-        """A request was made now of these rows; whether the limit is for it."""
-        if self.exists:
-            self._made_at[env_ids] = time.monotonic() if counts else math.inf
+    @property
+    def exist(self) -> bool:
+        """Whether there may be a limit on what is under way."""
+        return self._steps_are_limited or self._any_reset
+
+    def begin(self, env_ids: Any, reset: bool = False) -> None:
+        """A request was made now of these rows."""
+        if not (reset or self.exist):
+            return
+        limit_s = self._limits_s["reset_timeout_s" if reset else "step_timeout_s"]
+        self._ends_at[env_ids] = math.inf if limit_s is None else time.monotonic() + limit_s
+        self._is_reset[env_ids] = reset
+        self._any_reset = bool(self._is_reset.any())
+
+    def begin_again(self, env_ids: Any) -> None:
+        """Others answer for these rows, from now on."""
+        if self.exist:
+            rows = np.asarray(env_ids)
+            for reset in (False, True):
+                self.begin(rows[self._is_reset[rows] == reset], reset)
 
     def ends_at(self, unanswered: Any) -> float:
         """When the first of the unanswered requests is overdue, on the monotonic clock; infinite if none will be.
@@ -33,10 +54,10 @@ class StepLimit:
         Args:
             unanswered: bool ``[num_envs]``.
         """
-        made_at = self._made_at[unanswered] if self.exists else ()
-        return float(min(made_at)) + self._limit_s if len(made_at) else math.inf
+        return float(self._ends_at[unanswered].min(initial=math.inf)) if self.exist else math.inf
 
-    def overdue(self, unanswered: Any) -> list[int]:
-        """The rows whose request is overdue."""
-        late = unanswered & (self._made_at + self._limit_s <= time.monotonic())
-        return np.flatnonzero(late).tolist()
+    def overdue(self, unanswered: Any) -> tuple[list[int], str]:
+        """The rows whose request is overdue, and the limit of the first of them in words."""
+        late = np.flatnonzero(unanswered & (self._ends_at <= time.monotonic())).tolist()
+        name = "reset_timeout_s" if late and self._is_reset[late[0]] else "step_timeout_s"
+        return late, f"{name}={self._limits_s[name]:g}" if late else ""

@@ -195,12 +195,14 @@ class ProcessTeam:
         self._questions.remove(asked)
         self._crew.forget(asked.numbers)
 
-    def cut(self, env_ids: Sequence[int]) -> None:
+    def waits_for(self, asked: _Question) -> list[int]:
+        """The workers that have not answered."""
+        return [worker for worker in asked.numbers if not self._crew.answered_by(asked.numbers, worker)]
+
+    def cut(self, env_ids: Sequence[int], limit: str) -> None:
         """Kill the workers of these sub-environments, because they do not answer; their stacks join the error."""
         for worker in sorted(set(self._workers[list(env_ids)].tolist())):
-            self._hung[worker] = self._stacks.timeout_error(
-                self._crew, worker, f"step_timeout_s={self._plan.step_timeout_s:g}"
-            )
+            self._hung[worker] = self._stacks.timeout_error(self._crew, worker, limit)
             self._crew.signal(worker, signal.SIGKILL, alone=False)
             deadline = time.monotonic() + KILL_TIMEOUT_S
             while worker in self._hung:

@@ -21,7 +21,7 @@ from parenv.memory.spaces import leaves
 from parenv.protocol.messages import Actions
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.inline import InlineTeam
-from parenv.vector.limits import StepLimit
+from parenv.vector.limits import Limits
 from parenv.vector.processes import ProcessTeam
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results, write_actions
@@ -65,7 +65,7 @@ class Session:
         self._worker_of = np.repeat(np.arange(len(plan.shares)), plan.shares).tolist()
         self.ended, self._in_flight = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
-        self._limit = StepLimit(plan.step_timeout_s, num_envs)
+        self._limits = Limits(plan.step_timeout_s, plan.options, num_envs)
         self._ever_noted = self._late = self._stepping = False
         self._resetting: Sequence[int] = ()
         self._ready = self._nobody = np.zeros(0, np.int64)
@@ -122,12 +122,12 @@ class Session:
         self._restarts.forget(env_ids)
         self._resetting = env_ids
         if self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids):
-            self._number(env_ids)
+            self._number(env_ids, reset=True)
             self.team.request(env_ids, reset=True)
         else:
             each = options if isinstance(options, list) else [options] * self._plan.num_envs
             # With a number, a wait that times out leaves a request that the next step waits for.
-            self._number(env_ids, limited=False)
+            self._number(env_ids, reset=True)
             self._question = self._ask("reset", env_ids, (seeds, each))
 
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
@@ -184,7 +184,9 @@ class Session:
         self, method: str, each: Sequence[Sequence[Any]], *shared: Any, env_ids: Sequence[int] | None = None
     ) -> None:
         """Call a method on all or some, with arguments that differ and arguments that do not."""
-        self._question = self._ask(method, self._all if env_ids is None else env_ids, each, *shared)
+        env_ids = self._all if env_ids is None else env_ids
+        self._limits.begin(list(env_ids))
+        self._question = self._ask(method, env_ids, each, *shared)
 
     def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
         """Wait for a call; one answer from each, by env_id if it began by env_id."""
@@ -224,11 +226,11 @@ class Session:
             raise ValueError(f"{len(each)} actions were given for {len(ids)} sub-environments")
         self.team.give(Actions(None, cloudpickle.dumps(dict(zip(ids, each, strict=True)))), ids)
 
-    def _number(self, env_ids: Any, limited: bool = True) -> None:
+    def _number(self, env_ids: Any, reset: bool = False) -> None:
         """Give a request its number."""
         self._sequence += 1
         self._board.requested[env_ids] = self._sequence
-        self._limit.begin(env_ids, limited)
+        self._limits.begin(env_ids, reset)
 
     def _request(self, env_ids: Sequence[int]) -> None:
         """Request a step of some; those whose episode was lost are answered here."""
@@ -240,15 +242,15 @@ class Session:
     def _wait(self, done: Callable[[], bool], timeout: float | None, name: str) -> None:
         """Wait until something is done; afterwards nothing is pending, whatever happens."""
         team, deadline = self.team, math.inf if timeout is None else time.monotonic() + timeout
-        timed = timeout is not None or self._limit.exists
+        timed = timeout is not None or self._limits.exist
         try:
             while not self._is_over(done):
                 if not timed:
                     team.listen(math.inf)
-                elif (left := min(deadline, self._limit.ends_at(self._unanswered())) - time.monotonic()) > 0:
+                elif (left := min(deadline, self._limits.ends_at(self._unanswered())) - time.monotonic()) > 0:
                     team.listen(left)
-                elif overdue := self._limit.overdue(self._unanswered()):
-                    team.cut(overdue)
+                elif (overdue := self._limits.overdue(self._unanswered()))[0]:
+                    team.cut(*overdue)
                 elif deadline <= time.monotonic():
                     self._late = True
                     raise multiprocessing.TimeoutError(f"The call to `{name}` has timed out after {timeout} second(s).")
@@ -283,7 +285,10 @@ class Session:
         return self.team.failing or len(self._ready) >= self._plan.batch_size
 
     def _unanswered(self) -> Any:
-        return self._board.requested != self._board.finished
+        rows: Any = self._board.requested != self._board.finished
+        if self._question is not None:
+            rows |= np.isin(self._worker_of, self.team.waits_for(self._question))
+        return rows
 
     def _hear(self) -> None:
         """Take note of what came beside the board; raise what sub-environments raised."""
@@ -319,6 +324,7 @@ class Session:
         """
         restarts = self.team.restarted() if self._restarts.wanted else []
         for restarted in restarts:
+            self._limits.begin_again(restarted)
             stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
             lost = [env_id for env_id in restarted if not self.ended[env_id] and env_id not in self._resetting]
             self._restarts.lose(lost)
@@ -329,7 +335,7 @@ class Session:
         return bool(restarts)
 
     def _ask_again(self, env_ids: list[int], reset: bool) -> None:
-        self._number(env_ids)
+        self._number(env_ids, reset)
         self.team.request(env_ids, reset)
 
     def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:

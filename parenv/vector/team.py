@@ -79,8 +79,11 @@ class Team(Protocol):
     def forget(self, asked: Any) -> None:
         """Nobody will ask for these answers any more."""
 
-    def cut(self, env_ids: Sequence[int]) -> None:
-        """Kill the workers of these sub-environments, because they do not answer."""
+    def waits_for(self, asked: Any) -> list[int]:
+        """The workers that have not answered."""
+
+    def cut(self, env_ids: Sequence[int], limit: str) -> None:
+        """Kill the workers of these sub-environments, because they do not answer within a limit."""
 
     def close(self, timeout_s: float) -> None:
         """End all. Idempotent."""

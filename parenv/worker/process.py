@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 
+from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Failure
@@ -38,7 +39,10 @@ def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int)
     while worker.open:
         busy = _guarded(worker)
         while worker.open and (frames := socket.receive(block=not busy)) is not None:
-            worker.receive(from_frames(frames)[1])
+            try:
+                worker.receive(from_frames(frames)[1])
+            except ProtocolError as error:
+                _give_up(worker, error, -1)
             busy = True
     worker.close()
     socket.close()
@@ -56,10 +60,15 @@ def _guarded(worker: Worker) -> bool:
     try:
         return worker.work()
     except BaseException as error:
-        worker.say(failure_of(error, worker.progress.doing, worker.progress.env_id, worker.answering))
-        if worker.answering < 0:
-            worker.give_up()
+        _give_up(worker, error, worker.answering)
         return True
+
+
+def _give_up(worker: Worker, error: BaseException, call: int) -> None:
+    """Say what went wrong; unless it was a call, do nothing more."""
+    worker.say(failure_of(error, worker.progress.doing, worker.progress.env_id, call))
+    if call < 0:
+        worker.give_up()
 
 
 def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, more: int = 0) -> Failure:

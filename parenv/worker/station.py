@@ -90,6 +90,7 @@ class Station:
             rollout = episodes or self._collector.rollout(writer, version, postprocessed=True)
             norm, metrics = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
             report = [rollout.num_steps, metrics, episodes and episodes.episodes.columns()]
+        self._progress.begin("commit")
         self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
         writer.stamp(
             environment_s=seconds.environment,

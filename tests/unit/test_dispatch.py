@@ -24,7 +24,7 @@ from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
 class AsyncPool(RuleBasedStateMachine):
     """A pool that asks as the asynchronous feed does, and workers that produce in the order of their credits.
 
-    The learner publishes at most once per rollout, and before it asks for the next one.
+    The learner publishes at most once per rollout, and before it asks for the next one. Workers are lost and come back.
     """
 
     @initialize(
@@ -39,6 +39,8 @@ class AsyncPool(RuleBasedStateMachine):
         self.producing: list[deque[CreditKey]] = [deque() for _ in range(workers)]
         self.issued: dict[CreditKey, int] = {}
         self.committed: set[CreditKey] = set()
+        self.void: set[CreditKey] = set()
+        self.lost: set[int] = set()
         self.yielded: list[CreditKey] = []
         self.in_hand: CreditKey | None = None
         self.may_publish = False
@@ -50,17 +52,21 @@ class AsyncPool(RuleBasedStateMachine):
             self.in_hand, self.may_publish = None, False
         for key in self.dispatch.issue():
             assert key not in self.issued
+            assert key.worker not in self.lost
             assert key.sequence == sum(one.worker == key.worker for one in self.issued)
             self.issued[key] = self.dispatch.version
             self.producing[key.worker].append(key)
-        assert len(self.issued) > len(self.yielded)
+        everybody_is_lost = len(self.lost) == len(self.producing)
+        assert everybody_is_lost or len(self.issued) > len(self.yielded) + len(self.void)
         chosen = self.dispatch.next()
         if chosen is None:
-            assert any(self.producing), "everything has been committed, and still there is nothing to yield"
+            assert everybody_is_lost or any(self.producing), "everything is committed, and still nothing to yield"
             return
         assert chosen in self.committed
         assert chosen not in self.yielded
-        assert chosen.sequence == sum(key.worker == chosen.worker for key in self.yielded)
+        assert chosen.sequence == sum(key.worker == chosen.worker for key in self.yielded) + sum(
+            key.worker == chosen.worker and key < chosen for key in self.void
+        )
         lag = self.dispatch.version - self.issued[chosen]
         assert self.bound is None or lag <= self.bound
         assert self.dispatch.version_of(chosen) == self.issued[chosen]
@@ -84,6 +90,28 @@ class AsyncPool(RuleBasedStateMachine):
         issued = sum(key.worker == worker for key in self.issued)
         assert not self.dispatch.commit(CreditKey(worker, issued + ahead))
 
+    @precondition(lambda self: len(self.lost) < len(self.producing))
+    @rule(data=st.data())
+    def lose(self, data: Any) -> None:
+        worker = data.draw(st.sampled_from(sorted(set(range(len(self.producing))) - self.lost)))
+        void = self.dispatch.lose(worker)
+        assert void == list(self.producing[worker])
+        self.producing[worker].clear()
+        self.void |= set(void)
+        self.lost.add(worker)
+
+    @precondition(lambda self: self.lost)
+    @rule(data=st.data())
+    def regain(self, data: Any) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.lost)))
+        self.dispatch.regain(worker)
+        self.lost.remove(worker)
+
+    @precondition(lambda self: self.void)
+    @rule(data=st.data())
+    def commit_what_was_lost(self, data: Any) -> None:
+        assert not self.dispatch.commit(data.draw(st.sampled_from(sorted(self.void))))
+
     @precondition(lambda self: self.may_publish)
     @rule()
     def publish(self) -> None:
@@ -93,22 +121,36 @@ class AsyncPool(RuleBasedStateMachine):
 
     @invariant()
     def credits_are_bounded_and_counted(self) -> None:
-        outstanding = [key for key in self.issued if key not in self.yielded or key == self.in_hand]
+        outstanding = [
+            key for key in self.issued if key not in self.void and (key not in self.yielded or key == self.in_hand)
+        ]
         assert self.dispatch.outstanding == len(outstanding)
         assert max(Counter(key.worker for key in outstanding).values(), default=0) <= self.per_worker
         assert self.bound is None or len(outstanding) <= 1 + self.bound
         under_way = {self.issued[key] for key in outstanding if key not in self.committed}
         assert self.dispatch.versions_in_use() == under_way
 
+    def teardown(self) -> None:
+        """Whatever has been committed is yielded, if only the others go on producing."""
+        committed = set(self.committed)
+        while not committed <= set(self.yielded):
+            before = len(self.yielded)
+            for queue in self.producing:
+                while queue:
+                    self.committed.add(key := queue.popleft())
+                    assert self.dispatch.commit(key)
+            self.ask_for_the_next_rollout()
+            assert len(self.yielded) > before
 
-def test_every_credit_is_yielded_once_in_order_within_the_lag_and_nobody_waits_forever() -> None:
+
+def test_every_credit_is_yielded_once_in_order_or_lost_with_its_worker_and_nobody_waits_forever() -> None:
     run_state_machine_as_test(AsyncPool, settings=settings(max_examples=80, stateful_step_count=40, deadline=None))
 
 
 def take(dispatch: Dispatch) -> CreditKey:
     """Issue, have everything produced at once, and take a rollout."""
-    for key in dispatch.issue():
-        dispatch.commit(key)
+    for issued in dispatch.issue():
+        dispatch.commit(issued)
     key = dispatch.next()
     assert key is not None
     return key

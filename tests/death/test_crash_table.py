@@ -1,0 +1,647 @@
+"""The crash table: where a worker fails, and how, against what comes of it.
+
+A fault is an order that the driver leaves as a symbolic link, in the midst of a run; whoever removes the link in worker
+1 obeys it, once. Around every fault the ledgers prove that nothing is lost, delivered twice or torn.
+
+In a pool every place meets every fault in one of the modes, except that of the three ways to hang one is left out by
+turns. In a vector env every place meets every fault, by turns with on_worker_death "raise" and "restart". What is left
+out, and the other mode, is soaked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped,unused-ignore]
+import pytest
+import torch
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode
+
+from parenv import (
+    AsyncWorkerPool,
+    GradientOptions,
+    ParallelVectorEnv,
+    PoolClosedError,
+    RestartPolicy,
+    SubEnvironmentError,
+    TorchPolicy,
+    WorkerDiedError,
+    WorkerError,
+    WorkerOptions,
+    WorkerTimeoutError,
+)
+from parenv.testing import LedgerEnv, check_ledger
+from parenv.testing.ledger import episode_length, ledger_reward
+from parenv.worker.writing import RolloutWriter
+
+STEP_S, RESET_S, START_S, CLOSE_S, KILLING_S = 0.5, 0.6, 1.5, 0.2, 2.5
+CULPRIT, CULPRITS_ENVS, FAULTY_ENV, N = 1, (2, 3), 3, 4
+
+
+class SimulatorError(RuntimeError):
+    pass
+
+
+def fail() -> None:
+    raise SimulatorError("the motor is hot")
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def kill_oneself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_oneself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hold_the_gil() -> None:
+    sum(range(10**13))
+
+
+def sleep_long() -> None:
+    time.sleep(1000)
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "raise": fail,
+    "sys.exit": lambda: sys.exit(4),
+    "os._exit(0)": lambda: os._exit(0),
+    "os.abort": os.abort,
+    "segfault": segfault,
+    "SIGKILL": kill_oneself,
+    "SIGSTOP": stop_oneself,
+    "hold the GIL": hold_the_gil,
+    "sleep": sleep_long,
+}
+RAISED: dict[str, tuple[type[Exception], str]] = {
+    "raise": (SimulatorError, "the motor is hot"),
+    "sys.exit": (WorkerError, "SystemExit: 4"),
+}
+DEATHS = {
+    "os._exit(0)": "exited with code 0",
+    "os.abort": "was killed by SIGABRT",
+    "segfault": "was killed by SIGSEGV",
+    "SIGKILL": "was killed by SIGKILL",
+}
+HANGS = {"SIGSTOP": "It gave no stack", "hold the GIL": "in hold_the_gil", "sleep": "in sleep_long"}
+FATAL = [*DEATHS, *HANGS]
+
+DOING = {
+    "constructor": "making the environment of env_id 3",
+    "reset": "reset of env_id 3",
+    "masked reset": "reset of env_id 3",
+    "autoreset": "reset of env_id 3",
+    "step": "step of env_id 3",
+    "act": "act",
+    "postprocess": "postprocess",
+    "loss": "loss_fn",
+    "half a commit": "commit",
+    "commit": "commit",
+    "publish": "loading the policy",
+    "call": "call of env_id 3",
+}
+VECTOR_RUNNING = ["reset", "masked reset", "autoreset", "step", "call"]
+RUNNING = ["reset", "step", "act", "postprocess", "loss", "half a commit", "commit", "publish"]
+
+_orders: Path | None = None
+
+
+def order(directory: Path, where: str, how: str) -> None:
+    """Have worker 1 fail at its next visit to a place."""
+    os.symlink(how, directory / ("reset" if "reset" in where else where))
+
+
+def obey(where: str) -> None:
+    """Fail if there is an order to, and this is who it is for."""
+    if _orders is None:
+        return
+    try:
+        how = os.readlink(_orders / where)
+        os.unlink(_orders / where)
+    except FileNotFoundError:
+        return
+    FAULTS[how]()
+
+
+def set_up(directory: Path, worker: int) -> None:
+    """In every worker: take orders if it is the culprit."""
+    global _orders
+    if worker == CULPRIT:
+        _orders = directory
+        RolloutWriter.stamp = stamp_obediently  # type: ignore[assignment]
+
+
+def clean_up(directory: Path, worker: int) -> None:
+    (directory / f"cleaned {worker}").touch()
+
+
+stamp = RolloutWriter.stamp
+
+
+def stamp_obediently(writer: RolloutWriter, **commit: float) -> None:
+    fields = list(commit)
+    stamp(writer, **{name: commit[name] for name in fields[:4]})
+    obey("half a commit")
+    stamp(writer, **{name: commit[name] for name in fields[4:]})
+    obey("commit")
+
+
+class Obedient(LedgerEnv):
+    """A ledger whose last sub-environment fails on order."""
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self._obey = obey if env_id == FAULTY_ENV else lambda where: None
+        self._obey("constructor")
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._obey("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self._obey("step")
+        return super().step(action)
+
+    def poke(self) -> int:
+        self._obey("call")
+        return int(self._buffer[0])
+
+    def close(self) -> None:
+        self._obey("close")
+
+
+class Trap:
+    """A setting that fails on order while a worker loads it."""
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"anything": 1}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        obey("publish")
+
+
+class Agent(torch.nn.Module):
+    """Its only weight is the number of its version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = torch.nn.Parameter(torch.zeros(()))
+
+    def act(self, observations: Any) -> Any:
+        obey("act")
+        batch = len(observations)
+        return torch.zeros(batch, dtype=torch.int64), self.value.expand(batch)
+
+
+def postprocess(policy: Any, rollout: Any) -> dict[str, Any]:
+    obey("postprocess")
+    return {"doubled": 2 * rollout.rewards}
+
+
+def loss_fn(policy: Any, rollout: Any) -> Any:
+    obey("loss")
+    return policy.module.value * rollout.rewards.mean()
+
+
+FACTORIES = [functools.partial(Obedient, env_id) for env_id in range(N)]
+
+
+def options(directory: Path, **changed: Any) -> WorkerOptions:
+    given: dict[str, Any] = {
+        "preload": (__name__,),
+        "setup_fn": functools.partial(set_up, directory),
+        "cleanup_fn": functools.partial(clean_up, directory),
+        "restart": RestartPolicy(max_restarts=20, backoff_s=1e-3, max_backoff_s=1e-3),
+        "step_timeout_s": STEP_S,
+        "reset_timeout_s": RESET_S,
+        "close_timeout_s": CLOSE_S,
+    }
+    return WorkerOptions(**{**given, **changed})
+
+
+def make_pool(directory: Path, mode: Any = "sync", loss: bool = False, **changed: Any) -> AsyncWorkerPool:
+    learning: dict[str, Any] = {
+        "parallelism": "gradient",
+        "loss_fn": loss_fn,
+        "gradient": GradientOptions(keep_rollouts=True),
+    }
+    return AsyncWorkerPool(
+        FACTORIES,
+        TorchPolicy(Agent(), "act", ("actions", "value")),
+        num_workers=2,
+        mode=mode,
+        rollout_length=6,
+        postprocess=postprocess,
+        workers=options(directory, **changed),
+        **(learning if loss else {}),
+    )
+
+
+def deliveries(pool: AsyncWorkerPool, loss: bool = False) -> Iterator[Any]:
+    """Rollouts, audited: ledgers, what policy and ``postprocess`` said, gradients, and whose columns are restarted."""
+    expected: dict[int, tuple[int, int]] = {}
+    stream: Iterator[Any] = pool.gradients() if loss else pool.rollouts()
+    for item in stream:
+        (rollout,) = item.rollouts if loss else (item,)
+        check_ledger(rollout, expected)
+        assert (rollout.extras["value"] == rollout.policy_version).all()
+        assert (rollout.extras["doubled"] == 2 * rollout.rewards).all()
+        assert (rollout.restarted == (rollout.restarted.any() & (rollout.env_ids >= CULPRITS_ENVS[0]))).all()
+        if loss:
+            assert item.flat.tolist() == pytest.approx([rollout.rewards.mean()], rel=1e-5)
+        yield rollout
+
+
+def publish(pool: AsyncWorkerPool) -> int:
+    agent = Agent()
+    with torch.no_grad():
+        agent.value.fill_(pool.policy_version + 1)
+    return pool.publish(agent, trap=Trap())
+
+
+def until_restarted(stream: Iterator[Any]) -> None:
+    """Go on until the culprit is back."""
+    while not next(stream).restarted.any():
+        pass
+
+
+def error_of(act: Callable[[], object]) -> Exception:
+    """What this raises, without the frames, which would keep the shared memory for as long."""
+    try:
+        act()
+    except Exception as error:
+        return error.with_traceback(None)
+    pytest.fail("nothing was raised")
+
+
+def check_death(death: Exception, where: str, how: str, limit: str) -> None:
+    """Check what is said of a death: type, who, how, doing what."""
+    assert type(death) is (WorkerDiedError if how in DEATHS else WorkerTimeoutError)
+    assert isinstance(death, WorkerError)
+    assert (death.worker, tuple(death.env_ids), death.doing) == (CULPRIT, CULPRITS_ENVS, DOING[where])
+    assert not psutil.pid_exists(death.pid)
+    check_words(str(death), where, how, limit)
+
+
+def check_words(said: str, where: str, how: str, limit: str) -> None:
+    ended = DEATHS.get(how, f"did not answer within {limit} s")
+    assert f"worker {CULPRIT} " in said
+    assert f"env_ids {CULPRITS_ENVS[0]}-{CULPRITS_ENVS[-1]}) {ended} while {DOING[where]}" in said
+    assert HANGS.get(how, "") in said
+
+
+def check_raised(error: BaseException, where: str, how: str) -> None:
+    """Check what is said of what was raised: type, where it began, doing what."""
+    assert type(error) is RAISED[how][0]
+    assert RAISED[how][1] in str(error)
+    cause = error.__cause__
+    assert isinstance(cause, SubEnvironmentError)
+    doing = DOING[where]
+    env_id = FAULTY_ENV if "env_id" in doing else None
+    assert (cause.worker, cause.env_id, cause.doing) == (CULPRIT, env_id, doing.removesuffix(" of env_id 3"))
+    assert how != "raise" or "in fail" in cause.remote_traceback
+
+
+def limit_of(where: str) -> str:
+    return f"reset_timeout_s={RESET_S}" if where == "reset" else f"step_timeout_s={STEP_S}"
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.WARNING, logger="parenv"):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _started_helpers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Start what forks the workers, so that no limit of a test is spent on it."""
+    directory = tmp_path_factory.mktemp("warm")
+    make_pool(directory).close()
+    ParallelVectorEnv(FACTORIES, num_workers=2, workers=options(directory)).close()
+
+
+@pytest.fixture
+def quick_stacks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Do not wait long for the stack of a process that is stopped."""
+
+    def patch(how: str) -> None:
+        monkeypatch.setattr("parenv.crew.stacks.STACK_TIMEOUT_S", 0.1 if how == "SIGSTOP" else 1.0)
+
+    return patch
+
+
+MODES = ["sync", "async"]
+HALVES = [pytest.param(0, id="half"), pytest.param(1, id="other half", marks=pytest.mark.soak)]
+
+
+def checkered(rows: Iterable[str], columns: Iterable[str]) -> list[Any]:
+    """All pairs, like the squares of a chessboard: every second one is soaked."""
+    soaked = pytest.mark.soak
+    return [
+        pytest.param(row, column, marks=soaked if (i + j) % 2 else ())
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+
+
+@pytest.mark.parametrize(("where", "mode"), checkered(RUNNING, MODES))
+def test_a_worker_of_a_pool_that_dies_is_replaced(where: str, mode: str, tmp_path: Path) -> None:
+    with make_pool(tmp_path, mode, where == "loss", step_timeout_s=None, reset_timeout_s=None) as pool:
+        check_recoveries(pool, where, DEATHS, tmp_path, lambda how: None)
+
+
+@pytest.mark.parametrize("soaked", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("where", "mode"), checkered(RUNNING, MODES))
+def test_a_worker_of_a_pool_that_hangs_is_cut_and_replaced(
+    where: str, mode: str, soaked: bool, tmp_path: Path, quick_stacks: Callable[[str], None]
+) -> None:
+    left_out = list(HANGS)[RUNNING.index(where) % len(HANGS)]
+    with make_pool(tmp_path, mode, where == "loss") as pool:
+        check_recoveries(pool, where, [how for how in HANGS if (how == left_out) == soaked], tmp_path, quick_stacks)
+
+
+def check_recoveries(
+    pool: AsyncWorkerPool, where: str, faults: Iterable[str], directory: Path, before: Callable[[str], None]
+) -> None:
+    stream, deaths = deliveries(pool, where == "loss"), pool._session._staff.deaths
+    for number, how in enumerate(faults, 1):
+        before(how)
+        next(stream)
+        order(directory, where, how)
+        if where == "publish":
+            publish(pool)
+        until_restarted(stream)
+        check_death(deaths[CULPRIT][-1], where, how, limit_of(where))
+        assert [len(of_one) for of_one in deaths] == [0, number]
+    for _ in range(4):
+        next(stream)
+
+
+@pytest.mark.parametrize("how", RAISED)
+@pytest.mark.parametrize(("where", "mode"), checkered(RUNNING, MODES))
+def test_what_is_raised_in_a_worker_ends_the_pool_in_its_own_type(
+    where: str, mode: str, how: str, tmp_path: Path
+) -> None:
+    loss = where == "loss"
+    with make_pool(tmp_path, mode, loss) as pool:
+        stream = deliveries(pool, loss)
+        next(stream)
+        order(tmp_path, where, how)
+        if where == "publish":
+            publish(pool)
+        check_raised(error_of(lambda: deque(stream, 0)), where, how)
+        assert pool.closed
+        with pytest.raises(PoolClosedError):
+            publish(pool)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_that_fails_is_an_error_and_the_pool_goes_on(
+    mode: str, tmp_path: Path, quick_stacks: Callable[[str], None]
+) -> None:
+    with make_pool(tmp_path, mode) as pool:
+        stream = deliveries(pool)
+        for how in list(FAULTS)[:-1] if mode == "sync" else [*RAISED, "sleep"]:
+            quick_stacks(how)
+            next(stream)
+            order(tmp_path, "call", how)
+            error = error_of(lambda: pool.call("poke"))
+            if how in RAISED:
+                check_raised(error, "call", how)
+            else:
+                check_death(error, "call", how, limit_of("call"))
+                until_restarted(stream)
+            assert pool.call("poke") == tuple(range(N))
+            next(stream)
+
+
+def start_limit(how: str) -> dict[str, Any]:
+    return {"start_timeout_s": START_S} if how in HANGS else {}
+
+
+def check_not_started(error: Exception, how: str) -> None:
+    if how in RAISED:
+        check_raised(error, "constructor", how)
+    elif how in DEATHS:
+        check_death(error, "constructor", how, "")
+    else:
+        words = rf"not ready after {START_S:g} s.*worker 1 \(env_ids 2-3\) is at: {DOING['constructor']}"
+        assert type(error) is WorkerTimeoutError
+        assert re.search(words, str(error))
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_pool_does_not_start_if_a_constructor_fails(how: str, tmp_path: Path) -> None:
+    order(tmp_path, "constructor", how)
+    check_not_started(error_of(lambda: make_pool(tmp_path, **start_limit(how))), how)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_replacement_whose_constructor_fails_is_replaced_too(
+    half: int, tmp_path: Path, quick_stacks: Callable[[str], None]
+) -> None:
+    with make_pool(tmp_path, start_timeout_s=START_S) as pool:
+        stream = deliveries(pool)
+        for how in FATAL[1 - half :: 2]:
+            quick_stacks(how)
+            next(stream)
+            order(tmp_path, "constructor", how)
+            order(tmp_path, "step", "segfault")
+            until_restarted(stream)
+            first, second = list(pool._session._staff.deaths[CULPRIT])[-2:]
+            check_death(first, "step", "segfault", "")
+            check_death(second, "constructor", how, f"start_timeout_s={START_S:g}")
+
+
+@pytest.mark.parametrize("how", RAISED)
+def test_a_replacement_whose_constructor_raises_ends_the_pool(how: str, tmp_path: Path) -> None:
+    with make_pool(tmp_path) as pool:
+        stream = deliveries(pool)
+        next(stream)
+        order(tmp_path, "constructor", how)
+        order(tmp_path, "step", "SIGKILL")
+        check_raised(error_of(lambda: deque(stream, 0)), "constructor", how)
+        assert pool.closed
+
+
+@pytest.mark.parametrize("system", ["pool", "vector env"])
+@pytest.mark.parametrize("how", FAULTS)
+def test_whatever_happens_in_close_it_returns_in_time(how: str, system: str, tmp_path: Path) -> None:
+    closed: Any
+    if system == "pool":
+        closed = make_pool(tmp_path)
+        next(deliveries(closed))
+    else:
+        closed = make_vector_env(tmp_path)
+        closed.reset()
+    order(tmp_path, "close", how)
+    began = time.monotonic()
+    closed.close()
+    assert time.monotonic() - began < CLOSE_S + KILLING_S
+    assert closed.closed
+    assert not (tmp_path / "close").is_symlink()
+    assert [(tmp_path / f"cleaned {worker}").exists() for worker in (0, CULPRIT)] == [True, how in RAISED]
+
+
+def make_vector_env(directory: Path, on_worker_death: Any = "raise", **changed: Any) -> ParallelVectorEnv:
+    return ParallelVectorEnv(
+        FACTORIES,
+        num_workers=2,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        step_timeout_s=STEP_S,
+        on_worker_death=on_worker_death,
+        workers=options(directory, **changed),
+    )
+
+
+class Audit:
+    """A vector env of ledgers, in use; every result is checked."""
+
+    def __init__(self, envs: ParallelVectorEnv, directory: Path) -> None:
+        self.envs, self.directory = envs, directory
+        self.last = np.tile([0, -1, 0], (N, 1))
+
+    def reset(self, masked: bool = False, restarted: bool = False) -> None:
+        """Begin again; a worker that is restarted meanwhile has begun its first episode before."""
+        observations, infos = self.envs.reset(options={"reset_mask": np.ones(N, bool)} if masked else None)
+        assert not infos
+        anew = restarted & np.isin(range(N), CULPRITS_ENVS)
+        episodes = np.where(anew, 0, self.last[:, 1]) + 1
+        assert observations.tolist() == [[i, episodes[i], 0] for i in range(N)]
+        self.last = observations
+
+    def step(self) -> list[int]:
+        """A step; the env_ids that are flagged as restarted."""
+        observations, rewards, terminated, truncated, infos = self.envs.step(np.zeros(N, np.int64))
+        flags = infos.get("worker_restarted", np.zeros(N, bool))
+        for i in range(N):
+            _, episode, step = self.last[i].tolist()
+            ended = step + 1 >= episode_length(i, episode, 7)
+            if flags[i]:
+                expected = [i, 0, 0], 0.0, False, True
+                assert infos["final_obs"][i].tolist() == self.last[i].tolist()
+            else:
+                after = [i, episode + 1, 0] if ended else [i, episode, step + 1]
+                reward = ledger_reward(i, episode, step + 1)
+                expected = after, reward, ended and episode % 2 == 0, ended and episode % 2 == 1
+                assert not ended or infos["final_obs"][i].tolist() == [i, episode, step + 1]
+            assert (observations[i].tolist(), rewards[i], terminated[i], truncated[i]) == expected
+        self.last = observations
+        return np.flatnonzero(flags).tolist()
+
+    def run_into(self, where: str, how: str, restarted: bool = False) -> list[int]:
+        """Order a fault, and do what makes the culprit pass the place; the env_ids that are flagged by steps."""
+        order(self.directory, where, how)
+        if where == "call":
+            self.envs.call("poke")
+        elif where in ("reset", "masked reset"):
+            self.reset(where == "masked reset", restarted)
+        else:
+            return [env_id for _ in range(7) for env_id in self.step()]
+        return []
+
+
+def vector_limit_of(where: str) -> str:
+    return f"reset_timeout_s={RESET_S}" if where in ("reset", "masked reset") else f"step_timeout_s={STEP_S}"
+
+
+@pytest.mark.parametrize(("where", "how"), checkered(VECTOR_RUNNING, FATAL))
+def test_a_vector_env_ends_with_its_worker(
+    where: str, how: str, tmp_path: Path, quick_stacks: Callable[[str], None]
+) -> None:
+    quick_stacks(how)
+    with contextlib.closing(make_vector_env(tmp_path)) as envs:
+        audit = Audit(envs, tmp_path)
+        audit.reset()
+        audit.step()
+        error = error_of(lambda: audit.run_into(where, how))
+        check_death(error, where, how, vector_limit_of(where))
+        assert type(error_of(envs.reset)) is ClosedEnvironmentError
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("where", VECTOR_RUNNING)
+def test_a_vector_env_restarts_a_worker_wherever_and_however_it_ends(
+    where: str, half: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, quick_stacks: Callable[[str], None]
+) -> None:
+    with contextlib.closing(make_vector_env(tmp_path, "restart")) as envs:
+        audit = Audit(envs, tmp_path)
+        audit.reset()
+        for number, how in enumerate(FATAL[(VECTOR_RUNNING.index(where) + 1 - half) % 2 :: 2], 1):
+            quick_stacks(how)
+            assert audit.step() == []
+            if where == "call":
+                error = error_of(lambda how=how: audit.run_into(where, how))  # type: ignore[misc]
+                assert type(error) is (WorkerDiedError if how in DEATHS else WorkerTimeoutError)
+                flagged = audit.step()
+            else:
+                flagged = audit.run_into(where, how, restarted=True)
+            assert flagged == ([] if where in ("reset", "masked reset") else list(CULPRITS_ENVS))
+            assert len(caplog.messages) == number
+            check_words(caplog.messages[-1], where, how, vector_limit_of(where))
+
+
+@pytest.mark.parametrize("where", VECTOR_RUNNING)
+def test_what_is_raised_in_a_vector_env_comes_in_its_own_type_and_it_goes_on(where: str, tmp_path: Path) -> None:
+    with contextlib.closing(make_vector_env(tmp_path)) as envs:
+        audit = Audit(envs, tmp_path)
+        for how in RAISED:
+            audit.last, _ = envs.reset()
+            assert audit.step() == []
+            check_raised(error_of(lambda how=how: audit.run_into(where, how)), where, how)  # type: ignore[misc]
+        audit.last, _ = envs.reset()
+        assert audit.last[:, [0, 2]].tolist() == [[i, 0] for i in range(N)]
+        assert [audit.step() for _ in range(8)] == [[]] * 8
+
+
+@pytest.mark.parametrize(("how", "on_worker_death"), checkered([*RAISED, *DEATHS, "sleep"], ["raise", "restart"]))
+def test_a_vector_env_does_not_start_if_a_constructor_fails(how: str, on_worker_death: str, tmp_path: Path) -> None:
+    order(tmp_path, "constructor", how)
+    check_not_started(error_of(lambda: make_vector_env(tmp_path, on_worker_death, **start_limit(how))), how)
+
+
+def test_a_replacement_in_a_vector_env_whose_constructor_dies_is_replaced_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(make_vector_env(tmp_path, "restart")) as envs:
+        audit = Audit(envs, tmp_path)
+        audit.reset()
+        for how in DEATHS:
+            audit.step()
+            order(tmp_path, "constructor", how)
+            order(tmp_path, "step", "SIGKILL")
+            assert audit.step() == list(CULPRITS_ENVS)
+            first, second = caplog.messages[-2:]
+            check_words(first, "step", "SIGKILL", "")
+            check_words(second, "constructor", how, "")
+
+
+@pytest.mark.parametrize(
+    "how", [*RAISED, "sleep", *(pytest.param(how, marks=pytest.mark.soak) for how in ("SIGSTOP", "hold the GIL"))]
+)
+def test_a_replacement_in_a_vector_env_whose_constructor_fails_otherwise_ends_it(how: str, tmp_path: Path) -> None:
+    envs = make_vector_env(tmp_path, "restart", **start_limit(how))
+    audit = Audit(envs, tmp_path)
+    audit.reset()
+    order(tmp_path, "constructor", how)
+    order(tmp_path, "step", "SIGKILL")
+    check_not_started(error_of(audit.step), how)
+    assert type(error_of(envs.reset)) is ClosedEnvironmentError

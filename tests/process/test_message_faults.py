@@ -1,0 +1,345 @@
+"""A message that is lost, repeated, delayed or overtaken: nothing hangs, nothing comes twice, nothing is torn."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from parenv import (
+    AsyncWorkerPool,
+    ParenvError,
+    ProtocolError,
+    RestartPolicy,
+    WorkerDiedError,
+    WorkerOptions,
+    WorkerTimeoutError,
+)
+from parenv.crew import stacks
+from parenv.protocol.frames import from_frames
+from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Layout, Message, Ready, Reply
+from parenv.testing import LedgerEnv, check_ledger
+from parenv.transport.zeromq import DriverSocket, Frames
+
+pytestmark = pytest.mark.timeout(30)
+
+DELAY_S = 0.15
+STEP_TIMEOUT_S = 0.3
+KINDS = (Ready, Layout, Credit, Commit, Call, Reply, Failure, Close)
+FAULTS = ("lose", "repeat", "delay", "overtake")
+NEED_A_CUT = ("lose", "overtake")
+GOES_ON = "the pool goes on as if nothing had been"
+REPLACED = "the worker is replaced"
+CALL_FAILS = "the call is an error and the worker replaced"
+NO_START = "the pool does not start"
+
+# Where a message may or may not be overtaken by another one, two things may come of it.
+OUTCOMES: dict[tuple[type[Message], str], dict[str, set[str]]] = {
+    (Ready, "lose"): {"both": {NO_START}},
+    (Ready, "repeat"): {"both": {NO_START}},
+    (Ready, "delay"): {"both": {GOES_ON}},
+    (Ready, "overtake"): {"both": {NO_START}},
+    (Layout, "lose"): {"both": {REPLACED}},
+    (Layout, "repeat"): {"both": {REPLACED}},
+    (Layout, "delay"): {"both": {GOES_ON, REPLACED}},
+    (Layout, "overtake"): {"both": {REPLACED}},
+    (Credit, "lose"): {"both": {REPLACED}},
+    (Credit, "repeat"): {"both": {GOES_ON}},
+    (Credit, "delay"): {"sync": {GOES_ON}, "async": {GOES_ON, REPLACED}},
+    (Credit, "overtake"): {"sync": {REPLACED}, "async": {GOES_ON, REPLACED}},
+    (Commit, "lose"): {"both": {REPLACED}},
+    (Commit, "repeat"): {"both": {GOES_ON}},
+    (Commit, "delay"): {"sync": {GOES_ON}, "async": {GOES_ON, REPLACED}},
+    (Commit, "overtake"): {"sync": {REPLACED}, "async": {GOES_ON, REPLACED}},
+    (Call, "lose"): {"both": {CALL_FAILS}},
+    (Call, "repeat"): {"both": {GOES_ON}},
+    (Call, "delay"): {"both": {GOES_ON}},
+    (Call, "overtake"): {"both": {CALL_FAILS}},
+    (Reply, "lose"): {"both": {CALL_FAILS}},
+    (Reply, "repeat"): {"both": {GOES_ON}},
+    (Reply, "delay"): {"both": {GOES_ON}},
+    (Reply, "overtake"): {"sync": {CALL_FAILS}, "async": {GOES_ON, CALL_FAILS}},
+    (Failure, "lose"): {"both": {CALL_FAILS}},
+    (Failure, "repeat"): {"both": {GOES_ON}},
+    (Failure, "delay"): {"both": {GOES_ON}},
+    (Failure, "overtake"): {"sync": {CALL_FAILS}, "async": {GOES_ON, CALL_FAILS}},
+    **{(Close, fault): {"both": {GOES_ON}} for fault in FAULTS},
+}
+
+
+class Later(NamedTuple):
+    """A message on its way: when it is due, and to which worker it goes, or ``None`` if it is from one."""
+
+    due_s: float
+    to: tuple[int, int] | None
+    frames: Frames
+
+
+class FaultyLine:
+    """Does something to one message of a kind, at the driver's end of the wire; all others pass.
+
+    Args:
+        kind: of which messages.
+        fault: ``"lose"`` it, ``"repeat"`` it, ``"delay"`` it by :data:`DELAY_S`, or let the next message of the same
+            worker in the same direction ``"overtake"`` it.
+        spared: how many messages of that kind pass before.
+        worker: whose messages; ``None``: everybody's.
+    """
+
+    def __init__(self, kind: type[Message], fault: str, spared: int, worker: int | None = None) -> None:
+        self.kind, self._fault, self._spared, self._worker = kind, fault, spared, worker
+        self._later: list[Later] = []
+        self._overtaken: tuple[Any, Frames] | None = None
+        self._received: deque[Frames] = deque()
+        self.has_happened = False
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every socket of a driver is faulty from now on."""
+        send, receive, wait = DriverSocket.send, DriverSocket.receive, DriverSocket.wait
+
+        def faulty_send(socket: DriverSocket, worker: int, generation: int, frames: Frames) -> bool:
+            passed = [send(socket, worker, generation, one) for one in self._pass((worker, generation), frames)]
+            return all(passed)
+
+        def faulty_receive(socket: DriverSocket) -> Any:
+            while (frames := receive(socket)) is not None:
+                self._received.extend(self._pass(None, frames))
+            self._received.extend(late.frames for late in self._take_due(outgoing=False))
+            return self._received.popleft() if self._received else None
+
+        def faulty_wait(socket: DriverSocket, timeout_s: float) -> set[int]:
+            next_s = min((late.due_s for late in self._later), default=float("inf")) - time.monotonic()
+            ready = wait(socket, min(timeout_s, next_s))
+            for late in self._take_due(outgoing=True):
+                if late.to is not None:
+                    send(socket, *late.to, late.frames)
+            return ready
+
+        monkeypatch.setattr(DriverSocket, "send", faulty_send)
+        monkeypatch.setattr(DriverSocket, "receive", faulty_receive)
+        monkeypatch.setattr(DriverSocket, "wait", faulty_wait)
+
+    def _pass(self, to: tuple[int, int] | None, frames: Frames) -> list[Frames]:
+        """What comes through of a message, now."""
+        sender, message = from_frames(frames)
+        channel = (to is None, sender)
+        if self._overtaken is not None and self._overtaken[0] == channel:
+            (_, overtaken), self._overtaken = self._overtaken, None
+            return [frames, overtaken]
+        if type(message) is not self.kind or self.has_happened or self._worker not in (None, sender.worker):
+            return [frames]
+        self._spared -= 1
+        if self._spared >= 0:
+            return [frames]
+        self.has_happened = True
+        if self._fault == "repeat":
+            return [frames, frames]
+        if self._fault == "delay":
+            self._later.append(Later(time.monotonic() + DELAY_S, to, frames))
+        elif self._fault == "overtake":
+            self._overtaken = (channel, frames)
+        return []
+
+    def _take_due(self, outgoing: bool) -> list[Later]:
+        now_s = time.monotonic()
+        due = [late for late in self._later if late.due_s <= now_s and (late.to is not None) == outgoing]
+        self._later = [late for late in self._later if late not in due]
+        return due
+
+
+class Clerk(LedgerEnv):
+    """A ledger that can be asked to fail."""
+
+    def fail(self) -> None:
+        raise LookupError("as asked")
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def clerks(count: int) -> list[Any]:
+    return [lambda env_id=env_id: Clerk(env_id) for env_id in range(count)]
+
+
+def options(**more: Any) -> WorkerOptions:
+    return WorkerOptions(preload=(__name__,), restart=RestartPolicy(backoff_s=1e-3), close_timeout_s=0.25, **more)
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.ERROR, logger="parenv"):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _helper_has_started() -> None:
+    """So that what tests limit is the start of workers, not of the process they are forked from."""
+    AsyncWorkerPool(clerks(1), zeros, num_workers=1, workers=options()).close()
+
+
+def use(pool: AsyncWorkerPool, line: FaultyLine) -> list[Exception]:
+    """Take rollouts, audit them and ask questions, until every worker has given some that it began after the fault.
+
+    Returns:
+        What the questions raised instead of what they should.
+    """
+    expected: dict[int, tuple[int, int]] = {}
+    errors: list[Exception] = []
+    stream = pool.rollouts()
+    for _ in range(2):
+        given: Counter[int] = Counter()
+        while min(given[env_id] for env_id in range(4)) < 5:
+            rollout = next(stream)
+            check_ledger(rollout, expected)
+            given.update(rollout.env_ids.tolist() if line.has_happened or line.kind not in (Credit, Commit) else ())
+        try:
+            assert pool.get_attr("_max_length") == (7, 7, 7, 7)
+        except ParenvError as error:
+            errors.append(error)
+        try:
+            with pytest.raises(LookupError, match="as asked"):
+                pool.call("fail", env_ids=[3])
+        except ParenvError as error:
+            errors.append(error)
+        pool.publish(zeros)
+    return errors
+
+
+def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) -> str:
+    """Run a pool over a faulty line; which of the outcomes came of it."""
+    pool = None
+    try:
+        with AsyncWorkerPool(
+            clerks(4), zeros, num_workers=2, mode=mode, rollout_length=4, prefetch=prefetch, workers=workers
+        ) as pool:
+            errors = use(pool, line)
+            deaths = list(itertools.chain(*pool._session._staff.deaths))
+            restarts = pool.statistics().worker_restarts
+    except ParenvError:
+        assert pool is None
+        return NO_START
+    assert pool.closed
+    # On a busy machine a worker may be cut by a limit as short as this without a fault.
+    assert sum(not isinstance(death, WorkerTimeoutError) for death in deaths) <= 1, deaths
+    assert all(isinstance(death, WorkerTimeoutError | WorkerDiedError | ProtocolError) for death in deaths), deaths
+    # A question may meet a worker that is being replaced for something else.
+    assert len(errors) <= len(deaths), errors
+    if not restarts:
+        return GOES_ON
+    return CALL_FAILS if line.kind in (Call, Reply, Failure) and errors else REPLACED
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_fault_of_a_message_hangs_a_pool_or_has_it_deliver_wrongly(
+    kind: type[Message], fault: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_mode = OUTCOMES[kind, fault]
+    wanted = by_mode.get("both") or by_mode[mode]
+    limit_s = STEP_TIMEOUT_S if fault in NEED_A_CUT and wanted != {GOES_ON} else 10.0
+    start_limit_s = 0.5 if wanted == {NO_START} else 10.0
+    line = FaultyLine(kind, fault, spared=0)
+    line.install(monkeypatch)
+    came = outcome(mode, 1, line, options(step_timeout_s=limit_s, start_timeout_s=start_limit_s))
+    assert line.has_happened
+    assert came in wanted
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("fault", ["lose", "delay", "overtake"])
+@pytest.mark.parametrize("kind", [Credit, Commit])
+def test_nor_does_one_in_the_middle_of_a_stream(
+    kind: type[Message], fault: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = FaultyLine(kind, fault, spared=7)
+    line.install(monkeypatch)
+    came = outcome("async", prefetch, line, options(step_timeout_s=STEP_TIMEOUT_S if fault in NEED_A_CUT else 10.0))
+    assert line.has_happened
+    assert came in (GOES_ON, REPLACED)
+
+
+class RaisesOnce(LedgerEnv):
+    def __init__(self, env_id: int, flag: Path) -> None:
+        super().__init__(env_id)
+        self._flag = flag
+
+    def step(self, action: Any) -> Any:
+        if self._buffer[1] == 1:
+            try:
+                os.close(os.open(self._flag, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                raise LookupError("once")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("lose", WorkerTimeoutError),
+        ("repeat", LookupError),
+        ("delay", LookupError),
+        ("overtake", WorkerTimeoutError),
+    ],
+)
+def test_a_worker_that_failed_is_replaced_once_and_the_first_that_was_heard_of_it_is_the_reason(
+    fault: str, reason: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = FaultyLine(Failure, fault, spared=0)
+    line.install(monkeypatch)
+    limit_s = STEP_TIMEOUT_S if reason is WorkerTimeoutError else 10.0
+    workers = options(step_timeout_s=limit_s, on_env_error="restart_worker")
+    expected: dict[int, tuple[int, int]] = {}
+    with AsyncWorkerPool(
+        [lambda: LedgerEnv(0), lambda: RaisesOnce(1, tmp_path / "flag")],
+        zeros, num_workers=2, mode="sync", rollout_length=8, workers=workers,
+    ) as pool:  # fmt: skip
+        stream = pool.rollouts()
+        restarted = [
+            rollout.restarted.tolist() for rollout in itertools.islice(stream, 5) if check_ledger(rollout, expected)
+        ]
+        (death,) = pool._session._staff.deaths[1]
+    assert line.has_happened
+    assert restarted.count([False, True]) == 1
+    assert isinstance(death, reason)
+
+
+class Slow(LedgerEnv):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.15)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", [Commit, Reply])
+def test_a_worker_that_hangs_after_it_was_heard_twice_is_still_cut_and_one_that_waits_is_not(
+    kind: type[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "STACK_TIMEOUT_S", 0.1)
+    line = FaultyLine(kind, "repeat", spared=0, worker=0)
+    line.install(monkeypatch)
+    with AsyncWorkerPool(
+        [lambda: LedgerEnv(0), lambda: Slow(1)],
+        zeros, num_workers=2, mode="sync", rollout_length=4, workers=options(step_timeout_s=0.5),
+    ) as pool:  # fmt: skip
+        pool.get_attr("_max_length")
+        stream = pool.rollouts()
+        next(stream)
+        assert line.has_happened
+        assert pool._session.crew.refused_messages == 1
+        assert pool.statistics().worker_restarts == 0
+        pid = pool._session.crew.pid(0)
+        assert pid > 0
+        os.kill(pid, signal.SIGSTOP)
+        assert next(stream).restarted.tolist() == [True, False]

@@ -1,0 +1,229 @@
+"""Whatever is done to a pool and its workers, in any order: it delivers what is right and takes only its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from parenv import AsyncWorkerPool, RestartPolicy, Rollout, WorkerError, WorkerOptions
+from parenv.crew import stacks
+from parenv.process import launcher
+from parenv.testing import LedgerEnv, check_ledger
+
+ENVS, WORKERS, LENGTH = 4, 2, 4
+OPTIONS = WorkerOptions(
+    preload=(__name__,),
+    restart=RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3),
+    step_timeout_s=0.6,
+    reset_timeout_s=0.6,
+    close_timeout_s=0.2,
+)
+# A failure is not shrunk: an example takes a second, and what comes of it depends on when a signal arrives.
+SETTINGS = settings(
+    deadline=None,
+    database=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+)
+modes = st.sampled_from(["sync", "async"])
+workers = st.integers(0, WORKERS - 1)
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def ledgers(count: int) -> list[Any]:
+    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
+
+
+def checksum(rollout: Rollout) -> int:
+    """Of everything in it that lies in memory which workers write to."""
+    parts = (rollout.observations, rollout.rewards, rollout.terminated, rollout.truncated, rollout.last_observations)
+    return zlib.crc32(b"".join(np.ascontiguousarray(part).tobytes() for part in (*parts, rollout.restarted)))
+
+
+def worker_processes() -> int:
+    """How many processes there are that were forked for pools of this file."""
+    pids = [zygote._process.pid for spec, zygote in launcher._zygotes.items() if spec.preload[-1:] == (__name__,)]
+    return sum(len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) for pid in pids)
+
+
+@contextlib.contextmanager
+def unless_workers_are_gone() -> Iterator[None]:
+    """Nobody knows whether a worker that dies meanwhile has done what was asked, and so a question may be an error."""
+    try:
+        yield
+    except* WorkerError:
+        pass
+
+
+class PoolUnderFire(RuleBasedStateMachine):
+    """A pool of ledgers, its user, and somebody who kills and stops its workers."""
+
+    pool: AsyncWorkerPool
+
+    @initialize(mode=modes, prefetch=st.integers(0, 2))
+    def start(self, mode: Any, prefetch: int) -> None:
+        self.held: list[tuple[Rollout, int]] = []
+        self.begin(mode, prefetch)
+
+    def begin(self, mode: Any, prefetch: int) -> None:
+        self.pool = AsyncWorkerPool(
+            ledgers(ENVS),
+            zeros,
+            num_workers=WORKERS,
+            mode=mode,
+            rollout_length=LENGTH,
+            prefetch=prefetch,
+            workers=OPTIONS,
+        )
+        self.stream = self.pool.rollouts()
+        self.expected: dict[int, tuple[int, int]] = {}
+        self.versions: dict[int | None, int] = {}
+        self.published = self.delivered = self.new_beginnings = 0
+        self.stopped: dict[int, int] = {}
+        self.nbytes = self.arena_bytes()
+
+    def arena_bytes(self) -> int:
+        return os.fstat(self.pool._session._arena.memory.fd).st_size
+
+    def pid(self, worker: int) -> int:
+        return self.pool._session.crew.pid(worker)
+
+    def send(self, worker: int, signum: int) -> bool:
+        """Signal a worker, unless it is being replaced just now."""
+        pid = self.pid(worker)
+        if pid <= 0:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+            return True
+        return False
+
+    @rule(count=st.integers(1, 12), hoards=st.booleans())
+    def take(self, count: int, hoards: bool) -> None:
+        for _ in range(count):
+            rollout = next(self.stream)
+            self.delivered += check_ledger(rollout, self.expected)
+            assert self.versions.get(rollout.worker, 0) <= rollout.policy_version <= self.published
+            assert rollout.policy_lag == self.published - rollout.policy_version
+            self.versions[rollout.worker] = rollout.policy_version
+            self.new_beginnings += int(rollout.restarted.sum())
+            if hoards:
+                self.held.append((rollout, checksum(rollout)))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def let_go(self, data: Any) -> None:
+        del self.held[data.draw(st.integers(0, len(self.held) - 1)) :]
+
+    @rule(worker=workers)
+    def kill(self, worker: int) -> None:
+        if self.send(worker, signal.SIGKILL):
+            self.stopped.pop(worker, None)
+
+    @rule(worker=workers)
+    def stop(self, worker: int) -> None:
+        if self.send(worker, signal.SIGSTOP):
+            self.stopped[worker] = self.pid(worker)
+
+    @precondition(lambda self: self.stopped)
+    @rule(data=st.data())
+    def resume(self, data: Any) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.stopped)))
+        if self.stopped.pop(worker) == self.pid(worker):
+            self.send(worker, signal.SIGCONT)
+
+    @rule()
+    def publish(self) -> None:
+        self.published += 1
+        assert self.pool.publish(zeros) == self.published
+
+    @rule()
+    def synchronize(self) -> None:
+        assert self.pool.synchronize() == self.published
+
+    @rule(episodes=st.integers(1, 5))
+    def evaluate(self, episodes: int) -> None:
+        assert len(self.pool.evaluate(episodes)) == episodes
+
+    @rule(env_id=st.integers(0, ENVS - 1))
+    def get_attr(self, env_id: int) -> None:
+        with unless_workers_are_gone():
+            assert self.pool.get_attr("_max_length", env_ids=[env_id]) == (7,)
+
+    @rule()
+    def call(self) -> None:
+        with unless_workers_are_gone():
+            assert self.pool.call("get_wrapper_attr", "_max_length") == (7,) * ENVS
+
+    @rule(mode=modes, prefetch=st.integers(0, 2))
+    def close_and_begin_anew(self, mode: Any, prefetch: int) -> None:
+        self.pool.close()
+        assert worker_processes() == 0
+        self.begin(mode, prefetch)
+
+    @invariant()
+    def it_is_open_and_counts_what_it_has_delivered(self) -> None:
+        assert not self.pool.closed
+        statistics = self.pool.statistics()
+        assert statistics.env_steps == self.delivered
+        assert statistics.policy_version == self.published
+        assert self.new_beginnings <= statistics.worker_restarts * ENVS // WORKERS
+
+    @invariant()
+    def what_is_held_is_as_it_was(self) -> None:
+        assert all(checksum(rollout) == before for rollout, before in self.held)
+
+    @invariant()
+    def it_takes_no_more_processes_and_memory_than_its_own(self) -> None:
+        assert worker_processes() <= WORKERS
+        assert self.arena_bytes() == self.nbytes
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            self.pool.close()
+            assert worker_processes() == 0
+            self.what_is_held_is_as_it_was()
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(stacks, "STACK_TIMEOUT_S", 0.05)
+    with caplog.at_level(logging.ERROR, logger="parenv"):
+        yield
+
+
+def test_whatever_happens_to_its_workers_a_pool_delivers_every_transition_once_and_in_order() -> None:
+    run_state_machine_as_test(
+        PoolUnderFire, settings=settings(SETTINGS, max_examples=8, stateful_step_count=25, derandomize=True)
+    )
+
+
+@pytest.mark.soak
+def test_whatever_happens_to_its_workers_for_two_minutes() -> None:
+    deadline = time.monotonic() + 110.0
+    while time.monotonic() < deadline:
+        run_state_machine_as_test(PoolUnderFire, settings=settings(SETTINGS, max_examples=10, stateful_step_count=50))
