@@ -25,10 +25,13 @@ COMMIT_DTYPE = np.dtype(
         ("acting_s", "<f8"),
         ("learning_s", "<f8"),
         ("waiting_s", "<f8"),
+        ("began_s", "<f8"),
+        ("ended_s", "<f8"),
         ("gradient_norm", "<f8"),
     ]
 )
-"""Written last by each worker of a slot: which credit it holds, how long its parts took, the gradient's norm."""
+"""Written last by each worker of a slot: which credit it holds, how long its parts took, when it began and ended on the
+clock of ``time.perf_counter``, the gradient's norm."""
 
 END_DTYPE = np.dtype([("step", "<i4"), ("column", "<i4"), ("length", "<i8"), ("return", "<f8"), ("seconds", "<f8")])
 """One episode end: row and column in the rollout, and the statistics of the episode."""

@@ -36,6 +36,7 @@ class Arrival(NamedTuple):
         gradients: uint8 ``[K, n]``, a flat gradient in each row; ``None`` for experience.
         norms: 2-norm of each gradient before clipping.
         metrics: what each ``loss_fn`` returned beside the loss.
+        commits: :data:`~parenv.memory.layout.COMMIT_DTYPE` ``[K]``, what each says of its time.
     """
 
     rollout: Rollout
@@ -45,6 +46,7 @@ class Arrival(NamedTuple):
     gradients: Any
     norms: Sequence[float]
     metrics: Sequence[dict[str, float]]
+    commits: Any
 
 
 class Feed(Protocol):
@@ -118,7 +120,7 @@ class Slotted:
         arrays = layout.arrays(self.slots.lease(slot) if lend else self.slots.peek(slot))
         extras = [extra.name for extra in self.spec.extras]
         rollout = assemble(self.spec, arrays, shares, extras=extras, **about)
-        commits, gradients = arrays["commits", 0], arrays.get(("gradients", 0))
+        commits, gradients = arrays["commits", 0].copy(), arrays.get(("gradients", 0))
         self.tally.add_seconds(commits)
         self._tell([cause for _, commit in heard for cause in commit.replaced])
         reports = [commit.report or [0, {}, None] for _, commit in heard]
@@ -135,7 +137,7 @@ class Slotted:
         self.tally.add(rollout, sum(samples) or rollout.num_steps)
         workers, metrics = [key.worker for key, _ in heard], [said for _, said, _ in reports]
         env_ids = [self.crew.env_ids(worker) for worker in workers]
-        return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics)
+        return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics, commits)
 
     def _tell(self, replaced: Sequence[Sequence[Any]]) -> None:
         for env_id, doing, error in replaced:

@@ -230,6 +230,15 @@ class AsyncWorkerPool:
         """The figures so far."""
         return self._session.statistics()
 
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.
+
+        Args:
+            path: a file in the trace format of Chrome, for https://ui.perfetto.dev; what is there is replaced.
+        """
+        with self._using() as session:
+            session.trace(path)
+
     def call(self, name: str, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of sub-environments, found through their wrappers, between two rollouts.
 

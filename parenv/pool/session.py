@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from parenv.pool.hiring import as_job, launch_for, placement_for
 from parenv.pool.journal import Journal, Recorder
 from parenv.pool.staff import Staff
 from parenv.pool.statistics import PoolStatistics, Tally, mean
+from parenv.pool.trace import Trace
 from parenv.pool.versions import Versions
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
@@ -50,6 +52,7 @@ class Session:
         with_launch = launch_for(plan, job)
         per_worker = 1 if plan.mode == "sync" else 1 + plan.prefetch
         self._journal = _journal_of(plan)
+        self._trace: Trace | None = None
         self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
         self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
@@ -86,7 +89,11 @@ class Session:
         """Write a new version, once there is room for it."""
         while not self._versions.has_room(self._feed.versions_in_use()):
             self._feed.listen()
-        return self._versions.add(policy, settings, self._feed.publish)
+        began = time.perf_counter()
+        version = self._versions.add(policy, settings, self._feed.publish)
+        if self._trace is not None:
+            self._trace.published(began, version)
+        return version
 
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
@@ -117,6 +124,13 @@ class Session:
         if len(values) != len(places):
             raise ConfigurationError(f"set_attr got {len(values)} values for {len(places)} sub-environments")
         self._ask("set_attr", places, dict(zip(places, values, strict=True)), (name,))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a timeline from now on, instead of the one before."""
+        trace = Trace(path, len(self.crew.shares), "commit" if self.plan.postprocess is None else "postprocess")
+        if self._trace is not None:
+            self._trace.close()
+        self._trace = trace
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
@@ -202,14 +216,19 @@ class Session:
             self._staff.close(timeout_s)
         finally:
             self._journal.close()
+            if self._trace is not None:
+                self._trace.close()
             self._arena.close()
 
     def _next(self, deadline: float) -> Arrival | None:
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
+        asked = self._trace.asked() if self._trace is not None else 0.0
         arrival = None if self._journal.is_over else self._feed.next(deadline)
         if arrival is not None:
             self._journal.taken(arrival)
+        if self._trace is not None:
+            self._trace.yielded(asked, arrival)
         return arrival
 
     def _lay_out(self, ready: Sequence[Ready]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,10 +85,11 @@ class Station:
             self._progress.begin("postprocess")
             rollout = self._collector.rollout(writer, version)
             writer.write_extras(self._actor.postprocess(self._job.postprocess, rollout))
-        norm, learning_began, report = 0.0, time.perf_counter(), None
+        norm, learning_began, report = 0.0, math.inf, None
         if self._differentiator is not None:
             self._progress.begin("loss_fn")
             rollout = episodes or self._collector.rollout(writer, version, postprocessed=True)
+            learning_began = time.perf_counter()
             norm, metrics = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
             report = [rollout.num_steps, metrics, episodes and episodes.episodes.columns()]
         self._progress.begin("commit")
@@ -95,8 +97,10 @@ class Station:
         writer.stamp(
             environment_s=seconds.environment,
             acting_s=seconds.acting,
-            learning_s=self._idle_since - learning_began,
+            learning_s=max(0.0, self._idle_since - learning_began),
             waiting_s=waited_s,
+            began_s=began,
+            ended_s=self._idle_since,
             gradient_norm=norm,
             generation=self._sender.generation,
             policy_version=version,

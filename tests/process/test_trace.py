@@ -1,0 +1,97 @@
+"""The timeline of a pool: pieces of everybody's time that do not overlap and fill it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, Stop
+from parenv.testing import LedgerEnv
+
+
+class Slow(LedgerEnv):
+    def step(self, action: Any) -> Any:
+        time.sleep(1e-3)
+        return super().step(action)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, observations: Any) -> Any:
+        return torch.zeros(len(observations), dtype=torch.int64)
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def pieces(path: Path) -> dict[str, list[Any]]:
+    """Events by track, in the order of their beginnings; the tracks have names."""
+    *events, last = json.loads(path.read_text())
+    assert last == {}
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    tracks: dict[str, list[Any]] = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            tracks[names[event["tid"]]].append(event)
+    return {name: sorted(track, key=lambda event: event["ts"]) for name, track in tracks.items()}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_timeline_says_who_did_what_when_without_overlaps(mode: Any, num_workers: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with AsyncWorkerPool(
+        lambda: Slow(0), zeros, num_envs=2, num_workers=num_workers, mode=mode, rollout_length=10
+    ) as pool:
+        pool.trace(path)
+        began = time.perf_counter()
+        for _ in pool.rollouts(Stop(env_steps=200)):
+            time.sleep(5e-3)
+            pool.publish(zeros)
+        seconds = time.perf_counter() - began
+        rollouts = pool.statistics().rollouts
+    tracks = pieces(path)
+    assert set(tracks) == {"driver", *(f"worker {worker}" for worker in range(max(1, num_workers)))}
+    by_workers = [track for name, track in tracks.items() if name != "driver"]
+    for track in by_workers:
+        for one, following in itertools.pairwise(track):
+            assert one["ts"] + one["dur"] <= following["ts"] + 1.0
+        assert {event["name"] for event in track} == {"wait", "act", "env", "commit"}
+        assert sum(event["dur"] for event in track if event["name"] == "env") >= 1e3 * 10 * sum(
+            event["name"] == "env" for event in track
+        )
+    found = [event["name"] for event in tracks["driver"]]
+    assert found.count("publish") == rollouts
+    learned = sum(event["dur"] for event in tracks["driver"] if event["name"] in ("learn", "wait"))
+    assert learned >= 0.8e6 * seconds
+    versions = [event["args"]["policy_version"] for track in by_workers for event in track if event["name"] == "env"]
+    assert max(versions) > 0
+
+
+def test_gradients_have_a_piece_for_learning_on_the_worker_and_an_unfinished_file_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with AsyncWorkerPool(
+        lambda: LedgerEnv(0), Net(), num_workers=1, mode="sync", rollout_length=4, parallelism="gradient",
+        loss_fn=lambda policy, rollout: policy.bias * rollout.rewards.mean(),
+    ) as pool:  # fmt: skip
+        pool.trace(tmp_path / "other.json")
+        pool.trace(path)
+        for _ in pool.gradients(Stop(env_steps=2000)):
+            pass
+        unfinished = path.read_text()
+    whole = unfinished[: unfinished.rindex("\n")].rstrip(",") + "]"
+    assert len(json.loads(whole)) > 100
+    assert {event["name"] for event in pieces(path)["worker 0"]} == {"wait", "act", "env", "learn", "commit"}
+    assert pieces(tmp_path / "other.json")["driver"] == []
