@@ -16,6 +16,7 @@ NAMES = (
     "learning_curves",
     "gradient_curves",
     "learners",
+    "nemesis",
     "table",
 )
 

@@ -27,7 +27,7 @@ def table() -> str:
     cartpole, sleeping, pong = (read(f"rollouts_{case}")["results"] for case in ("cartpole", "sleeping", "pong"))
     startup, driver, publish = (read(name)["results"] for name in ("startup", "driver", "publish"))
     curves = read("learning_curves")["results"]
-    vector_env = read("vector_env")["results"]
+    vector_env, nemesis = (read(name)["results"] for name in ("vector_env", "nemesis"))
     gradients, gradient_curves, learners = (
         read(name)["results"] for name in ("gradients", "gradient_curves", "learners")
     )
@@ -57,6 +57,15 @@ def table() -> str:
         return (
             f"{shares[0]:.2f} / {shares[1]:.2f} of two bare loops; step is {times[0]:.2f} times SyncVectorEnv, "
             f"{times[1]:.1f} times AsyncVectorEnv"
+        )
+
+    def under_faults(found: Any) -> str:
+        recover = found["seconds_to_recover"]
+        wrong = " / ".join(str(found[kind]) for kind in ("lost", "duplicated", "torn"))
+        return (
+            f"{found['transitions']:,} transitions, {found['deaths']} deaths; {wrong} / {len(found['residue'])}; back "
+            f"after {recover['median']:.2f} s, at worst {recover['worst']:.2f} s; {found['throughput_ratio']:.2f} of "
+            "the throughput without"
         )
 
     many = vector_env["many-1024"]
@@ -115,6 +124,10 @@ def table() -> str:
                 for name in learners
             ),
         ),
+        *(
+            (f"{name}, under faults: lost / duplicated / torn / left behind", under_faults(found))
+            for name, found in nemesis.items()
+        ),
     ]  # fmt: skip
     lines = [f"| {what} | {figure} |" for what, figure in rows]
     machine = f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}"
@@ -123,6 +136,8 @@ def table() -> str:
             "<!-- results -->",
             f"Measured on {machine}; medians, `make bench` repeats it, files under `benchmarks/results/`.",
             "The ideal loop is the same environments and forward passes in as many processes that tell nobody.",
+            "Faults come at random, one per 2 s on average: SIGKILL, SIGSEGV, SIGSTOP with and without SIGCONT, and",
+            "environments that raise, segfault or exit; `make soak` repeats them.",
             "",
             "| | |",
             "|---|---|",

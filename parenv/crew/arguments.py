@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +70,24 @@ def part_of(learner: Learner, num_envs: int | None, num_workers: int | None, par
     shares = split(num_envs, num_workers, parallelism)
     first, stop = len(shares) * rank // world, len(shares) * (rank + 1) // world
     return Part(shares[first:stop], first, sum(shares[:first]))
+
+
+def by_worker(
+    env_ids: Sequence[int], shares: Sequence[int], first_env_id: int = 0
+) -> dict[int, tuple[list[int], list[int]]]:
+    """Some sub-environments by the worker that has them: their env_ids, and their columns there.
+
+    >>> by_worker([6, 4, 5], shares=(2, 2), first_env_id=4)
+    {1: ([6], [0]), 0: ([4, 5], [0, 1])}
+    """
+    stops = np.cumsum(shares)
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for env_id in env_ids:
+        worker = int(np.searchsorted(stops, env_id - first_env_id, "right"))
+        ids, columns = found.setdefault(worker, ([], []))
+        ids.append(env_id)
+        columns.append(int(env_id - first_env_id - stops[worker] + shares[worker]))
+    return found
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from pathlib import Path
 
 from parenv.crew.crew import Crew
 from parenv.errors import WorkerTimeoutError, span
@@ -40,11 +41,20 @@ class Stacks:
 
     def shown(self, crew: Crew, worker: int) -> str:
         """The stack of a worker, which it writes when it is asked for it, as a sentence for an error message."""
+        text, patience_s = b"", 0.0 if _is_stopped(crew.pid(worker)) else STACK_TIMEOUT_S
         crew.signal(worker, STACK_SIGNAL, alone=True)
-        text, patience_s = b"", STACK_TIMEOUT_S
         while self._poll.poll(patience_s * 1000.0):
             text += os.read(self._read, 1 << 16)
             patience_s = STACK_PAUSE_S
         if not text:
             return "It gave no stack: the process was stopped, or stuck in the kernel."
         return f"Its stack:\n{text.decode(errors='replace')}"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, so that nobody need wait for what it says; not known without ``/proc``."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in ("T", "t")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parenv.crew.arguments import by_worker
 from parenv.crew.crew import Crew
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
@@ -310,16 +311,11 @@ class Session:
     def _ask(
         self, method: str, places: list[int], values: Mapping[int, Any], arguments: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        asked: dict[int, list[int]] = {}
-        for worker in range(len(self.crew.shares)):
-            mine = [env_id for env_id in places if env_id in self.crew.env_ids(worker)]
-            if mine:
-                asked[worker] = mine
-        questions = {}
-        for worker, mine in asked.items():
-            first = self.crew.env_ids(worker).start
-            more = ([values[env_id] for env_id in mine],) if values else ()
-            questions[worker] = ([env_id - first for env_id in mine], *arguments, *more)
+        asked = by_worker(places, self.crew.shares, self.crew.first_env_id)
+        questions = {
+            worker: (columns, *arguments, *([[values[env_id] for env_id in ids]] if values else []))
+            for worker, (ids, columns) in asked.items()
+        }
         if self._journal.is_kept:
             while self._feed.versions_in_use():
                 self._feed.listen()
@@ -327,8 +323,8 @@ class Session:
         answers = self._staff.ask(method, questions)
         by_env_id = {
             env_id: answer
-            for worker, mine in asked.items()
-            for env_id, answer in zip(mine, answers[worker] or [None] * len(mine), strict=True)
+            for worker, (ids, _) in asked.items()
+            for env_id, answer in zip(ids, answers[worker] or [None] * len(ids), strict=True)
         }
         return tuple(by_env_id[env_id] for env_id in places)
 

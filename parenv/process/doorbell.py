@@ -56,6 +56,8 @@ class Doorbell:
         self.ring: Callable[[int], object] = partial(ring, descriptors[1])
         self.take: Callable[[], int] = partial(take, descriptors[0])
         self._close = weakref.finalize(self, _close_all, set(descriptors))
+        # At exit an env that is still open closes itself, and rings for that.
+        self._close.atexit = False
 
     def fileno(self) -> int:
         """Readable while something has been rung and not taken."""

@@ -64,10 +64,11 @@ def ledger_reward(env_id: Any, episode: Any, step: Any) -> Any:
 
 def ledger_generation(pool_seed: int, env_id: int, seed: int) -> int:
     """``1000 * restarts + replacements`` of the sub-environment that a pool gives this seed."""
-    for restarts in range(MAX_RESTARTS):
-        for replaced in range(MAX_REPLACEMENTS):
-            if environment_seed(pool_seed, env_id, restarts, replaced) == seed:
-                return MAX_REPLACEMENTS * restarts + replaced
+    # Few of both come first: a search through all replacements of every restart would take seconds.
+    for both in range(MAX_RESTARTS + MAX_REPLACEMENTS):
+        for restarts in range(max(0, both - MAX_REPLACEMENTS + 1), min(both + 1, MAX_RESTARTS)):
+            if environment_seed(pool_seed, env_id, restarts, both - restarts) == seed:
+                return MAX_REPLACEMENTS * restarts + both - restarts
     raise ValueError(f"no pool with seed={pool_seed} gives the seed {seed} to env_id {env_id}")
 
 

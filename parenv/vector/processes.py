@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import select
 import signal
@@ -30,7 +31,7 @@ from parenv.vector.configuration import VectorPlan
 from parenv.worker.step_station import StepJob
 
 WORKER_ENTRY = "parenv.worker.stepping:main"
-KILL_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = MESSAGE_TIMEOUT_S = 5.0
 MAX_DEATHS_IN_A_ROW = 3
 _log = logging.getLogger("parenv")
 
@@ -154,9 +155,10 @@ class ProcessTeam:
 
     def catch_up(self) -> None:
         """Hear all that workers have said by now. A message may be heard before its sender has counted it."""
-        heard = self._crew.heard
-        while (said := self._said.tolist()) != heard and any(map(operator.gt, said, heard)):
-            self._hear(FOREVER_S)
+        heard, deadline = self._crew.heard, math.inf
+        while (said := self._said.tolist()) != heard and any(late := list(map(operator.gt, said, heard))):
+            deadline = min(deadline, time.monotonic() + MESSAGE_TIMEOUT_S)
+            self._hear_before(deadline, late.index(True), f"{MESSAGE_TIMEOUT_S:g}")
 
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""
@@ -202,13 +204,7 @@ class ProcessTeam:
     def cut(self, env_ids: Sequence[int], limit: str) -> None:
         """Kill the workers of these sub-environments, because they do not answer; their stacks join the error."""
         for worker in sorted(set(self._workers[list(env_ids)].tolist())):
-            self._hung[worker] = self._stacks.timeout_error(self._crew, worker, limit)
-            self._crew.signal(worker, signal.SIGKILL, alone=False)
-            deadline = time.monotonic() + KILL_TIMEOUT_S
-            while worker in self._hung:
-                if time.monotonic() > deadline:
-                    raise self._give_up(WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker))
-                self._hear(0.1)
+            self._cut(worker, limit)
 
     def close(self, timeout_s: float) -> None:
         """End all. Idempotent."""
@@ -241,6 +237,23 @@ class ProcessTeam:
         except Exception as error:
             raise self._give_up(error) from error.__cause__
 
+    def _hear_before(self, deadline: float, worker: int, limit: str) -> None:
+        """Hear what there is; a worker that is awaited until then is cut."""
+        left = deadline - time.monotonic()
+        if left > 0:
+            self._hear(left)
+        else:
+            self._cut(worker, limit)
+
+    def _cut(self, worker: int, limit: str) -> None:
+        self._hung[worker] = self._stacks.timeout_error(self._crew, worker, limit)
+        self._crew.signal(worker, signal.SIGKILL, alone=False)
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while worker in self._hung:
+            if time.monotonic() > deadline:
+                raise self._give_up(WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker))
+            self._hear(0.1)
+
     def _died(self, error: WorkerError) -> None:
         worker = error.worker
         error = self._hung.pop(worker, error)
@@ -267,10 +280,9 @@ class ProcessTeam:
         generation = crew.restart(self._launch(), worker)
         self._watch()
         deadline = time.monotonic() + plan.options.start_timeout_s
-        while not crew.is_ready(worker):
-            if time.monotonic() > deadline:
-                raise self._give_up(crew.late(plan.options.start_timeout_s))
-            self._hear(deadline - time.monotonic())
+        limit = f"start_timeout_s={plan.options.start_timeout_s:g}"
+        while crew.generation(worker) == generation and not crew.is_ready(worker):
+            self._hear_before(deadline, worker, limit)
         if crew.generation(worker) != generation:
             return False
         board.finished[env_ids] = board.requested[env_ids]
@@ -279,13 +291,18 @@ class ProcessTeam:
         crew.say(worker, self._rows)
         if self._dtypes is not None:
             crew.say(worker, Actions(self._dtypes, b""))
+        asked: dict[int, int] = {}
         if plan.mode is AutoresetMode.SAME_STEP:
-            question = self.begin("reset", {worker: (range(len(env_ids)), [None] * len(env_ids), None)})
-            while not self.answered(question):
-                self._hear(FOREVER_S)
-            self.answers(question)
+            # Not one of the questions that are asked again of a successor, which is reset by itself.
+            asked = crew.begin("reset", {worker: (range(len(env_ids)), [None] * len(env_ids), None)})
+            while crew.generation(worker) == generation and not crew.answered(asked):
+                self._hear_before(deadline, worker, limit)
+            if crew.generation(worker) != generation:
+                crew.forget(asked)
+                return False
         self._restarted.append(env_ids.tolist())
-        return crew.generation(worker) == generation
+        crew.answers(asked)
+        return True
 
     def _ask_again(self, question: _Question, worker: int, error: WorkerError) -> None:
         """A reset is asked again of the new process; other calls meant the environments that are gone."""

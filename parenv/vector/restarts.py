@@ -46,6 +46,14 @@ class Restarts:
     def forget(self, env_ids: Sequence[int]) -> None:
         """These rows begin another episode."""
         self._broken.difference_update(env_ids)
+        for env_id in env_ids if self._answered else ():
+            self._answered.pop(env_id, None)
+
+    def take_back(self) -> None:
+        """Of what was answered here, the rest was never delivered: it is answered again, with the next step."""
+        if self._answered:
+            self._broken.update(self._answered)
+            self._answered.clear()
 
     def delivered(self, env_ids: Sequence[int]) -> None:
         """Remember the observations that the user has got."""

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
+from parenv.crew.arguments import by_worker
 from parenv.crew.failures import raise_all
 from parenv.errors import SubEnvironmentError
 from parenv.memory.board import BoardSpec
@@ -62,7 +63,7 @@ class Session:
         self.read_infos = self._results.infos
         self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
         self._tracks_ends = self._restarts.wanted or plan.mode is AutoresetMode.DISABLED
-        self._worker_of = np.repeat(np.arange(len(plan.shares)), plan.shares).tolist()
+        self._worker_of = np.repeat(np.arange(len(plan.shares)), plan.shares)
         self.ended, self._in_flight = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
         self._limits = Limits(plan.step_timeout_s, plan.options, num_envs)
@@ -74,6 +75,7 @@ class Session:
 
     def begin_step(self, actions: Any) -> None:
         """Have all take a step; after a wait that timed out, once what is still under way is over."""
+        self._restarts.take_back()
         self._take_restarts()
         self._stepping = True
         if self._late and not self._settled():
@@ -121,13 +123,13 @@ class Session:
         self._take_restarts()
         self._restarts.forget(env_ids)
         self._resetting = env_ids
-        if self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids):
-            self._number(env_ids, reset=True)
+        is_plain = self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids)
+        # With a number, a wait that times out leaves a request that the next step waits for.
+        self._number(env_ids, reset=True)
+        if is_plain:
             self.team.request(env_ids, reset=True)
         else:
             each = options if isinstance(options, list) else [options] * self._plan.num_envs
-            # With a number, a wait that times out leaves a request that the next step waits for.
-            self._number(env_ids, reset=True)
             self._question = self._ask("reset", env_ids, (seeds, each))
 
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
@@ -150,9 +152,11 @@ class Session:
             actions: one for each of them.
             ids: env_ids, int64 ``[n]``.
         """
-        if not self.under_way and self._late:
-            self._wait(self._settled, None, "send")
-            self._drop_late_results()
+        if not self.under_way:
+            if self._late:
+                self._wait(self._settled, None, "send")
+                self._drop_late_results()
+            self._restarts.take_back()
         self._take_restarts()
         self._write_actions(actions, ids)
         self._number(ids)
@@ -340,12 +344,8 @@ class Session:
 
     def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:
         """Call a method on the workers of these; of ``each``, every worker gets the part of its sub-environments."""
-        chosen: dict[int, list[int]] = {}
-        for env_id in env_ids:
-            chosen.setdefault(self._worker_of[env_id], []).append(env_id)
-        questions = {}
-        for worker, ids in chosen.items():
-            first = self._worker_of.index(worker)
-            mine = ([values[env_id] for env_id in ids] for values in each)
-            questions[worker] = ([env_id - first for env_id in ids], *mine, *shared)
+        questions = {
+            worker: (columns, *([values[env_id] for env_id in ids] for values in each), *shared)
+            for worker, (ids, columns) in by_worker(env_ids, self._plan.shares).items()
+        }
         return self.team.begin(method, questions)

@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError
@@ -417,3 +419,146 @@ def test_with_send_and_recv_an_exception_concerns_its_own_row_only() -> None:
         envs.send(np.zeros(1, np.int64), [3])
         seen = [int(i) for _ in range((left + 1) // 2) for i in envs.recv()[4]["env_id"]]
         assert len(set(seen)) == len(seen) == left + 1
+
+
+class RaisesOrDies(LedgerEnv):
+    """Raises at action 1, dies at action 2."""
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self.action_space = gym.spaces.Discrete(3)
+
+    def step(self, action: Any) -> Any:
+        if action:
+            (raise_error if action == 1 else kill_me)()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("then", ["step", "reset"])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=lambda mode: mode.name)
+def test_a_restart_in_a_step_that_raises_is_told_truncated_by_the_next_step_unless_a_reset_comes_before(
+    mode: AutoresetMode, then: str
+) -> None:
+    envs = ParallelVectorEnv(
+        [lambda i=i: RaisesOrDies(i) for i in range(4)],  # type: ignore[misc]
+        num_workers=2,
+        autoreset_mode=mode,
+        on_worker_death="restart",
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        last = envs.step(np.zeros(4, np.int64))[0]
+        with pytest.raises(SimulatorError):
+            envs.step(np.array([0, 1, 2, 0]))
+        deadline = time.monotonic() + 10
+        while envs._session.team._crew.generation(1) == 0 and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            envs.call("get_wrapper_attr", "action_space")
+        if then == "reset":
+            envs.reset()
+            assert "worker_restarted" not in envs.step(np.zeros(4, np.int64))[4]
+            return
+        observations, rewards, _, truncated, infos = envs.step(np.zeros(4, np.int64))
+        assert truncated.tolist() == infos["worker_restarted"].tolist() == [False, False, True, True]
+        assert rewards[2:].tolist() == [0, 0]
+        arrived = infos["final_obs"][2:].tolist() if mode is AutoresetMode.SAME_STEP else observations[2:]
+        assert np.array_equal(np.stack(list(arrived)), last[2:])
+        assert envs.step(np.zeros(4, np.int64))[0][2:].tolist() == (
+            [[2, 0, 1], [3, 0, 1]] if mode is AutoresetMode.SAME_STEP else [[2, 0, 0], [3, 0, 0]]
+        )
+
+
+class HangsAnew(LedgerEnv):
+    """Dies when it is told to; the first that is made in its place is stopped, as it is made or as it is reset."""
+
+    def __init__(self, env_id: int, where: str, made: Path) -> None:
+        super().__init__(env_id)
+        made.write_bytes(b"." * (1 + (made.stat().st_size if made.exists() else 0)))
+        self._stops_in = where if made.stat().st_size == 2 else ""
+        if self._stops_in == "constructor":
+            stop_me()
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self._stops_in == "reset":
+            stop_me()
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if action:
+            kill_me()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("where", ["constructor", "reset"])
+def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where: str, tmp_path: Path) -> None:
+    with contextlib.closing(ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=1)):
+        # From now on there is a helper that has imported everything, so that the limit is for the start of workers.
+        pass
+    envs = ParallelVectorEnv(
+        [lambda: HangsAnew(0, where, tmp_path / "made")],
+        num_workers=1,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        on_worker_death="restart",
+        workers=WorkerOptions(start_timeout_s=5.0),
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        observations, _, _, truncated, infos = envs.step(np.ones(1, np.int64))
+        assert truncated[0]
+        assert infos["worker_restarted"][0]
+        assert observations.tolist() == [[0, 0, 0]]
+        assert envs._session.team._crew.generation(0) == 2  # type: ignore[attr-defined]
+        assert envs.step(np.zeros(1, np.int64))[0].tolist() == [[0, 1, 0]]
+
+
+def test_a_script_that_ends_without_closing_an_env_whose_worker_was_restarted_ends_in_silence() -> None:
+    script = """
+import logging, os, numpy as np
+from parenv import ParallelVectorEnv
+from parenv.testing import LedgerEnv
+logging.getLogger("parenv").setLevel(logging.ERROR)
+envs = ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=1, on_worker_death="restart")
+envs.reset()
+os.kill(envs._session.team._crew.pid(0), 9)
+while "worker_restarted" not in envs.step(np.zeros(1, np.int64))[4]:
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class RaisesAnew(LedgerEnv):
+    """Dies when it is told to; the one that is made in its place raises in its first reset."""
+
+    def __init__(self, env_id: int, made: Path) -> None:
+        super().__init__(env_id)
+        self._is_second = made.exists()
+        made.touch()
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self._is_second:
+            self._is_second = False
+            raise_error()
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if action:
+            kill_me()
+        return super().step(action)
+
+
+def test_rows_are_flagged_after_a_replacement_that_raises_in_its_first_reset(tmp_path: Path) -> None:
+    envs = ParallelVectorEnv(
+        [lambda: LedgerEnv(0), lambda: LedgerEnv(1), lambda: RaisesAnew(2, tmp_path / "made"), lambda: LedgerEnv(3)],
+        num_workers=2,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        on_worker_death="restart",
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        last = envs.step(np.zeros(4, np.int64))[0]
+        with pytest.raises(SimulatorError):
+            envs.step(np.array([0, 0, 1, 0]))
+        _, rewards, _, truncated, infos = envs.step(np.zeros(4, np.int64))
+        assert truncated.tolist() == infos["worker_restarted"].tolist() == [False, False, True, True]
+        assert rewards[2:].tolist() == [0, 0]
+        assert np.array_equal(np.stack(list(infos["final_obs"][2:])), last[2:])

@@ -1,25 +1,41 @@
-"""Minutes long: many transitions audited, many pools made, broken and closed. Run by make soak."""
+"""Minutes long: every fault at once, many transitions audited, many pools made, broken and closed. Run by make soak."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import gc
+import importlib
+import logging
 import os
 import random
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from gymnasium.vector import AutoresetMode
 
-from parenv import AsyncWorkerPool, ParallelVectorEnv, RestartPolicy, Stop, WorkerDiedError, WorkerError, WorkerOptions
+from parenv import AsyncWorkerPool, ParallelVectorEnv, RestartPolicy, Stop, WorkerDiedError, WorkerOptions
+from parenv.process import launcher
 from parenv.testing import LedgerEnv, check_ledger
-from parenv.testing.ledger import episode_length, ledger_reward
 
 pytestmark = pytest.mark.soak
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SECONDS_PER_SCENARIO = 45.0
+ALONE = WorkerOptions(restart=None)
+OFTEN = WorkerOptions(restart=RestartPolicy(backoff_s=1e-3))
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.ERROR, logger="parenv"):
+        yield
 
 
 def zeros(observations: Any) -> Any:
@@ -28,6 +44,48 @@ def zeros(observations: Any) -> Any:
 
 def ledgers(count: int) -> list[Any]:
     return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
+
+
+@pytest.fixture
+def nemesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("nemesis")
+    # As for a script: by name, every worker would have to import it, and torch with it.
+    cloudpickle.register_pickle_by_value(module)
+    yield module
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def test_the_audit_sees_what_is_lost_what_comes_twice_and_what_is_torn(nemesis: Any) -> None:
+    with AsyncWorkerPool(
+        [lambda env_id=env_id: LedgerEnv(env_id, pool_seed=5) for env_id in range(4)],  # type: ignore[misc]
+        zeros,
+        num_workers=2,
+        mode="sync",
+        rollout_length=8,
+        seed=5,
+    ) as pool:
+        first, second, third, fourth = (next(pool.rollouts()).copy() for _ in range(4))
+    fourth.rewards[3, 2] += 1
+    expected: dict[int, tuple[int, ...]] = {}
+    found = nemesis.Found()
+    wrong = []
+    for rollout in (first, third, second, third, fourth):
+        before = found.wrong.copy()
+        nemesis.audit(rollout, expected, found)
+        wrong.append("".join(found.wrong - before))
+    assert wrong == ["", "lost", "duplicated", "", "torn"]
+
+
+def test_a_million_transitions_under_every_fault_none_lost_none_twice_none_torn_and_nothing_left(nemesis: Any) -> None:
+    results = nemesis.run(SECONDS_PER_SCENARIO)
+    print(nemesis.table(results))
+    for name, result in results.items():
+        assert (result["lost"], result["duplicated"], result["torn"], result["residue"]) == (0, 0, 0, []), name
+        assert result["deaths"] > 0, name
+        assert 0 < result["recoveries"] <= result["deaths"], name
+    pools = [result["transitions"] for name, result in results.items() if name.startswith("pool")]
+    assert sum(pools) >= 1_000_000
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -46,115 +104,132 @@ def test_half_a_million_transitions_arrive_once_and_in_order_while_versions_chan
     assert audited >= 500_000
 
 
-def test_pools_that_are_made_broken_and_closed_300_times_leave_nothing() -> None:
-    driver = psutil.Process()
-
-    def cycle(number: int) -> None:
-        alone = WorkerOptions(restart=None)
-        with AsyncWorkerPool(ledgers(4), zeros, num_workers=2, rollout_length=8, workers=alone) as pool:
-            stream = pool.rollouts()
-            next(stream)
-            if number % 3 == 0:
-                crew = pool._session.crew
-                os.kill(crew._placement.pid(crew._senders[number % 2]), signal.SIGKILL)
-                with pytest.raises((WorkerDiedError, WorkerError)):
-                    list(stream)
-
-    for number in range(30):
-        cycle(number)
-    descriptors, memory = driver.num_fds(), driver.memory_info().rss
-    for number in range(300):
-        cycle(number)
-    assert driver.num_fds() <= descriptors
-    assert driver.memory_info().rss - memory < 20e6
+class SimulatorError(RuntimeError):
+    pass
 
 
-def killer(envs: ParallelVectorEnv, seconds: float) -> threading.Thread:
-    """Kills a random worker now and then, whatever it is doing."""
-    crew: Any = envs._session.team._crew  # type: ignore[attr-defined]
+class Breaks(LedgerEnv):
+    """Does something bad at its fifth step."""
 
-    def run() -> None:
-        rng = random.Random(0)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            time.sleep(rng.expovariate(4.0))
-            pid = crew.pid(rng.randrange(len(crew.shares)))
-            if pid > 0:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    def __init__(self, env_id: int, breaks: Callable[[], None]) -> None:
+        super().__init__(env_id, max_length=99)
+        # Else every segfault prints a stack.
+        faulthandler.disable()
+        self._breaks, self._steps = breaks, 0
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps == 5:
+            self._breaks()
+        return super().step(action)
 
 
-@pytest.mark.parametrize("how", ["step", "send and recv"])
-def test_a_vector_env_whose_workers_are_killed_all_the_time_loses_and_invents_nothing(how: str) -> None:
-    envs = ParallelVectorEnv(
-        ledgers(12),
-        num_workers=3,
-        batch_size=4,
-        autoreset_mode=AutoresetMode.SAME_STEP,
-        on_worker_death="restart",
-    )
-    restarts = audited = 0
-    with contextlib.closing(envs):
-        last, _ = envs.reset()
-        actions, everybody = np.zeros(12, np.int64), np.arange(12)
-        thread = killer(envs, 20.0)
-        if how != "step":
-            envs.send(actions)
-        while thread.is_alive():
-            results = envs.step(actions) if how == "step" else envs.recv()
-            observations, rewards, terminated, truncated, infos = results
-            rows = infos.get("env_id", everybody)
-            restarted = infos.get("worker_restarted", np.zeros(len(rows), bool))
-            for row, env_id in enumerate(rows.tolist()):
-                ended = terminated[row] or truncated[row]
-                arrived = infos["final_obs"][row] if ended else observations[row]
-                if restarted[row]:
-                    assert (arrived == last[env_id]).all()
-                    assert rewards[row] == 0
-                    assert observations[row].tolist() == [env_id, 0, 0]
-                    restarts += 1
-                else:
-                    _, episode, step = last[env_id].tolist()
-                    assert arrived.tolist() == [env_id, episode, step + 1]
-                    assert rewards[row] == ledger_reward(env_id, episode, step + 1)
-                    assert ended == (step + 1 >= episode_length(env_id, episode, 7))
-                    assert observations[row].tolist() == ([env_id, episode + 1, 0] if ended else arrived.tolist())
-                audited += 1
-            last[rows] = observations
-            if how != "step":
-                envs.send(actions[: len(rows)], rows)
-        thread.join()
-    assert restarts > 50
-    assert audited > 20_000
+def raises() -> None:
+    raise SimulatorError("the motor is hot")
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_million_transitions_under_poisson_kills_none_lost_none_twice_none_torn(mode: Any) -> None:
-    """One kill per two seconds on average; what a rollout says of restarts is all that the checker knows of them."""
-    workers = WorkerOptions(restart=RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=1e-2))
-    expected: dict[int, tuple[int, ...]] = {}
-    audited = kills = 0
-    restarted: set[int] = set()
-    with AsyncWorkerPool(
-        ledgers(32), zeros, num_workers=4, mode=mode, rollout_length=32, prefetch=2, workers=workers
-    ) as pool:
-        next_kill = time.monotonic() + random.expovariate(0.5)
-        for rollout in pool.rollouts():
-            audited += check_ledger(rollout, expected)
-            restarted |= set(rollout.env_ids[rollout.restarted].tolist())
-            if time.monotonic() > next_kill:
-                next_kill = time.monotonic() + random.expovariate(0.5)
-                pid = pool._session.crew.pid(random.randrange(4))
-                if pid > 0:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                        kills += 1
-            if audited >= 1_000_000 and kills >= 10:
-                break
-        restarts = pool.statistics().worker_restarts
-    assert 0 < restarts <= kills
-    assert restarted
+def segfaults() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def pool_of(factories: Sequence[Any], number: int, workers: WorkerOptions) -> AsyncWorkerPool:
+    mode: Any = ("sync", "async")[number // 2 % 2]
+    return AsyncWorkerPool(factories, zeros, num_workers=2, mode=mode, rollout_length=8, workers=workers)
+
+
+def kill(pool: AsyncWorkerPool, worker: int) -> None:
+    pid = pool._session.crew.pid(worker)
+    assert pid > 0
+    os.kill(pid, signal.SIGKILL)
+
+
+def killed(number: int) -> None:
+    with pool_of(ledgers(4), number, ALONE) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        kill(pool, number % 2)
+        with pytest.raises(WorkerDiedError):
+            list(stream)
+
+
+def killed_and_replaced(number: int) -> None:
+    with pool_of(ledgers(4), number, OFTEN) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        kill(pool, number % 2)
+        while not next(stream).restarted.any():
+            pass
+
+
+def killed_and_closed_in_the_midst(number: int) -> None:
+    with pool_of(ledgers(4), number, OFTEN) as pool:
+        next(pool.rollouts())
+        kill(pool, number % 2)
+
+
+def raised(number: int) -> None:
+    pool = pool_of([lambda: LedgerEnv(0), lambda: Breaks(1, raises)], number, ALONE)
+    with pool, pytest.raises(SimulatorError):
+        list(pool.rollouts())
+
+
+def segfaulted(number: int) -> None:
+    pool = pool_of([lambda: LedgerEnv(0), lambda: Breaks(1, segfaults)], number, ALONE)
+    with pool, pytest.raises(WorkerDiedError, match="SIGSEGV"):
+        list(pool.rollouts())
+
+
+def closed_under_way(number: int) -> None:
+    with pool_of(ledgers(4), number, OFTEN) as pool:
+        next(pool.rollouts())
+
+
+def vector_env_killed_and_replaced(number: int) -> None:
+    with contextlib.closing(ParallelVectorEnv(ledgers(4), num_workers=2, on_worker_death="restart")) as envs:
+        envs.reset()
+        session: Any = envs._session
+        pid = session.team._crew.pid(number % 2)
+        assert pid > 0
+        os.kill(pid, signal.SIGKILL)
+        while "worker_restarted" not in envs.step(np.zeros(4, np.int64))[4]:
+            pass
+
+
+CYCLES = (
+    killed, killed_and_replaced, killed_and_closed_in_the_midst, raised, segfaulted, closed_under_way,
+    vector_env_killed_and_replaced,
+)  # fmt: skip
+
+
+def processes() -> dict[str, psutil.Process]:
+    """This one, and the helpers that start workers."""
+    helpers = (psutil.Process(zygote._process.pid) for zygote in launcher._zygotes.values())
+    return {"driver": psutil.Process(), **{f"helper {number}": helper for number, helper in enumerate(helpers)}}
+
+
+def held_now() -> dict[str, list[int]]:
+    """Descriptors, threads and children of each process; of the helpers' children, none that only is about to end."""
+    gc.collect()
+    deadline = time.monotonic() + 3
+    while len(psutil.Process().children(recursive=True)) >= len(processes()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return {
+        name: [process.num_fds(), process.num_threads(), len(process.children())]
+        for name, process in processes().items()
+    }
+
+
+def memory_now() -> list[int]:
+    """Bytes of each process."""
+    return [process.memory_info().rss for process in processes().values()]
+
+
+def test_1000_pools_and_envs_that_are_made_broken_and_closed_leave_nothing() -> None:
+    for number in range(10 * len(CYCLES)):
+        CYCLES[number % len(CYCLES)](number)
+    held, threads, memory = held_now(), threading.active_count(), memory_now()
+    for number in range(1000):
+        CYCLES[number % len(CYCLES)](number)
+    assert held_now() == held
+    assert threading.active_count() == threads
+    assert max(np.subtract(memory_now(), memory)) < 20e6
