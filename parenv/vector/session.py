@@ -104,13 +104,8 @@ class Session:
         infos = self._restarts.add_to(self.read_infos(None) if self.team.noted else {}, self._all)
         if self._tracks_ends:
             self._deliver(self._all)
-        return (
-            self._results.observations(None),
-            board.rewards.copy(),
-            board.terminated.copy(),
-            board.truncated.copy(),
-            infos,
-        )
+        flags = board.terminated.copy(), board.truncated.copy()
+        return self._results.observations(None), board.rewards.copy(), *flags, infos
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int | None], options: Any) -> None:
         """Begin an episode in some.
