@@ -101,8 +101,8 @@ def make_plan(
     on_stale: OnStale,
     seed: int | None,
     options: WorkerOptions,
-    record: str | os.PathLike[str] | None,
-    replay: str | os.PathLike[str] | None,
+    record: str | os.PathLike[str] | None = None,
+    replay: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """Check the arguments of a pool.
 

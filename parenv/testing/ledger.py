@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium as gym
@@ -67,9 +68,12 @@ def ledger_generation(pool_seed: int, env_id: int, seed: int) -> int:
     # Few of both come first: a search through all replacements of every restart would take seconds.
     for both in range(MAX_RESTARTS + MAX_REPLACEMENTS):
         for restarts in range(max(0, both - MAX_REPLACEMENTS + 1), min(both + 1, MAX_RESTARTS)):
-            if environment_seed(pool_seed, env_id, restarts, both - restarts) == seed:
+            if _seed(pool_seed, env_id, restarts, both - restarts) == seed:
                 return MAX_REPLACEMENTS * restarts + both - restarts
     raise ValueError(f"no pool with seed={pool_seed} gives the seed {seed} to env_id {env_id}")
+
+
+_seed = functools.cache(environment_seed)
 
 
 class LedgerError(AssertionError):

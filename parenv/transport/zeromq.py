@@ -11,7 +11,8 @@ import zmq
 Frames = Sequence[bytes | bytearray | memoryview]
 _ROUTING_ID = struct.Struct("!cII")
 LINGER_MS = 1000
-MAX_WAIT_S = 3600.0
+MAX_WAIT_S = 1.0
+"""A signal that comes just before a system call does not interrupt it, so that Ctrl-C would wait for its end."""
 
 
 class DriverSocket:

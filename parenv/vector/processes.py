@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from parenv.crew.crew import FOREVER_S, Crew
+from parenv.crew.crew import Crew
 from parenv.crew.hiring import local_launch
 from parenv.crew.pickling import pickled
 from parenv.crew.stacks import Stacks
@@ -27,6 +27,7 @@ from parenv.placement.base import Launch
 from parenv.placement.local import LocalPlacement
 from parenv.process.doorbell import ALL, Doorbell
 from parenv.protocol.messages import Actions, Ready, Remarks, Rows
+from parenv.transport.zeromq import MAX_WAIT_S
 from parenv.vector.configuration import VectorPlan
 from parenv.worker.step_station import StepJob
 
@@ -147,10 +148,10 @@ class ProcessTeam:
 
     def listen(self, timeout_s: float) -> None:
         """Wait until something has been answered or has happened, at most up to the limit."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(None if timeout_s > FOREVER_S else timeout_s * 1000.0)}
+        ready = {descriptor for descriptor, _ in self._poll.poll(min(timeout_s, MAX_WAIT_S) * 1000.0)}
         if self._answers.fileno() in ready:
             self._answers.take()
-        if len(ready) > 1 or self._answers.fileno() not in ready:
+        if len(ready) > 1 or (ready and self._answers.fileno() not in ready):
             self._hear(0.0)
 
     def catch_up(self) -> None:
