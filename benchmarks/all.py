@@ -17,6 +17,7 @@ NAMES = (
     "gradient_curves",
     "learners",
     "nemesis",
+    "faults",
     "table",
 )
 

@@ -27,7 +27,7 @@ def table() -> str:
     cartpole, sleeping, pong = (read(f"rollouts_{case}")["results"] for case in ("cartpole", "sleeping", "pong"))
     startup, driver, publish = (read(name)["results"] for name in ("startup", "driver", "publish"))
     curves = read("learning_curves")["results"]
-    vector_env, nemesis = (read(name)["results"] for name in ("vector_env", "nemesis"))
+    vector_env, nemesis, faults = (read(name)["results"] for name in ("vector_env", "nemesis", "faults"))
     gradients, gradient_curves, learners = (
         read(name)["results"] for name in ("gradients", "gradient_curves", "learners")
     )
@@ -127,6 +127,18 @@ def table() -> str:
         *(
             (f"{name}, under faults: lost / duplicated / torn / left behind", under_faults(found))
             for name, found in nemesis.items()
+        ),
+        (
+            "a SIGKILLed worker is noticed / another one steps, CartPole with a torch policy",
+            (
+                f"{faults['until noticed, ms']['median']:.0f} ms, at worst {faults['until noticed, ms']['worst']:.0f} ms / "
+                f"{faults['until another one steps, s']['median']:.2f} s, at worst "
+                f"{faults['until another one steps, s']['worst']:.2f} s"
+            ),
+        ),
+        (
+            "a hung step is cut, over a limit of 0.5 s / 1 s / 2 s",
+            " / ".join(f"{faults[f'hung, over a limit of {limit} s']['median']:.2f}" for limit in ("0.5", "1", "2")),
         ),
     ]  # fmt: skip
     lines = [f"| {what} | {figure} |" for what, figure in rows]

@@ -45,7 +45,7 @@ def stop_oneself() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-HANGS = {"sleep": lambda: time.sleep(1000), "hold the GIL": hold_the_gil, "SIGSTOP": stop_oneself}
+HANGS = {"hold the GIL": hold_the_gil, "SIGSTOP": stop_oneself}
 
 
 class Hangs(LedgerEnv):
@@ -66,8 +66,7 @@ class Hangs(LedgerEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("where", ["step", "reset"])
-@pytest.mark.parametrize("how", HANGS)
+@pytest.mark.parametrize(("where", "how"), [("step", "hold the GIL"), ("reset", "SIGSTOP")])
 def test_a_hung_worker_is_cut_within_its_limit_and_replaced(where: str, how: str, tmp_path: Path) -> None:
     hangs = HANGS[how]
     limits: dict[str, Any] = {"step_timeout_s": 100.0, "reset_timeout_s": 100.0, f"{where}_timeout_s": 1.0}
@@ -83,7 +82,7 @@ def test_a_hung_worker_is_cut_within_its_limit_and_replaced(where: str, how: str
         (death,) = pool._session._staff.deaths[1]
         assert isinstance(death, WorkerTimeoutError)
         assert f"{where}_timeout_s=1 s while {where} of env_id 1" in str(death)
-        assert ("no stack" if how == "SIGSTOP" else "in step" if where == "step" else "in reset") in str(death)
+        assert ("no stack" if how == "SIGSTOP" else "in hold_the_gil") in str(death)
         assert not psutil.pid_exists(death.pid)
         assert pool.statistics().worker_restarts == 1
 
@@ -108,7 +107,7 @@ def test_many_slow_steps_are_not_a_hung_one_nor_is_a_learner_that_takes_its_time
     options = WorkerOptions(restart=None, step_timeout_s=0.4)
     with AsyncWorkerPool(lambda: Slow(0), zeros, num_workers=1, num_envs=6, rollout_length=2, workers=options) as pool:
         stream = pool.rollouts()
-        for _ in range(3):
+        for _ in range(2):
             next(stream)
             time.sleep(0.6)
 
@@ -134,7 +133,7 @@ def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> Non
             if not once(tmp_path / "first") and once(tmp_path / "second"):
                 time.sleep(1000)
 
-    options = WorkerOptions(start_timeout_s=5.0, restart=RestartPolicy(backoff_s=1e-3))
+    options = WorkerOptions(start_timeout_s=3.0, preload=(__name__,), restart=RestartPolicy(backoff_s=1e-3))
     with AsyncWorkerPool(lambda: StartsSlowlyOnce(0), zeros, num_workers=1, rollout_length=4, workers=options) as pool:
         stream = pool.rollouts()
         next(stream)
@@ -142,7 +141,7 @@ def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> Non
         while not next(stream).restarted.any():
             pass
         _, hung = pool._session._staff.deaths[0]
-        assert "start_timeout_s=5" in str(hung)
+        assert "start_timeout_s=3" in str(hung)
         assert pool.statistics().worker_restarts == 2
 
 

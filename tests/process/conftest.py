@@ -1,0 +1,18 @@
+"""Workers import the module of their test, most of which import torch: here their zygote has done so before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parenv.crew.hiring import local_launch
+
+
+@pytest.fixture(autouse=True)
+def torch_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_torch(*arguments: Any, **more: Any) -> Any:
+        return local_launch(*arguments, **{**more, "torch": True})
+
+    for module in ("parenv.pool.hiring", "parenv.vector.processes"):
+        monkeypatch.setattr(f"{module}.local_launch", with_torch)
