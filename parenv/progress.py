@@ -1,8 +1,13 @@
-"""A live display of a pool in a terminal; plain lines where the output is none. Needs the extra ``progress``."""
+"""A pool's figures while it runs: a live display in a terminal, lines of text or JSON elsewhere, TensorBoard's curves.
+
+The display needs the extra ``progress``, the curves ``tensorboard``.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import sys
 import time
 from types import TracebackType
@@ -26,20 +31,27 @@ class ProgressDisplay:
         stop: the criteria of the stream, for what is left.
         title: the heading.
         file: where to; standard error by default.
+        as_json: lines of JSON with :func:`scalars` instead.
 
     Raises:
         ConfigurationError: ``rich`` is not installed.
     """
 
     def __init__(
-        self, pool: AsyncWorkerPool, stop: Stop | None = None, *, title: str = "parenv", file: IO[str] | None = None
+        self,
+        pool: AsyncWorkerPool,
+        stop: Stop | None = None,
+        *,
+        title: str = "parenv",
+        file: IO[str] | None = None,
+        as_json: bool = False,
     ) -> None:
         try:
             from rich.console import Console
             from rich.live import Live
         except ImportError as error:
             raise ConfigurationError('the progress display needs rich: pip install "parenv[progress]"') from error
-        self._pool, self._stop, self._title = pool, stop or Stop(), title
+        self._pool, self._stop, self._title, self._as_json = pool, stop or Stop(), title, as_json
         self._console = Console(file=file or sys.stderr, quiet=this_learner().rank > 0)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._began = time.monotonic()
@@ -49,7 +61,7 @@ class ProgressDisplay:
     def __enter__(self) -> ProgressDisplay:
         self._began = time.monotonic()
         self._recent = (self._began, self._pool.statistics().env_steps)
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.start()
         return self
 
@@ -62,13 +74,24 @@ class ProgressDisplay:
     def update(self) -> None:
         """Show the figures of now, unless they were shown just before."""
         now = time.monotonic()
-        if now - self._shown >= (REFRESH_S if self._console.is_terminal else LINE_EVERY_S):
+        if now - self._shown >= (REFRESH_S if self._is_live else LINE_EVERY_S):
             self._show(now)
+
+    @property
+    def _is_live(self) -> bool:
+        return self._console.is_terminal and not self._as_json
 
     def _show(self, now: float) -> None:
         self._shown = now
+        if self._as_json:
+            statistics = self._pool.statistics()
+            line = {"env_steps": statistics.env_steps, **scalars(statistics)}
+            self._console.out(
+                json.dumps({name: value if math.isfinite(value) else None for name, value in line.items()})
+            )
+            return
         figures = self._figures(now)
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.update(_table(self._title, figures), refresh=True)
         else:
             self._console.print("  ".join(f"{name} {value}" for name, value in figures.items()), soft_wrap=True)
@@ -94,6 +117,77 @@ class ProgressDisplay:
         if not math.isfinite(self._stop.seconds):
             return f"{now - self._began:.0f} s so far"
         return f"{max(0.0, self._stop.seconds - (now - self._began)):.0f} s of {self._stop.seconds:.0f} s"
+
+
+class TensorBoardWriter:
+    """Writes a pool's figures as curves over env steps. Call :meth:`update` once per rollout. Of several learners only
+    rank 0 writes.
+
+    Args:
+        pool: whose figures.
+        log_dir: a directory for ``tensorboard --logdir``.
+        every_s: seconds between two points.
+
+    Raises:
+        ConfigurationError: ``tensorboard`` is not installed.
+    """
+
+    def __init__(self, pool: AsyncWorkerPool, log_dir: str | os.PathLike[str], every_s: float = 1.0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigurationError('curves need tensorboard: pip install "parenv[tensorboard]"') from error
+        self._pool, self._every_s, self._written = pool, every_s, -math.inf
+        self._writer = SummaryWriter(os.fspath(log_dir)) if this_learner().rank == 0 else None  # type: ignore[no-untyped-call,unused-ignore]
+
+    def __enter__(self) -> TensorBoardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def update(self) -> None:
+        """Write a point, unless one was written just before."""
+        now = time.monotonic()
+        if now - self._written >= self._every_s:
+            self._written = now
+            self._write()
+
+    def close(self) -> None:
+        """Write the last point, and everything to disk."""
+        self._write()
+        if self._writer is not None:
+            self._writer.close()  # type: ignore[no-untyped-call,unused-ignore]
+
+    def _write(self) -> None:
+        statistics = self._pool.statistics()
+        for name, value in scalars(statistics).items() if self._writer is not None else ():
+            if math.isfinite(value):
+                self._writer.add_scalar(name, value, statistics.env_steps)  # type: ignore[no-untyped-call,union-attr,unused-ignore]
+
+
+def scalars(statistics: PoolStatistics) -> dict[str, float]:
+    """A pool's figures under the names that Stable-Baselines3 and its like log them by; NaN where there is none yet."""
+    lags = statistics.policy_lag
+    parts = ("environment", "acting", "learning", "waiting")
+    seconds = {part: getattr(statistics, f"{part}_seconds") for part in parts}
+    total = sum(seconds.values())
+    return {
+        "rollout/ep_rew_mean": statistics.mean_return,
+        "rollout/ep_len_mean": statistics.mean_length,
+        "rollout/episodes": statistics.episodes,
+        "rollout/policy_lag_mean": sum(lag * n for lag, n in lags.items()) / sum(lags.values()) if lags else math.nan,
+        "rollout/policy_version": statistics.policy_version,
+        "time/env_steps_per_second": statistics.env_steps_per_second,
+        "time/time_elapsed": statistics.seconds,
+        "time/iterations": statistics.rollouts,
+        "workers/alive": statistics.workers_alive,
+        "workers/restarts": statistics.worker_restarts,
+        "workers/env_restarts": statistics.env_restarts,
+        **{f"workers/{part}_share": spent / total if total else math.nan for part, spent in seconds.items()},
+    }
 
 
 def mean_lag(statistics: PoolStatistics) -> str:
