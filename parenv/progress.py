@@ -85,10 +85,8 @@ class ProgressDisplay:
         self._shown = now
         if self._as_json:
             statistics = self._pool.statistics()
-            line = {"env_steps": statistics.env_steps, **scalars(statistics)}
-            self._console.out(
-                json.dumps({name: value if math.isfinite(value) else None for name, value in line.items()})
-            )
+            found = {name: value if math.isfinite(value) else None for name, value in scalars(statistics).items()}
+            self._console.out(json.dumps({"env_steps": statistics.env_steps, **found}), highlight=False)
             return
         figures = self._figures(now)
         if self._is_live:
@@ -120,8 +118,9 @@ class ProgressDisplay:
 
 
 class TensorBoardWriter:
-    """Writes a pool's figures as curves over env steps. Call :meth:`update` once per rollout. Of several learners only
-    rank 0 writes.
+    """Writes a pool's figures as curves over env steps. Call :meth:`update` once per rollout.
+
+    Of several learners only rank 0 writes.
 
     Args:
         pool: whose figures.
