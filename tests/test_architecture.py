@@ -20,6 +20,7 @@ FLOORS = [
     {"pool", "vector"},
     {"learning"},
     {"adapters", "cli", "progress", "testing"},
+    {"__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MODULES = sorted(PACKAGE.rglob("*.py"))

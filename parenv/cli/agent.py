@@ -1,0 +1,143 @@
+"""The policy of the benchmark: a small network that fits any space of fixed size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from parenv.errors import ConfigurationError
+from parenv.memory.spaces import flatten, leaves, unflatten
+from parenv.policy.policy import Action, Policy
+
+HIDDEN = 64
+
+
+class RandomNetwork(Policy):
+    """An untrained MLP, two hidden layers of 64 with tanh, that draws its actions. What it costs is what counts.
+
+    Args:
+        observation_space: of one environment; flattened and concatenated for the network.
+        action_space: of one environment.
+
+    Raises:
+        ConfigurationError: one of the spaces has no fixed size.
+    """
+
+    takes_tensors = True
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        from torch import nn
+
+        self._inputs, self._outputs = leaves(observation_space), leaves(action_space)
+        if any(leaf.dtype is None for leaf in self._inputs):
+            raise _no_network(observation_space)
+        self._heads = [head(space) for space in flatten(self._outputs, action_space)]
+        self.module = nn.Sequential(
+            nn.Linear(sum(leaf.items for leaf in self._inputs), HIDDEN), nn.Tanh(),
+            nn.Linear(HIDDEN, HIDDEN), nn.Tanh(),
+            nn.Linear(HIDDEN, sum(head.width for head in self._heads)),
+        )  # fmt: skip
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        """Draw actions, tensors ``[B, *action]``."""
+        import torch
+
+        rows = [values.reshape(len(values), -1).float() for values in flatten(self._inputs, observations)]
+        outputs = self.module(rows[0] if len(rows) == 1 else torch.cat(rows, -1))
+        parts = outputs.split([head.width for head in self._heads], -1)
+        return Action(unflatten(self._outputs, [head(part) for head, part in zip(self._heads, parts, strict=True)]))
+
+
+@dataclass(frozen=True)
+class Head:
+    """Turns outputs of a network ``[B, width]`` into actions of one leaf ``[B, *action]``.
+
+    Args:
+        width: numbers that it needs for one action.
+        draw: what turns them into actions.
+    """
+
+    width: int
+    draw: Callable[[Any], Any]
+
+    def __call__(self, outputs: Any) -> Any:
+        """The actions."""
+        return self.draw(outputs)
+
+
+@singledispatch
+def head(space: Space[Any]) -> Head:
+    """The head for one leaf of an action space.
+
+    Raises:
+        ConfigurationError: the space has no fixed size.
+    """
+    raise _no_network(space)
+
+
+@head.register
+def _discrete(space: spaces.Discrete) -> Head:
+    start = int(space.start)
+    return Head(int(space.n), lambda outputs: _drawn(outputs) + start)
+
+
+@head.register
+def _multi_discrete(space: spaces.MultiDiscrete) -> Head:
+    import torch
+
+    sizes, start = space.nvec.flatten().tolist(), torch.as_tensor(np.asarray(space.start))
+
+    def draw(outputs: Any) -> Any:
+        drawn = torch.stack([_drawn(part) for part in outputs.split(sizes, -1)], -1)
+        return drawn.reshape(len(outputs), *space.shape) + start
+
+    return Head(sum(sizes), draw)
+
+
+@head.register
+def _multi_binary(space: spaces.MultiBinary) -> Head:
+    return Head(math.prod(space.shape), lambda outputs: outputs.sigmoid().bernoulli().char().reshape(-1, *space.shape))
+
+
+@head.register
+def _box(space: spaces.Box) -> Head:
+    import torch
+
+    low, high = (torch.as_tensor(bound) for bound in finite_bounds(space))
+    dtype = torch.as_tensor(space.low).dtype
+
+    def draw(outputs: Any) -> Any:
+        shares = (outputs + torch.randn_like(outputs)).sigmoid().reshape(len(outputs), *space.shape)
+        return (low + (high - low) * shares).to(dtype)
+
+    return Head(math.prod(space.shape), draw)
+
+
+def finite_bounds(space: spaces.Box) -> Sequence[Any]:
+    """Lowest and highest actions to draw: those of the space, or 1 from zero or from the bound there is on one side.
+
+    >>> space = spaces.Box(np.float32([-np.inf, 3.0]), np.float32([np.inf, np.inf]))
+    >>> [bound.tolist() for bound in finite_bounds(space)]
+    [[-1.0, 3.0], [1.0, 4.0]]
+    """
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    below = np.where(np.isfinite(high), np.minimum(high - 1, -1.0), -1.0)
+    low = np.where(np.isfinite(low), low, below)
+    return low, np.where(np.isfinite(high), high, np.maximum(low + 1, 1.0))
+
+
+def _drawn(logits: Any) -> Any:
+    return logits.softmax(-1).multinomial(1).squeeze(-1)
+
+
+def _no_network(space: Space[Any]) -> ConfigurationError:
+    return ConfigurationError(
+        f"the benchmark's own network cannot deal with {space}: give a policy that can, with agent=... or "
+        "--agent module:factory, or compare vector envs only, with pool=False or --no-pool"
+    )

@@ -1,0 +1,124 @@
+"""A benchmark while it runs: a live table in a terminal, plain lines where the output is none."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import IO, Any
+
+from parenv.cli.bench import Progress
+from parenv.cli.machine import in_one_line
+from parenv.cli.report import BenchReport
+from parenv.cli.tables import Table, cost_table, failures, in_text, medians_table, throughput_tables
+from parenv.errors import ConfigurationError
+
+
+class PlainDisplay:
+    """One line for each round of measurements, and the tables at the end.
+
+    Args:
+        file: where to.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._repeat = -1
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def update(self, progress: Progress) -> None:
+        """Say that another round begins."""
+        if progress.repeat != self._repeat:
+            self._repeat = progress.repeat
+            self._say(f"round {self._repeat} of {progress.repeats}" if self._repeat else "starting all systems")
+
+    def show(self, report: BenchReport) -> None:
+        """Print a report."""
+        self._say(in_one_line(report.machine))
+        for table in (cost_table(report), *throughput_tables(report.throughput)):
+            self._say("\n" + "\n".join(in_text(table)))
+        for line in (*failures(report.throughput), closing_line(report)):
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._file, flush=True)
+
+
+class LiveDisplay:
+    """What has been found so far, in a terminal. Needs the extra ``progress``.
+
+    Args:
+        file: the terminal.
+
+    Raises:
+        ConfigurationError: ``rich`` is not installed.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        try:
+            from rich.console import Console
+            from rich.live import Live
+        except ImportError as error:
+            raise ConfigurationError(
+                'the live display needs rich: pip install "parenv[progress]", or send the output to a file'
+            ) from error
+        self._console = Console(file=file)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def update(self, progress: Progress) -> None:
+        """Show what has been found so far."""
+        round_ = f"round {progress.repeat} of {progress.repeats}: " if progress.repeat else ""
+        self._live.update(_rich(medians_table(progress.throughput, f"{round_}{progress.doing}")), refresh=True)
+
+    def show(self, report: BenchReport) -> None:
+        """Print a report."""
+        self._live.stop()
+        self._console.print(in_one_line(report.machine), style="dim", highlight=False)
+        for table in (cost_table(report), *throughput_tables(report.throughput)):
+            self._console.print(_rich(table))
+        for line in failures(report.throughput):
+            self._console.print(line, style="red", highlight=False)
+        self._console.print(closing_line(report), style="dim", highlight=False)
+
+
+def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
+    """The display that suits where the output goes.
+
+    Raises:
+        ConfigurationError: it is a terminal, and ``rich`` is not installed.
+    """
+    return LiveDisplay(file) if file.isatty() else PlainDisplay(file)
+
+
+def closing_line(report: BenchReport) -> str:
+    """How the figures came about."""
+    return (
+        f"{report.environment}: {report.repeats} rounds, {report.slice_s:.2g} s for each system in each, "
+        f"{report.seconds:.0f} s in all. Vector envs step with random actions; pools also act, with the policy."
+    )
+
+
+def _rich(table: Table) -> Any:
+    from rich import box
+    from rich import table as rich_table
+
+    made = rich_table.Table(title=table.title, box=box.ROUNDED, title_justify="left", min_width=70)
+    for i, column in enumerate(table.columns):
+        made.add_column(column, justify="right" if i else "left", no_wrap=not i)
+    for row in table.rows:
+        made.add_row(*row)
+    return made

@@ -1,0 +1,140 @@
+"""From what a user names on a command line to a factory that has been tried out, before any process starts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+
+from parenv.envs.factories import as_factories
+from parenv.errors import ConfigurationError
+
+TRIAL_STEPS = 100
+TRIAL_SECONDS = 2.0
+_VERSIONED = re.compile(r".*-v\d+")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment that has been made, reset and stepped once.
+
+    Args:
+        name: for messages and titles.
+        make: makes one.
+        observation_space: of one.
+        action_space: of one.
+        step_s: seconds that an env step took, roughly.
+    """
+
+    name: str
+    make: Callable[[], Any]
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    step_s: float
+
+
+def named_object(name: str) -> Any:
+    """Import what ``module:name`` says; the name may have dots.
+
+    Raises:
+        ConfigurationError: there is no such module, or nothing of this name in it.
+
+    >>> named_object("math:sqrt")(9.0)
+    3.0
+    """
+    module_name, _, path = name.partition(":")
+    if not module_name or not path:
+        raise ConfigurationError(f"{name!r} must be module:name, such as my_package.envs:make_env")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(
+            f"cannot import the module {module_name!r} of {name!r}: {type(error).__name__}: {error}"
+        ) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"{name!r}: there is no {part!r} in {found!r}")
+        found = getattr(found, part)
+    return found
+
+
+def named_factory(name: str) -> Callable[[], Any]:
+    """Import a callable by ``module:name``.
+
+    Raises:
+        ConfigurationError: it cannot be found, or cannot be called.
+    """
+    found = named_object(name)
+    if not callable(found):
+        raise ConfigurationError(f"{name!r} is not a factory: it cannot be called, it is {found!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def environment_factory(env: Any) -> Callable[[], Any]:
+    """A factory from an env id, ``module:factory``, or a callable.
+
+    A text with a colon that ends in a version, such as ``"ale_py:ALE/Pong-v5"``, is an id whose module is imported
+    first, as Gymnasium has it.
+
+    Raises:
+        ConfigurationError: it is none of them, or cannot be found.
+    """
+    if isinstance(env, str) and ":" in env and not _VERSIONED.fullmatch(env):
+        return named_factory(env)
+    return as_factories(env).functions[0]
+
+
+def tried_out(env: Any) -> Environment:
+    """Make one environment in this process, look at its spaces, and step it for a while with random actions.
+
+    Args:
+        env: an env id, ``module:factory``, or a callable.
+
+    Raises:
+        ConfigurationError: it cannot be found, or raises; the message says where.
+    """
+    make, name = environment_factory(env), env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
+    with _blamed(name, "being made"):
+        one = make()
+    if not isinstance(one, gym.Env):
+        raise ConfigurationError(f"{name} must make a gymnasium.Env, but it made {one!r}")
+    try:
+        one.action_space.seed(0)
+        step_s = _mean_step_s(name, one)
+        return Environment(name, make, one.observation_space, one.action_space, step_s)
+    finally:
+        one.close()
+
+
+def _mean_step_s(name: str, env: gym.Env[Any, Any]) -> float:
+    with _blamed(name, "its first reset"):
+        env.reset(seed=0)
+    spent, began = 0.0, time.perf_counter()
+    for step in range(1, TRIAL_STEPS + 1):
+        action = env.action_space.sample()
+        with _blamed(name, f"env step {step} with the action {action!r}"):
+            before = time.perf_counter()
+            _, _, terminated, truncated, _ = env.step(action)
+            spent += time.perf_counter() - before
+        if terminated or truncated:
+            with _blamed(name, f"the reset after env step {step}"):
+                env.reset()
+        if time.perf_counter() - began > TRIAL_SECONDS:
+            break
+    return spent / step
+
+
+@contextlib.contextmanager
+def _blamed(name: str, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ConfigurationError(
+            f"the environment {name} does not run: {type(error).__name__} in {doing}: {error}"
+        ) from error

@@ -1,0 +1,86 @@
+"""The command ``parenv``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from parenv.cli.bench import bench
+from parenv.cli.display import make_display
+from parenv.cli.plot import check_plotting, plot
+from parenv.errors import ConfigurationError
+
+WRONG_ARGUMENTS = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: of the command line, without the name of the command; by default those of this process.
+
+    Returns:
+        The exit status: 0, 2 where an argument is wrong or the environment does not run, 130 after Ctrl-C.
+    """
+    options = parser().parse_args(arguments)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # As with python -m: an installed command does not look here by itself.
+    try:
+        _run_bench(options)
+    except ConfigurationError as error:
+        print(f"parenv bench: {error}", file=sys.stderr)
+        return WRONG_ARGUMENTS
+    except KeyboardInterrupt:
+        print("parenv bench: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    whole = argparse.ArgumentParser(prog="parenv", description="Parallel workers for Gymnasium environments.")
+    commands = whole.add_subparsers(dest="command", required=True)
+    one = commands.add_parser(
+        "bench",
+        help="measure an environment on this machine",
+        description="Measure what an environment and a policy cost, and the env steps per second of vector envs and "
+        "pools by number of sub-environments and workers.",
+    )
+    one.add_argument("env", help="an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory")
+    one.add_argument("--agent", metavar="MODULE:FACTORY", help="makes the policy of the pools (default: a small MLP)")
+    one.add_argument("--seconds", type=float, default=60.0, help="for measuring, starting not counted (default: 60)")
+    one.add_argument("--num-envs", type=int, nargs="+", default=[8, 64], metavar="N", help="default: 8 64")
+    one.add_argument("--num-workers", type=int, nargs="+", metavar="N", help="default: 1, 2, 4, ... up to the cores")
+    one.add_argument("--repeats", type=int, default=5, help="measurements of each (default: 5)")
+    one.add_argument("--no-pool", dest="pool", action="store_false", help="vector envs only, no policy")
+    one.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
+    one.add_argument("--plot", type=Path, metavar="PATH", help="draw the bars there, such as out.png")
+    return whole
+
+
+def _run_bench(options: argparse.Namespace) -> None:
+    for path in (options.json, options.plot):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigurationError(f"cannot write {path}: there is no directory {path.parent}")
+    if options.plot is not None:
+        check_plotting()
+    with make_display(sys.stdout) as display:
+        report = bench(
+            options.env,
+            agent=options.agent,
+            seconds=options.seconds,
+            num_envs=options.num_envs,
+            num_workers=options.num_workers,
+            repeats=options.repeats,
+            pool=options.pool,
+            watch=display.update,
+        )
+        display.show(report)
+    if options.json is not None:
+        options.json.write_text(report.to_json())
+    if options.plot is not None:
+        plot(report, options.plot)

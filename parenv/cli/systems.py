@@ -1,0 +1,138 @@
+"""The systems whose env steps per second are compared."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector.utils import batch_space
+
+from parenv.cli.environment import Environment
+from parenv.cli.schedule import grid
+from parenv.cli.subjects import Opened, Subject
+from parenv.options import Mode
+from parenv.pool.pool import AsyncWorkerPool
+from parenv.vector.env import ParallelVectorEnv
+
+REFERENCE = "SyncVectorEnv"
+BATCHES_OF_ACTIONS = 32
+PREFETCH = 1
+POOL_WEIGHT = 2.0  # Half of it goes before the clock runs and after it has stopped.
+FORK = "fork" if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class System:
+    """One system of the comparison.
+
+    Args:
+        name: such as ``"ParallelVectorEnv"``.
+        num_envs: sub-environments.
+        num_workers: worker processes; 0: in this process; ``None``: one for each sub-environment.
+        subject: how it is measured, in env steps per second.
+    """
+
+    name: str
+    num_envs: int
+    num_workers: int | None
+    subject: Subject
+
+
+def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[int, ...]) -> Iterator[System]:
+    """Gymnasium's vector envs, parenv's with each number of workers, and those of SB3 where it is installed."""
+    factories = [environment.make] * num_envs
+
+    def system(name: str, workers: int | None, make: Callable[[], Any], **close: Any) -> System:
+        def open_envs() -> Opened:
+            envs = make()
+            return Opened(_stepping(envs, environment.action_space), lambda: envs.close(**close))
+
+        forks = workers is None
+        return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, forks, True))
+
+    yield system(REFERENCE, 0, lambda: gym.vector.SyncVectorEnv(factories))
+    yield system("AsyncVectorEnv", None, lambda: gym.vector.AsyncVectorEnv(factories, context=FORK), terminate=True)
+    for workers in (0, *(workers for _, workers in grid([num_envs], num_workers))):
+        yield system("ParallelVectorEnv", workers, partial(ParallelVectorEnv, factories, num_workers=workers))
+    if importlib.util.find_spec("stable_baselines3") is not None:
+        yield system("SB3 DummyVecEnv", 0, lambda: _of_sb3("DummyVecEnv")(factories))
+        yield system("SB3 SubprocVecEnv", None, lambda: _of_sb3("SubprocVecEnv")(factories, start_method=FORK))
+
+
+def pool_system(
+    environment: Environment, policy: Any, num_envs: int, num_workers: int, mode: Mode, rollout_length: int
+) -> System:
+    """An AsyncWorkerPool whose rollouts are looked at once and dropped."""
+    name = f"AsyncWorkerPool, {mode}"
+
+    def open_pool() -> Opened:
+        pool = AsyncWorkerPool(
+            environment.make,
+            policy,
+            num_envs=num_envs,
+            num_workers=num_workers,
+            mode=mode,
+            rollout_length=rollout_length,
+            prefetch=PREFETCH,
+        )
+        ahead = PREFETCH + 1 if mode == "async" else 0
+        return Opened(lambda seconds: _collecting_rate(pool, seconds / POOL_WEIGHT, ahead), pool.close)
+
+    subject = Subject(f"{name}, {num_envs} envs", open_pool, POOL_WEIGHT, may_fail=True)
+    return System(name, num_envs, num_workers, subject)
+
+
+def _stepping(envs: Any, action_space: gym.Space[Any]) -> Callable[[float], float]:
+    num_envs: int = envs.num_envs
+    batches = batch_space(action_space, num_envs)
+    batches.seed(0)
+    actions = [batches.sample() for _ in range(BATCHES_OF_ACTIONS)]
+    envs.reset()
+
+    def rate(seconds: float) -> float:
+        count, began = 0, time.perf_counter()
+        while True:
+            envs.step(actions[count % BATCHES_OF_ACTIONS])
+            count += 1
+            elapsed = time.perf_counter() - began
+            if elapsed >= seconds:
+                return count * num_envs / elapsed
+
+    return rate
+
+
+def _collecting_rate(pool: AsyncWorkerPool, seconds: float, ahead: int) -> float:
+    """Env steps per second of rollouts that are looked at and dropped.
+
+    Args:
+        pool: whose rollouts.
+        seconds: how long.
+        ahead: rollouts that each worker may have ready, or under way, without being asked.
+    """
+    stream, steps, each_worker = pool.rollouts(), 0, pool.num_workers if ahead else 1
+    for _ in range(ahead * pool.num_workers + 1):  # What workers had ready before must not count.
+        next(stream)
+    began = time.perf_counter()
+    while True:
+        for _ in range(each_worker):  # Workers that are alike arrive together: whole rounds only, or the end decides.
+            rollout = next(stream)
+            rollout.rewards.sum()
+            steps += rollout.num_steps
+        elapsed = time.perf_counter() - began
+        if elapsed >= seconds:
+            break
+    for _ in range(ahead + 1):  # Each waits for the rollout that is under way; the next measurement has the cores.
+        pool.synchronize()
+    return steps / elapsed
+
+
+def _of_sb3(name: str) -> Any:
+    from stable_baselines3.common import vec_env
+
+    return getattr(vec_env, name)

@@ -1,0 +1,117 @@
+"""``parenv bench`` with real processes, for as short as can be."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from parenv.cli.bench import Progress, bench
+from parenv.cli.main import main
+from parenv.cli.report import BenchReport
+
+BROKEN = """
+import gymnasium as gym
+
+class Broken(gym.Env):
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        raise ValueError("the simulator is not there")
+"""
+
+
+def test_every_system_has_figures_and_json_and_plot_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json, plot = tmp_path / "out.json", tmp_path / "out.png"
+    arguments = ["CartPole-v1", "--seconds", "4", "--repeats", "2", "--num-envs", "2", "4", "--num-workers", "1", "2"]
+    assert main(["bench", *arguments, "--json", str(json), "--plot", str(plot)]) == 0
+    report = BenchReport.from_json(json.read_text())
+    assert [one.failure for one in report.throughput if one.env_steps_per_second is None] == []
+    assert all(cost.low > 0 for cost in report.costs_s.values())
+    assert list(report.costs_s) == [
+        "env step",
+        "env reset",
+        *(f"policy, batch {n}" for n in (1, 8, 64, 256)),
+        "publish to 2 workers",
+    ]
+    assert report.sizes_bytes["rollout, per env step"] == 4 * 4 + 8 + 4 + 1 + 1
+    sb3 = importlib.util.find_spec("stable_baselines3") is not None
+    assert {(one.system, one.num_workers) for one in report.throughput if one.num_envs == 4} == {
+        ("SyncVectorEnv", 0),
+        ("AsyncVectorEnv", None),
+        *(("ParallelVectorEnv", workers) for workers in (0, 1, 2)),
+        *((("SB3 DummyVecEnv", 0), ("SB3 SubprocVecEnv", None)) if sb3 else ()),
+        *((f"AsyncWorkerPool, {mode}", workers) for mode in ("sync", "async") for workers in (1, 2)),
+    }
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "round 2 of 2" in printed.out
+    assert "AsyncWorkerPool, async, 2 workers" in printed.out
+
+
+def test_the_function_takes_a_lambda_and_a_policy_and_tells_how_far_it_is() -> None:
+    told: list[Progress] = []
+    report = bench(
+        lambda: gym.make("CartPole-v1"),
+        agent=lambda observations: (observations[:, 2] > 0).astype(int),
+        seconds=0.5,
+        repeats=1,
+        num_envs=[2],
+        num_workers=[1, 4],
+        watch=told.append,
+    )
+    assert report.sizes_bytes["weights"] == 0
+    assert {one.num_workers for one in report.throughput} == {None, 0, 1}
+    assert [one.failure for one in report.throughput if one.failure] == []
+    assert (told[0].repeat, told[-1].repeat, told[-1].repeats) == (0, 1, 1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_that_cannot_go_on() -> None:
+    class BreaksInWorkers(gym.Env[int, int]):
+        observation_space = action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: object = None) -> tuple[int, dict[str, object]]:
+            return 0, {}
+
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, object]]:
+            if os.getpid() != driver:
+                raise ValueError("not here")
+            return 0, 0.0, False, False, {}
+
+    driver = os.getpid()
+    report = bench(BreaksInWorkers, seconds=0.5, repeats=1, num_envs=[2], num_workers=[1], pool=False)
+    failures = {(one.system, one.num_workers): one.failure for one in report.throughput}
+    assert failures["SyncVectorEnv", 0] is None
+    assert failures["ParallelVectorEnv", 0] is None
+    for name, workers in (("AsyncVectorEnv", None), ("ParallelVectorEnv", 1)):
+        failure = failures[name, workers]
+        assert failure is not None
+        assert "not here" in failure
+
+
+def test_a_broken_environment_is_a_clear_error_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "my_broken_env.py").write_text(BROKEN)
+    ran = subprocess.run(
+        [sys.executable, "-m", "parenv", "bench", "my_broken_env:Broken"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    words = "parenv bench: the environment my_broken_env:Broken does not run: ValueError in env step 1 with the action"
+    assert ran.stderr.startswith(words)
+    assert ran.stderr.endswith(": the simulator is not there\n")

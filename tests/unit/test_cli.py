@@ -1,0 +1,286 @@
+"""The command's pure parts: what can be named, what is planned, what is shown. No process is started."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from parenv.cli import bench as bench_module
+from parenv.cli import plot as plot_module
+from parenv.cli.agent import RandomNetwork
+from parenv.cli.bench import Progress, bench
+from parenv.cli.display import LiveDisplay, PlainDisplay, make_display
+from parenv.cli.environment import environment_factory, named_object, tried_out
+from parenv.cli.machine import in_one_line, machine
+from parenv.cli.main import main, parser
+from parenv.cli.measuring import interleaved
+from parenv.cli.report import BenchReport, Spread, Throughput
+from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
+from parenv.cli.subjects import Opened, Subject, acting
+from parenv.cli.tables import failures, in_text, medians_table, throughput_tables
+from parenv.errors import ConfigurationError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Sensitive(gym.Env[Any, Any]):
+    """An environment with any spaces, that insists on actions of its own."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def a_report() -> BenchReport:
+    return BenchReport(
+        environment="Some-v0",
+        machine=machine(),
+        repeats=3,
+        slice_s=0.5,
+        seconds=10.0,
+        costs_s={"env step": Spread(2e-6, 1e-6, 3e-6)},
+        sizes_bytes={"weights": 1000},
+        throughput=(
+            Throughput("SyncVectorEnv", 8, 0, Spread(1000.0, 900.0, 1100.0)),
+            Throughput("AsyncVectorEnv", 8, None, None, "OSError: no more processes"),
+            Throughput("ParallelVectorEnv", 8, 2, Spread(2000.0, 1900.0, 2100.0)),
+            Throughput("SyncVectorEnv", 64, 0, Spread(1500.0, 1400.0, 1600.0)),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["NoSuchThing-v0"], "Gymnasium does not know the environment 'NoSuchThing-v0'"),
+        (["NoSuchThing"], "the environment NoSuchThing does not run: NameNotFound in being made"),
+        (["no_such_module_at_all:make"], "cannot import the module 'no_such_module_at_all'"),
+        (["no_such_module_at_all:Env-v0"], "ModuleNotFoundError in being made"),
+        (["math:no_such_function"], "'math:no_such_function': there is no 'no_such_function'"),
+        (["math:pi"], "'math:pi' is not a factory"),
+        (["math:"], "must be module:name"),
+        (["builtins:dict"], "must make a gymnasium.Env, but it made {}"),
+        (["CartPole-v1", "--agent", "math:nothing"], "there is no 'nothing'"),
+        (["CartPole-v1", "--agent", "builtins:input"], "the agent builtins:input cannot be made"),
+        (["CartPole-v1", "--seconds", "0"], "seconds must be positive, got 0.0"),
+        (["CartPole-v1", "--repeats", "0"], "repeats must be"),
+        (["CartPole-v1", "--num-envs", "0"], "num_envs must be"),
+        (["CartPole-v1", "--num-workers", "0"], "num_workers must be"),
+        (["CartPole-v1", "--json", "/no/such/place.json"], "there is no directory /no/such"),
+        (["CartPole-v1", "--plot", "/no/such/place.png"], "there is no directory /no/such"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_starts(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "interleaved", pytest.fail)
+    assert main(["bench", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("parenv bench: ")
+    assert words in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["no_such_command"], ["bench", "CartPole-v1", "--repeats", "x"]])
+def test_a_wrong_command_line_ends_with_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: parenv" in capsys.readouterr().err
+
+
+def test_the_command_has_the_defaults_of_the_function() -> None:
+    options = vars(parser().parse_args(["bench", "CartPole-v1"]))
+    defaults = bench.__kwdefaults__
+    for name in ("agent", "seconds", "num_workers", "repeats", "pool"):
+        assert options[name] == defaults[name]
+    assert tuple(options["num_envs"]) == defaults["num_envs"]
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_module, "interleaved", interrupt)
+    assert main(["bench", "CartPole-v1", "--no-pool"]) == 130
+    assert capsys.readouterr().err == "parenv bench: interrupted\n"
+
+
+def test_an_environment_is_named_by_id_or_by_module_and_factory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_envs.py").write_text(
+        "import gymnasium as gym\nclass Makers:\n    def pole():\n        return gym.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("CartPole-v1", "gymnasium:CartPole-v1", "my_envs:Makers.pole"):
+        found = tried_out(name)
+        assert (found.name, found.action_space) == (name, spaces.Discrete(2))
+        assert found.step_s > 0
+    assert named_object("my_envs:Makers.pole") is environment_factory("my_envs:Makers.pole")
+
+
+def test_an_environment_that_raises_is_named_with_what_it_did() -> None:
+    def broken() -> Any:
+        env = Sensitive(spaces.Discrete(2), spaces.Discrete(2))
+        env.step = lambda action: 1 / 0  # type: ignore[method-assign]
+        return env
+
+    with pytest.raises(
+        ConfigurationError, match=r"broken does not run: ZeroDivisionError in env step 1 with the action"
+    ):
+        tried_out(broken)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(5, start=-2),
+        spaces.MultiDiscrete([2, 3], start=[1, 1]),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.MultiBinary([2, 2]),
+        spaces.Box(-2.0, 3.0, (2, 2)),
+        spaces.Box(-np.inf, 0.0, (3,), np.float64),
+        spaces.Box(5.0, np.inf, ()),
+        spaces.Box(0, 255, (3,), np.uint8),
+        spaces.Dict(a=spaces.Discrete(3), b=spaces.Tuple([spaces.Box(0, 1, (2,)), spaces.MultiBinary(2)])),
+    ],
+    ids=str,
+)
+def test_the_benchmarks_own_network_fits_any_space_of_fixed_size(space: Any) -> None:
+    def make() -> Any:
+        return Sensitive(space, space)
+
+    environment = tried_out(make)
+    acting(environment, RandomNetwork(space, space), 4)()
+
+
+@pytest.mark.parametrize("text_is", ["observation_space", "action_space"])
+def test_a_space_without_a_fixed_size_needs_an_agent(text_is: str) -> None:
+    both = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discrete(2), text_is: spaces.Text(3)}
+    with pytest.raises(ConfigurationError, match=r"cannot deal with Text\(.*--agent module:factory"):
+        RandomNetwork(**both)
+
+
+def test_the_plan_fits_the_machine_and_the_budget() -> None:
+    assert [worker_counts(cores) for cores in (1, 2, 3, 4, 6)] == [(1,), (1, 2), (1, 2, 3), (1, 2, 4), (1, 2, 4, 6)]
+    assert grid([64, 8, 8], [1, 16, 1]) == [(8, 1), (64, 1), (64, 16)]
+    assert slice_seconds(60, [1] * 10 + [2] * 10, 4) == 0.5
+    assert [rollout_length(row_s, 0.4) for row_s in (1e-6, 1e-3, 2e-3, 10.0)] == [128, 64, 32, 1]
+
+
+def test_a_report_survives_json() -> None:
+    report = a_report()
+    assert BenchReport.from_json(report.to_json()) == report
+    assert json.loads(report.to_json())["throughput"][1]["failure"] == "OSError: no more processes"
+
+
+def test_the_machine_says_what_it_is() -> None:
+    facts = machine()
+    assert json.loads(json.dumps(facts)) == facts
+    assert {"gymnasium", "numpy", "torch"} <= set(facts["packages"])
+    assert f"{facts['cores']} cores" in in_one_line(facts)
+
+
+def test_tables_show_medians_ranges_ratios_and_failures() -> None:
+    throughput = a_report().throughput
+    first, second = throughput_tables(throughput)
+    assert [line.split() for line in in_text(first)[2:]] == [
+        ["SyncVectorEnv", "1,000", "900", "to", "1,100", "1.00"],
+        ["AsyncVectorEnv", "failed"],
+        ["ParallelVectorEnv,", "2", "workers", "2,000", "1,900", "to", "2,100", "2.00"],
+    ]
+    assert [line.split() for line in in_text(second)[2:]] == [
+        ["SyncVectorEnv", "1,500", "1,400", "to", "1,600", "1.00"]
+    ]
+    assert medians_table(throughput, "title").rows == [
+        ("SyncVectorEnv", "1,000", "1.00", "1,500", "1.00"),
+        ("AsyncVectorEnv", "failed", "", "", ""),
+        ("ParallelVectorEnv, 2 workers", "2,000", "2.00", "", ""),
+    ]
+    assert failures(a_report().throughput) == ["AsyncVectorEnv, 8 envs failed: OSError: no more processes"]
+
+
+def test_measurements_are_taken_in_turn_and_failures_end_only_their_own() -> None:
+    log: list[str] = []
+
+    def subject(name: str, figures: list[float], **options: Any) -> Subject:
+        left = iter([0.0, *figures])
+
+        def measure(seconds: float) -> float:
+            log.append(name)
+            return next(left)
+
+        return Subject(name, lambda: Opened(measure, lambda: log.append(f"close {name}")), **options)
+
+    def refuse() -> Opened:
+        raise OSError("no more processes\nsecond line")
+
+    subjects = [
+        subject("a", [1.0, 2.0]),
+        subject("b", [3.0], may_fail=True),
+        Subject("c", refuse, may_fail=True),
+        subject("d", [4.0, 5.0], forks=True),
+    ]
+    told: list[str] = []
+    found = interleaved(subjects, 2, 0.1, lambda doing, repeat, found: told.append(f"{repeat} {doing}"))
+    assert [one.values for one in found] == [[1.0, 2.0], [3.0], [], [4.0, 5.0]]
+    assert found[1].failure is not None
+    assert found[1].failure.startswith("StopIteration")
+    assert found[2].failure == "OSError: no more processes"
+    assert log == ["d", "a", "b", *"abdabd", "close b", "close a", "close d"]
+    assert told[:4] == ["0 starting d", "0 starting a", "0 starting b", "0 starting c"]
+
+
+def test_a_cost_that_cannot_be_measured_is_an_error() -> None:
+    def refuse() -> Opened:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        interleaved([Subject("a", refuse)], 1, 0.1, lambda *told: None)
+
+
+def test_plain_lines_without_a_terminal_and_a_live_table_in_one() -> None:
+    plain, terminal = io.StringIO(), Terminal()
+    assert isinstance(make_display(plain), PlainDisplay)
+    assert isinstance(make_display(terminal), LiveDisplay)
+    for file in (plain, terminal):
+        with make_display(file) as display:
+            for repeat in (0, 1, 1):
+                display.update(Progress("the next one", repeat, 3, a_report().throughput))
+            display.show(a_report())
+        assert "ParallelVectorEnv, 2 workers" in file.getvalue()
+        assert "AsyncVectorEnv, 8 envs failed: OSError" in file.getvalue()
+    assert plain.getvalue().splitlines()[:2] == ["starting all systems", "round 1 of 3"]
+    assert "round 1 of 3: the next one" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "words"),
+    [
+        ("rich.console", lambda: make_display(Terminal()), r'pip install "parenv\[progress\]"'),
+        ("matplotlib.figure", plot_module.check_plotting, r'pip install "parenv\[bench\]"'),
+    ],
+)
+def test_what_is_not_installed_is_said_with_its_extra(
+    module: str, use: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigurationError, match=words):
+        use()
