@@ -131,7 +131,8 @@ def table() -> str:
         (
             "a SIGKILLed worker is noticed / another one steps, CartPole with a torch policy",
             (
-                f"{faults['until noticed, ms']['median']:.0f} ms, at worst {faults['until noticed, ms']['worst']:.0f} ms / "
+                f"{faults['until noticed, ms']['median']:.0f} ms, at worst "
+                f"{faults['until noticed, ms']['worst']:.0f} ms / "
                 f"{faults['until another one steps, s']['median']:.2f} s, at worst "
                 f"{faults['until another one steps, s']['worst']:.2f} s"
             ),
