@@ -11,7 +11,7 @@ test: .venv/dev lint types
 	.venv/bin/pytest -m "not soak"
 
 soak: .venv/dev
-	.venv/bin/pytest -m soak --timeout 1200
+	.venv/bin/pytest -m soak --timeout 1200 -s
 
 lint: .venv/dev
 	.venv/bin/ruff check .

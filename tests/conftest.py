@@ -1,9 +1,10 @@
-"""Every test leaves nothing behind: no worker process, no descriptor, no socket file."""
+"""Every test leaves nothing behind: no worker process, no thread, no descriptor, no socket file."""
 
 from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +19,22 @@ ZYGOTE_WORDS = "parenv.process.zygote"
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    before = _descriptors()
+    before, threads = _descriptors(), set(threading.enumerate())
     yield
-    if _left_behind(before):
+    if _left_behind(before, threads):
         gc.collect()
     deadline = time.monotonic() + 3
-    while (left := _left_behind(before)) and time.monotonic() < deadline:
+    while (left := _left_behind(before, threads)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left, f"left behind: {left}"
 
 
-def _left_behind(before: dict[str, str]) -> list[str]:
+def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list[str]:
     workers = [f"process {child}" for child in psutil.Process().children(recursive=True) if not _is_zygote(child)]
     sockets = [str(path) for zygote in launcher._zygotes.values() for path in Path(zygote.directory).iterdir()]
     descriptors = [f"descriptor {fd} -> {to}" for fd, to in _descriptors().items() if fd not in before]
-    return workers + sockets + descriptors
+    begun = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads]
+    return workers + sockets + descriptors + begun
 
 
 def _is_zygote(process: psutil.Process) -> bool:

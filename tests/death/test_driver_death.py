@@ -198,8 +198,9 @@ net = Net()
 """
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("phase", "signum"), [*((phase, signal.SIGKILL) for phase in PHASES), ("publishing", signal.SIGTERM)]
+)
 def test_in_every_phase_a_killed_driver_leaves_neither_workers_nor_what_they_started(
     signum: int, phase: str, directory: Path
 ) -> None:

@@ -33,7 +33,7 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     json, plot = tmp_path / "out.json", tmp_path / "out.png"
-    arguments = ["CartPole-v1", "--seconds", "4", "--repeats", "2", "--num-envs", "2", "4", "--num-workers", "1", "2"]
+    arguments = ["CartPole-v1", "--seconds", "1", "--repeats", "2", "--num-envs", "2", "4", "--num-workers", "1", "2"]
     assert main(["bench", *arguments, "--json", str(json), "--plot", str(plot)]) == 0
     report = BenchReport.from_json(json.read_text())
     assert [one.failure for one in report.throughput if one.env_steps_per_second is None] == []

@@ -171,7 +171,7 @@ def test_a_worker_that_does_not_get_ready_meets_the_deadline() -> None:
             one_faulty("constructor", lambda: time.sleep(60)),
             zeros,
             num_workers=2,
-            workers=WorkerOptions(start_timeout_s=4, close_timeout_s=0.5),
+            workers=WorkerOptions(start_timeout_s=2.5, close_timeout_s=0.5),
         )
     assert time.monotonic() - began < 10
 

@@ -239,9 +239,15 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
     return CALL_FAILS if line.kind in (Call, Reply, Failure) and errors else REPLACED
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "fault", "mode"),
+    [
+        pytest.param(kind, fault, mode, marks=pytest.mark.soak if (i + j + k) % 2 else ())
+        for i, kind in enumerate(KINDS)
+        for j, fault in enumerate(FAULTS)
+        for k, mode in enumerate(["sync", "async"])
+    ],
+)
 def test_no_fault_of_a_message_hangs_a_pool_or_has_it_deliver_wrongly(
     kind: type[Message], fault: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def train(pool: AsyncWorkerPool, net: Net, stop: Stop, learning_rate: float = 0.
 def test_an_asynchronous_run_is_replayed_to_the_bit(more: dict[str, Any], tmp_path: Path) -> None:
     net, again = Net(), Net()
     with pool_of(net, record=tmp_path / "journal", **more) as pool:
-        first = train(pool, net, Stop(env_steps=6 * 60))
+        first = train(pool, net, Stop(env_steps=6 * 40))
         counts = pool.statistics().policy_lag
     with pool_of(again, replay=tmp_path / "journal", **more) as pool:
         second = train(pool, again, Stop())

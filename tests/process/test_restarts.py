@@ -26,8 +26,10 @@ from parenv import (
     WorkerDiedError,
     WorkerOptions,
 )
+from parenv.placement.base import Received
 from parenv.policy.policy import Action
 from parenv.process import launcher
+from parenv.protocol.messages import Commit
 from parenv.testing import LedgerEnv, check_ledger
 
 OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3), preload=(__name__,))
@@ -227,6 +229,23 @@ def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:
             if i % 10 == 3:
                 kill(pool, i % 3)
         assert pool.statistics().worker_restarts >= 4
+
+
+def test_what_a_replaced_process_still_says_is_refused() -> None:
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=OFTEN) as pool:
+        stream, crew = pool.rollouts(), pool._session.crew
+        old = crew._senders[0]
+        while not kill(pool, 0):
+            next(stream)
+        expected: dict[int, tuple[int, ...]] = {}
+        while not check_ledger(rollout := next(stream), expected) or not rollout.restarted.any():
+            pass
+        refused = crew.refused_messages
+        for sequence in range(100):
+            crew._events.append(Received(old, Commit(sequence, {}, None, [])))
+        for _ in range(20):
+            check_ledger(next(stream), expected)
+        assert crew.refused_messages == refused + 100
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

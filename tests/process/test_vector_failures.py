@@ -498,7 +498,7 @@ def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where:
         num_workers=1,
         autoreset_mode=AutoresetMode.SAME_STEP,
         on_worker_death="restart",
-        workers=WorkerOptions(start_timeout_s=5.0),
+        workers=WorkerOptions(start_timeout_s=2.0),
     )
     with contextlib.closing(envs):
         envs.reset()
