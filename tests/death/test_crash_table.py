@@ -448,7 +448,10 @@ def check_not_started(error: Exception, how: str) -> None:
         assert re.search(words, str(error))
 
 
-@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=pytest.mark.soak if how in ("SIGSTOP", "hold the GIL") else ()) for how in FAULTS],
+)
 def test_a_pool_does_not_start_if_a_constructor_fails(how: str, tmp_path: Path) -> None:
     order(tmp_path, "constructor", how)
     check_not_started(error_of(lambda: make_pool(tmp_path, **start_limit(how))), how)
