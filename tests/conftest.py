@@ -17,6 +17,13 @@ from parenv.process import launcher
 ZYGOTE_WORDS = "parenv.process.zygote"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def collecting_garbage_is_quick() -> None:
+    """What was imported for all tests is no garbage, and need not be searched after each."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     before, threads = _descriptors(), set(threading.enumerate())
