@@ -126,6 +126,7 @@ def test_a_call_that_hangs_is_an_error_and_the_pool_goes_on() -> None:
         assert next(pool.rollouts()).restarted.tolist() == [False, True]
 
 
+@pytest.mark.soak
 def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> None:
     class StartsSlowlyOnce(LedgerEnv):
         def __init__(self, env_id: int) -> None:

@@ -61,8 +61,9 @@ def kill(pool: AsyncWorkerPool, worker: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    ("mode", "prefetch"), [("sync", 0), pytest.param("async", 0, marks=pytest.mark.soak), ("async", 2)]
+)
 def test_under_kills_every_committed_transition_arrives_once_and_in_order(mode: Any, prefetch: int) -> None:
     expected: dict[int, tuple[int, ...]] = {}
     seen: set[int] = set()
@@ -248,7 +249,7 @@ def test_what_a_replaced_process_still_says_is_refused() -> None:
         assert crew.refused_messages == refused + 100
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.soak), "async"])
 def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mode: Any) -> None:
     class Parent(LedgerEnv):
         def __init__(self, env_id: int) -> None:

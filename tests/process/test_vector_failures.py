@@ -488,7 +488,7 @@ class HangsAnew(LedgerEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("where", ["constructor", "reset"])
+@pytest.mark.parametrize("where", [pytest.param("constructor", marks=pytest.mark.soak), "reset"])
 def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where: str, tmp_path: Path) -> None:
     with contextlib.closing(ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=1)):
         # From now on there is a helper that has imported everything, so that the limit is for the start of workers.
