@@ -85,7 +85,7 @@ def test_an_asynchronous_run_is_replayed_to_the_bit(more: dict[str, Any], tmp_pa
         assert pool.statistics().policy_lag == counts
     assert second == first
     assert torch.equal(net.weight, again.weight)
-    assert len({worker for worker, *_ in first[::2]}) == 4
+    assert len({worker for worker, *_ in first[::2]}) > 1
 
 
 def test_two_runs_without_a_journal_are_not_the_same() -> None:
