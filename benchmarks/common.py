@@ -66,10 +66,17 @@ def summary(found: Mapping[str, Sequence[float]], reference: str) -> dict[str, A
 def save(name: str, results: Mapping[str, Any]) -> None:
     """Write results with the machine's facts to ``results/NAME.json``, and print them."""
     RESULTS.mkdir(exist_ok=True)
-    command = "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    script = Path(sys.argv[0]).resolve().relative_to(RESULTS.parents[1])
+    command = f"python {script}"
     content = {"command": command, "machine": machine(), "results": results}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     print(json.dumps(results, indent=2))
+
+
+def keep(name: str, case: str, found: Any) -> None:
+    """Write the results of one case, beside those of the other cases that ``results/NAME.json`` has."""
+    file = RESULTS / f"{name}.json"
+    save(name, {**(json.loads(file.read_text())["results"] if file.exists() else {}), case: found})
 
 
 def nature_body() -> torch.nn.Sequential:

@@ -1,0 +1,75 @@
+"""What all vector envs are measured with, and the limit: processes that do the same work and tell nobody."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from environments import factory
+
+Measure = Callable[[float], float]
+Close = Callable[[], object]
+
+
+def sampled_actions(case: str, num_envs: int) -> Any:
+    """64 batches of actions ``[64, num_envs, ...]``, the same for everybody."""
+    env = factory(case)()
+    env.action_space.seed(0)
+    actions = np.array([[env.action_space.sample() for _ in range(num_envs)] for _ in range(64)])
+    env.close()
+    return actions
+
+
+def step_rate(step: Callable[[Any], object], actions: Any) -> Measure:
+    """Env steps per second of ``step`` after ``step``."""
+    num_envs = actions.shape[1]
+
+    def measure(seconds: float) -> float:
+        count, began = 0, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            for _ in range(4):
+                step(actions[count % 64])
+                count += 1
+        return float(count * num_envs / (time.perf_counter() - began))
+
+    return measure
+
+
+def limit(case: str, num_envs: int, num_processes: int) -> tuple[Measure, Close]:
+    """Processes that step their share of the sub-environments, reset where an episode ends, and keep nothing."""
+    actions = sampled_actions(case, num_envs)
+    pipes, processes = [], []
+    for part in np.array_split(actions, num_processes, axis=1):
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(target=_bare_loop, args=(case, part, theirs), daemon=True)
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+
+    def measure(seconds: float) -> float:
+        for pipe in pipes:
+            pipe.send(seconds)
+        return float(sum(pipe.recv() for pipe in pipes))
+
+    return measure, lambda: [process.kill() for process in processes]
+
+
+def _bare_loop(case: str, actions: Any, pipe: Any) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    envs = [factory(case)() for _ in range(actions.shape[1])]
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+    steps = [env.step for env in envs]
+    while True:
+        seconds, count, began = pipe.recv(), 0, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            for i, action in enumerate(actions[count % 64]):
+                _, _, terminated, truncated, _ = steps[i](action)
+                if terminated or truncated:
+                    envs[i].reset()
+            count += 1
+        pipe.send(count * len(envs) / (time.perf_counter() - began))
