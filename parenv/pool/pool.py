@@ -18,6 +18,8 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Stop, WorkerOptions
+from parenv.pool.advice import Advice
+from parenv.pool.advising import advise, costs_of
 from parenv.pool.configuration import make_plan
 from parenv.pool.session import Session
 from parenv.pool.statistics import PoolStatistics
@@ -229,6 +231,16 @@ class AsyncWorkerPool:
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
         return self._session.statistics()
+
+    def advice(self) -> Advice:
+        """What the run so far spent its time on, and how to set it: measured shares, and recommendations with figures.
+
+        The longer the run, the better the figures; ``print`` shows all of them. ``parenv advise`` measures more.
+
+        Raises:
+            ConfigurationError: no rollout has been yielded yet.
+        """
+        return advise(costs_of(self._session.plan, self.num_envs, self.statistics()))
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.

@@ -27,12 +27,13 @@ from parenv.pool.journal import Journal, Recorder
 from parenv.pool.staff import Staff
 from parenv.pool.statistics import PoolStatistics, Tally, mean
 from parenv.pool.trace import Trace
+from parenv.pool.turns import Turns
 from parenv.pool.versions import Versions
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
 
 SYNC_LEASES = 3
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 class Session:
@@ -45,6 +46,7 @@ class Session:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._tally = Tally()
+        self._turns = Turns(self._tally.driver_s, self._tally.driver_processor_s)
         self._began = time.monotonic()
         self._first_asked = math.nan
         self._collected_before_s = 0.0
@@ -91,7 +93,8 @@ class Session:
         while not self._versions.has_room(self._feed.versions_in_use()):
             self._feed.listen()
         began = time.perf_counter()
-        version = self._versions.add(policy, settings, self._feed.publish)
+        with self._turns.during("publishing"):
+            version = self._versions.add(policy, settings, self._feed.publish)
         if self._trace is not None:
             self._trace.published(began, version)
         return version
@@ -99,7 +102,8 @@ class Session:
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
-        self._staff.ask("load", dict.fromkeys(range(len(self.crew.shares)), tuple(newest)))
+        with self._turns.during("calling"):
+            self._staff.ask("load", dict.fromkeys(range(len(self.crew.shares)), tuple(newest)))
         return newest.number
 
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
@@ -108,9 +112,9 @@ class Session:
         workers = len(self.crew.shares)
         wanted = {w: episodes // workers + (w < episodes % workers) for w in range(workers)}
         newest = self._versions.newest
-        answers = self._staff.ask(
-            "evaluate", {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
-        )
+        questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
+        with self._turns.during("calling"):
+            answers = self._staff.ask("evaluate", questions)
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
@@ -137,6 +141,7 @@ class Session:
         """The figures so far."""
         now, tally = time.monotonic(), self._tally
         collecting = now - self._first_asked
+        rollout_s, spread_s = tally.rollout_seconds()
         return PoolStatistics(
             env_steps=tally.env_steps,
             rollouts=tally.rollouts,
@@ -157,7 +162,15 @@ class Session:
             environment_seconds=tally.environment_s,
             acting_seconds=tally.acting_s,
             learning_seconds=tally.learning_s,
+            committing_seconds=tally.busy_s - tally.environment_s - tally.acting_s - tally.learning_s,
             waiting_seconds=tally.waiting_s,
+            processor_seconds=tally.processor_s,
+            sleeping_seconds=tally.sleeping_s,
+            contended_seconds=tally.contended_s,
+            rollout_seconds=rollout_s,
+            rollout_seconds_spread=spread_s,
+            driver_seconds=dict(tally.driver_s),
+            driver_processor_seconds=dict(tally.driver_processor_s),
             messages=self.crew.messages,
         )
 
@@ -225,7 +238,8 @@ class Session:
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
         asked = self._trace.asked() if self._trace is not None else 0.0
-        arrival = None if self._journal.is_over else self._feed.next(deadline)
+        with self._turns.during("waiting"):
+            arrival = None if self._journal.is_over else self._feed.next(deadline)
         if arrival is not None:
             self._journal.taken(arrival)
         if self._trace is not None:
@@ -320,7 +334,8 @@ class Session:
             while self._feed.versions_in_use():
                 self._feed.listen()
             self._journal.called(method)
-        answers = self._staff.ask(method, questions)
+        with self._turns.during("calling"):
+            answers = self._staff.ask(method, questions)
         by_env_id = {
             env_id: answer
             for worker, (ids, _) in asked.items()

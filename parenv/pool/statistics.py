@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from copy import copy
@@ -40,7 +41,17 @@ class PoolStatistics:
         environment_seconds: seconds that workers spent in environments, all workers together.
         acting_seconds: the same in the policy.
         learning_seconds: the same in ``loss_fn`` and backward.
+        committing_seconds: the same loading weights, in ``postprocess`` and writing down what is left.
         waiting_seconds: the same waiting for a credit.
+        processor_seconds: processor time of workers, without the waiting.
+        sleeping_seconds: time that they spent waiting for something outside, such as a simulator, by their voluntary
+            context switches.
+        contended_seconds: time that they spent waiting for a core, by their involuntary context switches.
+        rollout_seconds: mean time of a worker for a rollout, NaN if there is none.
+        rollout_seconds_spread: standard deviation of that time.
+        driver_seconds: seconds of the driver from the first rollout on: ``"learning"`` (what the loop does between two
+            rollouts), ``"publishing"``, ``"waiting"`` (for workers) and ``"calling"`` (evaluating and so on).
+        driver_processor_seconds: processor time of the same, all threads of the driver together.
         messages: messages sent and received by the driver.
     """
 
@@ -63,7 +74,15 @@ class PoolStatistics:
     environment_seconds: float
     acting_seconds: float
     learning_seconds: float
+    committing_seconds: float
     waiting_seconds: float
+    processor_seconds: float
+    sleeping_seconds: float
+    contended_seconds: float
+    rollout_seconds: float
+    rollout_seconds_spread: float
+    driver_seconds: Mapping[str, float]
+    driver_processor_seconds: Mapping[str, float]
     messages: int
 
 
@@ -76,7 +95,11 @@ class Tally:
         self.lag: Counter[int] = Counter()
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
-        self.environment_s = self.acting_s = self.learning_s = self.waiting_s = 0.0
+        self.environment_s = self.acting_s = self.learning_s = self.waiting_s = self.processor_s = 0.0
+        self.sleeping_s = self.contended_s = 0.0
+        self.commits, self.busy_s, self.squared_busy_s = 0, 0.0, 0.0
+        self.driver_s: dict[str, float] = {}
+        self.driver_processor_s: dict[str, float] = {}
 
     def add(self, rollout: Rollout, env_steps: int) -> None:
         """Count a rollout that is yielded, or whose gradients are."""
@@ -97,7 +120,7 @@ class Tally:
             value = state[name]
             if isinstance(mine, deque):
                 mine.extend(value)
-            elif isinstance(mine, Counter):
+            elif isinstance(mine, dict):
                 mine.update(value)
             else:
                 setattr(self, name, value)
@@ -108,6 +131,22 @@ class Tally:
         self.acting_s += float(commits["acting_s"].sum())
         self.learning_s += float(commits["learning_s"].sum())
         self.waiting_s += float(commits["waiting_s"].sum())
+        self.processor_s += float(commits["processor_s"].sum())
+        busy = commits["ended_s"] - commits["began_s"]
+        off_s = np.maximum(busy - commits["processor_s"], 0.0)
+        switches = np.maximum(commits["voluntary_switches"] + commits["involuntary_switches"], 1)
+        self.sleeping_s += float((off_s * commits["voluntary_switches"] / switches).sum())
+        self.contended_s += float((off_s * commits["involuntary_switches"] / switches).sum())
+        self.commits += len(commits)
+        self.busy_s += float(busy.sum())
+        self.squared_busy_s += float((busy * busy).sum())
+
+    def rollout_seconds(self) -> tuple[float, float]:
+        """Mean and standard deviation of the time that a worker takes for a rollout; NaN of nothing."""
+        if not self.commits:
+            return math.nan, math.nan
+        average = self.busy_s / self.commits
+        return average, math.sqrt(max(0.0, self.squared_busy_s / self.commits - average**2))
 
 
 def mean(values: deque[float] | deque[int]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -73,7 +74,7 @@ class Station:
         Raises:
             StopCollectingError: the driver wants this worker to end.
         """
-        began = time.perf_counter()
+        began, used_before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
         writer, version = self._writer(credit.slot), credit.policy_version
         episodes = None
@@ -94,11 +95,15 @@ class Station:
             report = [rollout.num_steps, metrics, episodes and episodes.episodes.columns()]
         self._progress.begin("commit")
         self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
+        used = resource.getrusage(resource.RUSAGE_SELF)
         writer.stamp(
             environment_s=seconds.environment,
             acting_s=seconds.acting,
             learning_s=max(0.0, self._idle_since - learning_began),
             waiting_s=waited_s,
+            processor_s=used.ru_utime + used.ru_stime - used_before.ru_utime - used_before.ru_stime,
+            voluntary_switches=used.ru_nvcsw - used_before.ru_nvcsw,
+            involuntary_switches=used.ru_nivcsw - used_before.ru_nivcsw,
             began_s=began,
             ended_s=self._idle_since,
             gradient_norm=norm,

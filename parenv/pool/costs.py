@@ -1,0 +1,196 @@
+"""What a run costs by part, and from that the env steps per second that other settings would reach: pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from parenv.options import Mode, Parallelism
+from parenv.pool.statistics import PoolStatistics
+
+RolloutLength = int | Literal["episode"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What advice is about.
+
+    Args:
+        mode: ``"sync"`` or ``"async"``.
+        parallelism: ``"experience"`` or ``"gradient"``.
+        num_workers: worker processes; 0: everything in the driver.
+        num_envs: sub-environments in all.
+        rollout_length: ``T``, or ``"episode"``.
+    """
+
+    mode: Mode
+    parallelism: Parallelism
+    num_workers: int
+    num_envs: int
+    rollout_length: RolloutLength
+
+    @property
+    def processes(self) -> int:
+        """Who steps: the workers, or the driver."""
+        return max(1, self.num_workers)
+
+    @property
+    def batch(self) -> int:
+        """Sub-environments of a worker."""
+        return -(-self.num_envs // self.processes)
+
+    @property
+    def env_steps_of_a_rollout(self) -> int:
+        """In sync mode a rollout comes from all workers."""
+        return self.length * (self.num_envs if self.mode == "sync" else self.batch)
+
+    @property
+    def length(self) -> int:
+        """``T``, or 1 for whole episodes, whose lengths do not change with the setting."""
+        return 1 if self.rollout_length == "episode" else self.rollout_length
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds per env step unless said otherwise, and what they were measured with.
+
+    Args:
+        setting: of the run.
+        cores: that it could use.
+        env_steps_per_second: that it made.
+        environment_s: of a worker, in the environment.
+        acting_s: of a worker, in the policy.
+        commit_s: of a worker, for everything else but learning and waiting.
+        worker_learning_s: of a worker, in ``loss_fn`` and backward.
+        waiting_s: of a worker, for a credit.
+        learner_s: of the driver, between two rollouts.
+        learner_processor_s: its processor time.
+        handling_s: processor time of the driver for receiving rollouts.
+        publishing_s: of the driver.
+        waiting_for_workers_s: of the driver.
+        unevenness: standard deviation of the time for a rollout over its mean.
+        sleeping: share of its busy time that a worker spends off the processor, waiting for something outside.
+        can_share_learning: whether workers may learn, too: there is a ``loss_fn``.
+        acting_at: seconds for acting once, by batch; empty if it was not measured.
+        learning_at: by device, seconds per sample of forward and backward, by mini-batch; empty if not measured.
+    """
+
+    setting: Setting
+    cores: int
+    env_steps_per_second: float
+    environment_s: float
+    acting_s: float
+    commit_s: float
+    worker_learning_s: float
+    waiting_s: float
+    learner_s: float
+    learner_processor_s: float
+    handling_s: float
+    publishing_s: float
+    waiting_for_workers_s: float
+    unevenness: float
+    sleeping: float
+    can_share_learning: bool
+    acting_at: Mapping[int, float] = field(default_factory=dict)
+    learning_at: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, statistics: PoolStatistics, setting: Setting, cores: int) -> Costs:
+        """From the figures of a pool that has yielded a rollout; waiting for a core is left out."""
+        steps, driver, processor = statistics.env_steps, statistics.driver_seconds, statistics.driver_processor_seconds
+        busy_s = statistics.environment_seconds + statistics.acting_seconds
+        busy_s += statistics.committing_seconds + statistics.learning_seconds
+        alone = 1 - statistics.contended_seconds / busy_s
+        share, at_the_same_time = alone / steps, alone if setting.mode == "async" and setting.num_workers else 1.0
+        return cls(
+            setting,
+            cores,
+            statistics.env_steps_per_second,
+            environment_s=statistics.environment_seconds * share,
+            acting_s=statistics.acting_seconds * share,
+            commit_s=statistics.committing_seconds * share,
+            worker_learning_s=statistics.learning_seconds * share,
+            waiting_s=statistics.waiting_seconds / steps,
+            learner_s=driver.get("learning", 0.0) / steps * at_the_same_time,
+            learner_processor_s=processor.get("learning", 0.0) / steps,
+            handling_s=processor.get("waiting", 0.0) / steps if setting.num_workers else 0.0,
+            publishing_s=driver.get("publishing", 0.0) / steps,
+            waiting_for_workers_s=driver.get("waiting", 0.0) / steps,
+            unevenness=statistics.rollout_seconds_spread / statistics.rollout_seconds,
+            sleeping=statistics.sleeping_seconds / (busy_s * alone),
+            can_share_learning=setting.parallelism == "gradient",
+        )
+
+    @property
+    def learning_s(self) -> float:
+        """Learning from an env step, wherever it happens."""
+        return self.learner_s + self.worker_learning_s
+
+    @property
+    def collecting_s(self) -> float:
+        """Collecting an env step: environment, acting and writing it down."""
+        return self.environment_s + self.acting_s + self.commit_s
+
+    @property
+    def ratio(self) -> float:
+        """R: collecting over learning."""
+        return self.collecting_s / self.learning_s if self.learning_s > 0 else math.inf
+
+    def at(self, setting: Setting) -> Costs:
+        """What they would be in another setting."""
+        fewer = setting.env_steps_of_a_rollout / self.setting.env_steps_of_a_rollout
+        fewer_messages = setting.length * setting.batch / (self.setting.length * self.setting.batch)
+        cheaper = self._acting_per_row(self.setting.batch) / self._acting_per_row(setting.batch)
+        return replace(
+            self,
+            setting=setting,
+            acting_s=self.acting_s / cheaper,
+            handling_s=self.handling_s / fewer_messages,
+            publishing_s=self.publishing_s / fewer,
+        )
+
+    def _acting_per_row(self, batch: int) -> float:
+        if not self.acting_at:
+            return 1.0
+        batches = sorted(self.acting_at)
+        return float(np.interp(batch, batches, [self.acting_at[n] for n in batches])) / batch
+
+
+def steps_per_second(costs: Costs, setting: Setting) -> float:
+    """The env steps per second that a setting would reach.
+
+    In sync mode the times of a round add up: the slowest worker, then the learner. Of ``W`` workers whose times are
+    normal with deviation ``s``, the slowest takes about ``s * sqrt(2 ln W)`` longer than the mean (an upper bound of
+    the expected maximum; Boucheron, Lugosi, Massart, *Concentration Inequalities*, 2013, section 2.5). In async mode
+    the scarcest of three decides: the workers, the learner, or the cores that all of them share.
+
+    Args:
+        costs: of a run.
+        setting: another one.
+    """
+    there = costs.at(setting)
+    on_worker_s, on_learner_s = _learning_parts(costs, setting)
+    busy_s, workers = there.collecting_s + on_worker_s, setting.num_workers
+    if workers == 0:
+        return 1 / (busy_s + on_learner_s + there.publishing_s)
+    learner_s = on_learner_s + there.publishing_s + there.handling_s
+    processor_share = max(1 - there.sleeping, 1e-9)
+    if setting.mode == "sync":
+        slowest = 1 + there.unevenness * math.sqrt(2 * math.log(workers))
+        return 1 / (busy_s * slowest / min(workers, costs.cores / processor_share) + learner_s)
+    threads = costs.learner_processor_s / costs.learner_s if costs.learner_s > 0 else 1.0
+    on_cores_s = busy_s * processor_share + on_learner_s * threads + there.publishing_s + there.handling_s
+    return min(workers / busy_s, 1 / max(learner_s, 1e-12), costs.cores / on_cores_s)
+
+
+def _learning_parts(costs: Costs, setting: Setting) -> tuple[float, float]:
+    """Learning per env step on a worker and in the driver; a worker has one thread, the learner perhaps more."""
+    if setting.parallelism == costs.setting.parallelism:
+        return costs.worker_learning_s, costs.learner_s
+    if setting.parallelism == "gradient":
+        return max(costs.learner_s, costs.learner_processor_s), 0.0
+    return 0.0, costs.worker_learning_s + costs.learner_s

@@ -1,0 +1,152 @@
+"""Advice on cases whose answer is known, and the arithmetic behind it. No processes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parenv.pool.advising import advise
+from parenv.pool.costs import Costs, Setting, steps_per_second
+
+SETTING = Setting(mode="sync", parallelism="experience", num_workers=2, num_envs=32, rollout_length=128)
+
+
+def costs(setting: Setting = SETTING, **changes: Any) -> Costs:
+    """A run that costs nothing but what is said."""
+    nothing = Costs(
+        setting,
+        cores=8,
+        env_steps_per_second=1000.0,
+        environment_s=0.0,
+        acting_s=0.0,
+        commit_s=0.0,
+        worker_learning_s=0.0,
+        waiting_s=0.0,
+        learner_s=0.0,
+        learner_processor_s=changes.get("learner_s", 0.0),
+        handling_s=0.0,
+        publishing_s=0.0,
+        waiting_for_workers_s=0.0,
+        unevenness=0.0,
+        sleeping=0.0,
+        can_share_learning=setting.parallelism == "gradient",
+    )
+    return replace(nothing, **changes)
+
+
+def test_a_cheap_environment_and_a_heavy_learner_need_no_workers() -> None:
+    advice = advise(costs(environment_s=5e-6, learner_s=100e-6))
+    assert not advice.parallel_helps
+    assert advice.recommended.num_workers == 0
+    assert advice.ratio == pytest.approx(0.05)
+    assert advice.why == (
+        "parallel workers cannot help: learning is 95% of the cost (an env step costs 5 µs, learning from it 100 µs), "
+        "and even collecting for nothing would be 1.05 times as fast"
+    )
+
+
+def test_a_cheap_environment_and_a_heavy_loss_that_workers_can_compute_need_gradients() -> None:
+    setting = replace(SETTING, parallelism="gradient", num_workers=1)
+    advice = advise(costs(setting, environment_s=5e-6, worker_learning_s=100e-6))
+    assert advice.parallel_helps
+    assert (advice.recommended.parallelism, advice.recommended.num_workers) == ("gradient", 8)
+    assert advice["parallelism"].because.endswith("A2C, A3C, PG")
+    assert advice.predicted_steps_per_second == pytest.approx(8 * 1000.0, rel=0.01)
+
+
+def test_experience_is_enough_where_the_learner_has_little_to_do() -> None:
+    setting = replace(SETTING, parallelism="gradient", num_workers=1)
+    advice = advise(costs(setting, environment_s=1e-3, worker_learning_s=5e-6))
+    assert advice.recommended.parallelism == "experience"
+
+
+def test_a_slow_environment_and_a_light_learner_need_a_worker_for_each_core() -> None:
+    advice = advise(costs(environment_s=1e-3, learner_s=1e-6))
+    assert advice.parallel_helps
+    assert (advice.recommended.mode, advice.recommended.num_workers) == ("sync", 8)
+    assert advice.predicted_steps_per_second == pytest.approx(4 * 1000.0, rel=0.02)
+
+
+def test_an_environment_that_sleeps_needs_more_workers_than_cores() -> None:
+    advice = advise(costs(environment_s=1e-3, learner_s=1e-6, sleeping=0.95))
+    assert advice.recommended.num_workers == advice.recommended.num_envs >= 96
+    assert "a worker sleeps 95% of its time" in advice["num_workers"].because
+
+
+def test_uneven_workers_are_for_async() -> None:
+    even, uneven = (costs(environment_s=1e-3, learner_s=1e-6, unevenness=spread) for spread in (0.0, 0.5))
+    assert advise(even).recommended.mode == "sync"
+    advice = advise(uneven)
+    assert advice.recommended.mode == "async"
+    assert advice["mode"].because.endswith("rollouts take 50% more or less than the mean")
+
+
+def test_a_learner_as_expensive_as_collecting_works_at_the_same_time() -> None:
+    advice = advise(costs(environment_s=80e-6, learner_s=20e-6, cores=16))
+    assert advice.recommended.mode == "async"
+    assert steps_per_second(costs(environment_s=80e-6, learner_s=20e-6, cores=16), advice.recommended) == pytest.approx(
+        1 / 20e-6, rel=0.05
+    )
+
+
+def test_one_core_has_no_room_for_workers() -> None:
+    advice = advise(costs(environment_s=1e-3, learner_s=1e-6, cores=1))
+    assert not advice.parallel_helps
+    assert advice.why == "parallel workers cannot help: a worker keeps the only core busy 100% of its time"
+
+
+def test_a_small_network_wants_larger_batches_and_a_big_one_does_not_care() -> None:
+    small = {batch: 100e-6 + 0.1e-6 * batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+    big = {batch: 1e-3 * batch for batch in small}
+    setting = replace(SETTING, num_envs=8, num_workers=2)
+    at = {
+        name: advise(costs(setting, environment_s=5e-6, acting_s=curve[4] / 4, acting_at=curve)).recommended
+        for name, curve in {"small": small, "big": big}.items()
+    }
+    assert at["small"].batch >= 64
+    assert (at["big"].num_workers, at["big"].num_envs) == (8, 8)
+
+
+def test_expensive_publishing_wants_longer_rollouts() -> None:
+    assert advise(costs(environment_s=10e-6, publishing_s=5e-6)).recommended.rollout_length == 2048
+    assert advise(costs(environment_s=10e-6, publishing_s=0.1e-6)).recommended.rollout_length == 128
+    whole = replace(SETTING, rollout_length="episode")
+    assert advise(costs(whole, environment_s=10e-6, publishing_s=5e-6)).recommended.rollout_length == "episode"
+
+
+def test_the_mini_batch_is_the_smallest_that_is_nearly_the_cheapest() -> None:
+    curves = {"cpu": {32: 10e-6, 128: 4e-6, 512: 3.9e-6}, "cuda": {32: 9e-6, 128: 3e-6, 512: 1e-6}}
+    on_cpu = advise(costs(environment_s=1e-3, learner_s=1e-6, learning_at={"cpu": curves["cpu"]}))
+    assert on_cpu["mini_batch"].value == 128
+    both = advise(costs(environment_s=1e-3, learner_s=1e-6, learning_at=curves))
+    assert (both["mini_batch"].value, both["learner_device"].value) == (512, "cuda")
+
+
+def test_shares_add_up_and_the_text_names_every_recommendation() -> None:
+    advice = advise(costs(environment_s=2e-6, acting_s=1e-6, commit_s=1e-6, waiting_s=4e-6, learner_s=3e-6))
+    assert advice.worker_shares == {
+        "environment": 0.25, "acting": 0.125, "learning": 0.0, "commit": 0.125, "waiting for the learner": 0.5,
+    }  # fmt: skip
+    assert math.fsum(advice.driver_shares.values()) == pytest.approx(1.0)
+    names = [
+        "mode",
+        "parallelism",
+        "num_workers",
+        "num_envs",
+        "rollout_length",
+        "mini_batch",
+        "learner_device",
+        "worker_device",
+    ]
+    assert [one.name for one in advice.recommendations] == names
+    assert all(f"\n  {name} " in str(advice) for name in names)
+
+
+def test_of_equal_settings_none_is_predicted_to_be_faster() -> None:
+    setting = replace(SETTING, num_workers=8, num_envs=128)
+    advice = advise(costs(setting, environment_s=1e-3, learner_s=1e-6))
+    assert advice.recommended == setting
+    assert advice.predicted_steps_per_second == pytest.approx(1000.0)
