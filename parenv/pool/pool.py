@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import weakref
@@ -24,8 +23,6 @@ from parenv.pool.configuration import make_plan
 from parenv.pool.session import Session
 from parenv.pool.statistics import PoolStatistics
 from parenv.pool.streams import Item, stream
-
-_log = logging.getLogger("parenv")
 
 
 class AsyncWorkerPool:
@@ -233,9 +230,7 @@ class AsyncWorkerPool:
         return self._session.statistics()
 
     def advice(self) -> Advice:
-        """What the run so far spent its time on, and how to set it: measured shares, and recommendations with figures.
-
-        The longer the run, the better the figures; ``print`` shows all of them. ``parenv advise`` measures more.
+        """What the run so far spent its time on, and how to set it, as figures and, printed, in words.
 
         Raises:
             ConfigurationError: no rollout has been yielded yet.
@@ -263,18 +258,11 @@ class AsyncWorkerPool:
         Returns:
             What they returned, in the order of ``env_ids``: plain data only.
         """
-        with self._using() as session:
-            return session.ask_environments("call", env_ids, name, args, kwargs)
+        return self._ask("call", env_ids, name, args, kwargs)
 
     def get_attr(self, name: str, *, env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """An attribute of sub-environments, found through their wrappers: plain data only.
-
-        Args:
-            name: of the attribute.
-            env_ids: which sub-environments; all by default.
-        """
-        with self._using() as session:
-            return session.ask_environments("get_attr", env_ids, name)
+        """An attribute of sub-environments, found through their wrappers: plain data only; see :meth:`call`."""
+        return self._ask("get_attr", env_ids, name)
 
     def set_attr(self, name: str, values: Any, *, env_ids: Sequence[int] | None = None) -> None:
         """Set an attribute of sub-environments, on the wrapper that has it.
@@ -284,8 +272,7 @@ class AsyncWorkerPool:
             values: one for all, or a list or tuple with one for each.
             env_ids: which sub-environments; all by default.
         """
-        with self._using() as session:
-            session.set_attr(env_ids, name, values)
+        self._ask("set_attr", env_ids, name, values)
 
     def state_dict(self) -> dict[str, Any]:
         """What a run needs to go on later, beside the policy and the optimizer: versions, counts, seeds, environments.
@@ -309,10 +296,7 @@ class AsyncWorkerPool:
             ConfigurationError: the state is of a pool with another layout or seed.
         """
         with self._using() as session:
-            missing = session.load_state_dict(state)
-        for words in missing:
-            _log.warning("not restored: %s", words)
-        return missing
+            return session.load_state_dict(state)
 
     def close(self) -> None:
         """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
@@ -353,6 +337,10 @@ class AsyncWorkerPool:
             self._lock.release()
             if self._session.crew.broken:
                 self.close()
+
+    def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
+        with self._using() as session:
+            return session.ask_environments(method, env_ids, *arguments)
 
     def _check_open(self) -> None:
         if self.closed:

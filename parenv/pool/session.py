@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parenv.crew.arguments import by_worker
 from parenv.crew.crew import Crew
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
@@ -24,6 +23,8 @@ from parenv.pool.feeds import Arrival, AsyncFeed, Feed, Slotted, SyncFeed
 from parenv.pool.gradients import Accumulator
 from parenv.pool.hiring import as_job, launch_for, placement_for
 from parenv.pool.journal import Journal, Recorder
+from parenv.pool.questions import Question
+from parenv.pool.resuming import check_state, restore_workers, workers_state
 from parenv.pool.staff import Staff
 from parenv.pool.statistics import PoolStatistics, Tally, mean
 from parenv.pool.trace import Trace
@@ -33,7 +34,6 @@ from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
 
 SYNC_LEASES = 3
-STATE_FORMAT = 2
 
 
 class Session:
@@ -118,17 +118,17 @@ class Session:
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
-        """``call`` or ``get_attr`` on some sub-environments; the answers in the order of ``env_ids``."""
-        return self._ask(method, self._places(env_ids), {}, arguments)
+        """``call``, ``get_attr`` or ``set_attr`` on some sub-environments; the answers in the order of ``env_ids``.
 
-    def set_attr(self, env_ids: Sequence[int] | None, name: str, values: Any) -> None:
-        """Set an attribute: one value for all, or a list or tuple with one for each."""
-        places = self._places(env_ids)
-        if not isinstance(values, list | tuple):
-            values = [values] * len(places)
-        if len(values) != len(places):
-            raise ConfigurationError(f"set_attr got {len(values)} values for {len(places)} sub-environments")
-        self._ask("set_attr", places, dict(zip(places, values, strict=True)), (name,))
+        A run that is written down waits until no rollout is under way, so that it can be repeated.
+        """
+        question = Question(self.crew, method, env_ids, arguments)
+        if self._journal.is_kept:
+            while self._feed.versions_in_use():
+                self._feed.listen()
+            self._journal.called(method)
+        with self._turns.during("calling"):
+            return question.ask(self._staff)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline from now on, instead of the one before."""
@@ -176,13 +176,9 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that a resumed run needs, as plain data."""
-        under_way = self._feed.under_way()
-        states = self._staff.ask("get_state", dict.fromkeys(range(len(self.crew.shares)), ()))
         now = time.monotonic()
         return {
-            "format": STATE_FORMAT,
-            "layout": self._layout_words(),
-            "seed": self.plan.seed,
+            **self._layout_and_seed(),
             "policy_version": self.version,
             "settings": dict(self._versions.settings),
             "evaluations": self._evaluations,
@@ -190,39 +186,21 @@ class Session:
             "statistics": self._tally.state(),
             "seconds": now - self._began,
             "collecting_seconds": 0.0 if math.isnan(self._first_asked) else now - self._first_asked,
-            "under_way": {worker: under_way.get(worker, 0) for worker in states},
-            "workers": [states[worker] for worker in sorted(states)],
+            **workers_state(self._staff, self._feed.under_way()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Go on where another pool was; what could not be restored, in words."""
-        self._check_state(state)
+        check_state(state, self._layout_and_seed())
+        if not math.isnan(self._first_asked) or self.version:
+            raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
         self._versions.resume(state["policy_version"], state["settings"])
         self._feed.resume(state["policy_version"])
         self._evaluations, self._staff.restarts = state["evaluations"], state["worker_restarts"]
         self._tally.load(state["statistics"])
         self._began -= state["seconds"]
         self._collected_before_s = state["collecting_seconds"]
-        missing, questions = [], {}
-        for worker, found in enumerate(state["workers"]):
-            under_way, env_ids = state["under_way"][worker], self.crew.env_ids(worker)
-            generation = max(found["generation"], self.crew.generations_before[worker]) + 1
-            self.crew.generations_before[worker] = generation
-            questions[worker] = (found, generation, under_way > 0)
-            if under_way:
-                missing.append(f"{under_way} rollouts of worker {worker} that were under way and had not been taken")
-            missing += [
-                f"the state of the wrapper {wrapper} of env_id {env_id}: it has no get_state"
-                for env_id, env in zip(env_ids, found["envs"], strict=True)
-                for wrapper in (env["unknown"] if env is not None else ())
-            ]
-        for worker, anew in self._staff.ask("set_state", questions).items():
-            first = self.crew.env_ids(worker).start
-            missing += [
-                f"the episode of env_id {first + column}: the environment has no get_state, and begins anew"
-                for column in anew
-            ]
-        return missing
+        return restore_workers(self._staff, state)
 
     def close(self, timeout_s: float) -> None:
         """End the workers, by themselves within the limit or by force after it. Idempotent."""
@@ -290,58 +268,10 @@ class Session:
         dispatch = self._journal.dispatch(len(self.crew.shares), plan.prefetch, plan.max_policy_lag, pace=not drop)
         return AsyncFeed(slotted, dispatch, plan.max_policy_lag if drop else None)
 
-    def _layout_words(self) -> dict[str, Any]:
+    def _layout_and_seed(self) -> dict[str, Any]:
         names = ("mode", "parallelism", "rollout_length")
         shares = {"sub-environments of each worker": list(self.crew.shares), "first env_id": self.crew.first_env_id}
-        return {**{name: self.plan.about[name] for name in names}, **shares}
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        if state.get("format") != STATE_FORMAT:
-            raise ConfigurationError(f"this is no state of a pool: its format is {state.get('format')!r}")
-        for name, mine in self._layout_words().items():
-            if state["layout"][name] != mine:
-                raise ConfigurationError(
-                    f"the state has {name} = {state['layout'][name]!r}, but this pool has {mine!r}"
-                )
-        if state["seed"] != self.plan.seed:
-            raise ConfigurationError(
-                f"the state is of a pool with seed={state['seed']}, but this one has {self.plan.seed}: make it with "
-                "the seed of the state"
-            )
-        if not math.isnan(self._first_asked) or self.version:
-            raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
-
-    def _places(self, env_ids: Sequence[int] | None) -> list[int]:
-        first, total = self.crew.first_env_id, sum(self.crew.shares)
-        there = range(first, first + total)
-        chosen = list(there) if env_ids is None else [int(env_id) for env_id in env_ids]
-        for env_id in chosen:
-            if env_id not in there:
-                raise ConfigurationError(f"there is no env_id {env_id}: the pool has {first} to {there[-1]}")
-        if len(set(chosen)) < len(chosen):
-            raise ConfigurationError(f"env_ids names a sub-environment twice: {chosen}")
-        return chosen
-
-    def _ask(
-        self, method: str, places: list[int], values: Mapping[int, Any], arguments: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        asked = by_worker(places, self.crew.shares, self.crew.first_env_id)
-        questions = {
-            worker: (columns, *arguments, *([[values[env_id] for env_id in ids]] if values else []))
-            for worker, (ids, columns) in asked.items()
-        }
-        if self._journal.is_kept:
-            while self._feed.versions_in_use():
-                self._feed.listen()
-            self._journal.called(method)
-        with self._turns.during("calling"):
-            answers = self._staff.ask(method, questions)
-        by_env_id = {
-            env_id: answer
-            for worker, (ids, _) in asked.items()
-            for env_id, answer in zip(ids, answers[worker] or [None] * len(ids), strict=True)
-        }
-        return tuple(by_env_id[env_id] for env_id in places)
+        return {"layout": {**{name: self.plan.about[name] for name in names}, **shares}, "seed": self.plan.seed}
 
 
 def _journal_of(plan: Plan) -> Journal:

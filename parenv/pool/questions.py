@@ -1,0 +1,70 @@
+"""Questions to sub-environments by env_id: call, get_attr, set_attr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parenv.crew.arguments import by_worker
+from parenv.crew.crew import Crew
+from parenv.errors import ConfigurationError
+from parenv.pool.staff import Staff
+
+
+class Question:
+    """A question that has been checked and not been asked yet.
+
+    Args:
+        crew: the workers.
+        method: ``"call"``, ``"get_attr"``, or ``"set_attr"``, whose second argument is one value for all, or a list or
+            tuple with one for each.
+        env_ids: which sub-environments; ``None``: all.
+        arguments: of the method.
+
+    Raises:
+        ConfigurationError: there is no such env_id, or the number of values is another one.
+    """
+
+    def __init__(self, crew: Crew, method: str, env_ids: Sequence[int] | None, arguments: tuple[Any, ...]) -> None:
+        self._method, self._places = method, _places(crew, env_ids)
+        self._asked = by_worker(self._places, crew.shares, crew.first_env_id)
+        self._questions: dict[int, tuple[Any, ...]] = {
+            worker: (columns, *arguments) for worker, (_, columns) in self._asked.items()
+        }
+        if method == "set_attr":
+            name, values = arguments
+            value_of = dict(zip(self._places, _one_for_each(values, len(self._places)), strict=True))
+            self._questions = {
+                worker: (columns, name, [value_of[env_id] for env_id in env_ids])
+                for worker, (env_ids, columns) in self._asked.items()
+            }
+
+    def ask(self, staff: Staff) -> tuple[Any, ...]:
+        """The answers, in the order of the env_ids."""
+        answers = staff.ask(self._method, self._questions)
+        by_env_id = {
+            env_id: answer
+            for worker, (env_ids, _) in self._asked.items()
+            for env_id, answer in zip(env_ids, answers[worker] or [None] * len(env_ids), strict=True)
+        }
+        return tuple(by_env_id[env_id] for env_id in self._places)
+
+
+def _places(crew: Crew, env_ids: Sequence[int] | None) -> list[int]:
+    first, total = crew.first_env_id, sum(crew.shares)
+    there = range(first, first + total)
+    chosen = list(there) if env_ids is None else [int(env_id) for env_id in env_ids]
+    for env_id in chosen:
+        if env_id not in there:
+            raise ConfigurationError(f"there is no env_id {env_id}: the pool has {first} to {there[-1]}")
+    if len(set(chosen)) < len(chosen):
+        raise ConfigurationError(f"env_ids names a sub-environment twice: {chosen}")
+    return chosen
+
+
+def _one_for_each(values: Any, count: int) -> Sequence[Any]:
+    if not isinstance(values, list | tuple):
+        return [values] * count
+    if len(values) != count:
+        raise ConfigurationError(f"set_attr got {len(values)} values for {count} sub-environments")
+    return values
