@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parenv.cli.agent import RandomNetwork
-from parenv.cli.environment import Environment, named_factory, tried_out
+from parenv.cli.environment import Environment, agent_by, tried_out
 from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
 from parenv.cli.report import BenchReport, Spread, Throughput
@@ -128,14 +128,7 @@ def _check(seconds: float, num_envs: Sequence[int], num_workers: Sequence[int], 
 def _policy(agent: Any, environment: Environment) -> Any:
     if agent is None:
         return RandomNetwork(environment.observation_space, environment.action_space)
-    if not isinstance(agent, str):
-        return agent
-    try:
-        return named_factory(agent)()
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(f"the agent {agent} cannot be made: {type(error).__name__}: {error}") from error
+    return agent_by(agent) if isinstance(agent, str) else agent
 
 
 def _act_seconds(environment: Environment, policy: Any, batch: int) -> float:

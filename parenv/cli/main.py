@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from parenv.cli.advise import advise
 from parenv.cli.bench import bench
 from parenv.cli.display import make_display
 from parenv.cli.plot import check_plotting, plot
@@ -15,6 +17,7 @@ from parenv.errors import ConfigurationError
 
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
+ENV_HELP = "an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,12 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # As with python -m: an installed command does not look here by itself.
     try:
-        _run_bench(options)
+        options.run(options)
     except ConfigurationError as error:
-        print(f"parenv bench: {error}", file=sys.stderr)
+        print(f"parenv {options.command}: {error}", file=sys.stderr)
         return WRONG_ARGUMENTS
     except KeyboardInterrupt:
-        print("parenv bench: interrupted", file=sys.stderr)
+        print(f"parenv {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
 
@@ -44,13 +47,20 @@ def parser() -> argparse.ArgumentParser:
     """What the command takes."""
     whole = argparse.ArgumentParser(prog="parenv", description="Parallel workers for Gymnasium environments.")
     commands = whole.add_subparsers(dest="command", required=True)
+    _add_bench(commands)
+    _add_advise(commands)
+    return whole
+
+
+def _add_bench(commands: Any) -> None:
     one = commands.add_parser(
         "bench",
         help="measure an environment on this machine",
         description="Measure what an environment and a policy cost, and the env steps per second of vector envs and "
         "pools by number of sub-environments and workers.",
     )
-    one.add_argument("env", help="an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory")
+    one.set_defaults(run=_run_bench)
+    one.add_argument("env", help=ENV_HELP)
     one.add_argument("--agent", metavar="MODULE:FACTORY", help="makes the policy of the pools (default: a small MLP)")
     one.add_argument("--seconds", type=float, default=60.0, help="for measuring, starting not counted (default: 60)")
     one.add_argument("--num-envs", type=int, nargs="+", default=[8, 64], metavar="N", help="default: 8 64")
@@ -59,13 +69,53 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--no-pool", dest="pool", action="store_false", help="vector envs only, no policy")
     one.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
     one.add_argument("--plot", type=Path, metavar="PATH", help="draw the bars there, such as out.png")
-    return whole
+
+
+def _add_advise(commands: Any) -> None:
+    one = commands.add_parser(
+        "advise",
+        help="say how to set a pool on this machine",
+        description="Train for a while, measure where the time goes, and recommend settings, with figures.",
+    )
+    one.set_defaults(run=_run_advise)
+    one.add_argument("env", help=ENV_HELP)
+    one.add_argument(
+        "--agent",
+        metavar="MODULE:FACTORY",
+        help="makes a policy, (policy, learn), or (policy, learn, loss_fn), where learn(rollout) is the update "
+        "(default: a small MLP that learns nothing)",
+    )
+    one.add_argument("--seconds", type=float, default=15.0, help="for measuring (default: 15)")
+    one.add_argument("--num-envs", type=int, metavar="N", help="while measuring (default: 8 per worker)")
+    one.add_argument("--num-workers", type=int, metavar="N", help="while measuring (default: one per core)")
+    one.add_argument("--verify", action="store_true", help="try the advice, and compare with what it predicts")
+    one.add_argument("--json", type=Path, metavar="PATH", help="write everything there")
+
+
+def _run_advise(options: argparse.Namespace) -> None:
+    _check_writable(options.json)
+    report = advise(
+        options.env,
+        agent=options.agent,
+        seconds=options.seconds,
+        num_envs=options.num_envs,
+        num_workers=options.num_workers,
+        verify=options.verify,
+        watch=lambda doing: print(doing, flush=True),
+    )
+    print(report)
+    if options.json is not None:
+        options.json.write_text(report.to_json())
+
+
+def _check_writable(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise ConfigurationError(f"cannot write {path}: there is no directory {path.parent}")
 
 
 def _run_bench(options: argparse.Namespace) -> None:
-    for path in (options.json, options.plot):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigurationError(f"cannot write {path}: there is no directory {path.parent}")
+    _check_writable(options.json, options.plot)
     if options.plot is not None:
         check_plotting()
     with make_display(sys.stdout) as display:

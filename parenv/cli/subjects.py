@@ -84,7 +84,7 @@ def reset_cost(environment: Environment) -> Subject:
     def open_one() -> Opened:
         env = environment.make()
         env.reset(seed=0)
-        return Opened(lambda seconds: _seconds_each(env.reset, seconds), env.close)
+        return Opened(lambda seconds: seconds_each(env.reset, seconds), env.close)
 
     return Subject("env reset", open_one)
 
@@ -94,7 +94,7 @@ def policy_cost(environment: Environment, policy: Any, batch: int) -> Subject:
 
     def open_one() -> Opened:
         act = acting(environment, policy, batch)
-        return Opened(lambda seconds: _with_one_thread(lambda: _seconds_each(act, seconds)), lambda: None)
+        return Opened(lambda seconds: with_one_thread(lambda: seconds_each(act, seconds)), lambda: None)
 
     return Subject(f"policy, batch {batch}", open_one)
 
@@ -109,7 +109,7 @@ def publish_cost(environment: Environment, policy: Any, num_workers: int) -> Sub
             pool.publish(policy)
             pool.synchronize()
 
-        return Opened(lambda seconds: _seconds_each(publish, seconds), pool.close)
+        return Opened(lambda seconds: seconds_each(publish, seconds), pool.close)
 
     return Subject(f"publish to {num_workers} workers" if num_workers > 1 else "publish to 1 worker", open_one)
 
@@ -122,7 +122,7 @@ def acting(environment: Environment, policy: Any, batch: int) -> Callable[[], No
     """
     of = leaves(environment.action_space)
     actor = Actor(policy, leaves(environment.observation_space), of, "cpu")
-    rows, carry = _random_rows(environment.observation_space, batch), actor.initial_carry(batch)
+    rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
     check_actions(of, environment.action_space, actor.act(rows, carry)[0], batch)
 
     def act() -> None:
@@ -132,7 +132,7 @@ def acting(environment: Environment, policy: Any, batch: int) -> Callable[[], No
     return act
 
 
-def _random_rows(space: Space[Any], batch: int) -> list[Any]:
+def random_rows(space: Space[Any], batch: int) -> list[Any]:
     """Random observations by leaf: arrays ``[batch, ...]``, or lists where they have no fixed size."""
     space.seed(0)
     of = leaves(space)
@@ -143,7 +143,8 @@ def _random_rows(space: Space[Any], batch: int) -> list[Any]:
     ]
 
 
-def _seconds_each(work: Callable[[], object], seconds: float) -> float:
+def seconds_each(work: Callable[[], object], seconds: float) -> float:
+    """Mean seconds of something, done again and again for so long, at least once."""
     count, began = 0, time.perf_counter()
     while True:
         work()
@@ -153,7 +154,8 @@ def _seconds_each(work: Callable[[], object], seconds: float) -> float:
             return elapsed / count
 
 
-def _with_one_thread(measure: Callable[[], float]) -> float:
+def with_one_thread(measure: Callable[[], float]) -> float:
+    """Measure while torch has one thread, as in a worker."""
     import torch
 
     threads = torch.get_num_threads()

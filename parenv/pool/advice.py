@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parenv.pool.costs import Setting
+from parenv.pool.costs import Costs, Setting
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,20 @@ class Advice:
     """What a run spent its time on, and how to set it.
 
     Args:
-        setting: of the run.
+        costs: of the run, with its setting.
         recommended: the same with the recommendations.
         worker_shares: of the workers' time, by part; they add up to 1.
         driver_shares: of the driver's time.
-        ratio: R, seconds of collecting an env step over seconds of learning from it.
-        measured_steps_per_second: of the run.
         predicted_steps_per_second: of the recommended setting.
         parallel_helps: whether any number of workers is worth more than none.
         why: that it helps, or that it does not, with figures.
         recommendations: one for each setting.
     """
 
-    setting: Setting
+    costs: Costs
     recommended: Setting
     worker_shares: Mapping[str, float]
     driver_shares: Mapping[str, float]
-    ratio: float
-    measured_steps_per_second: float
     predicted_steps_per_second: float
     parallel_helps: bool
     why: str
@@ -63,14 +59,14 @@ class Advice:
 
 
 def _lines(advice: Advice) -> Iterator[str]:
-    now = advice.setting
+    costs, now = advice.costs, advice.costs.setting
     yield (
         f"{now.num_envs} sub-environments in {now.num_workers} workers, {now.mode}, {now.parallelism}, T = "
-        f"{now.rollout_length}: {in_steps(advice.measured_steps_per_second)} env steps/s"
+        f"{now.rollout_length}: {in_steps(costs.env_steps_per_second)} env steps/s"
     )
     yield f"workers: {_in_words(advice.worker_shares)}"
     yield f"driver: {_in_words(advice.driver_shares)}"
-    yield f"R = {advice.ratio:.2g}, collecting an env step over learning from it"
+    yield f"R = {costs.ratio:.2g}, collecting an env step over learning from it"
     yield advice.why
     width = max(len(one.name) for one in advice.recommendations)
     for one in advice.recommendations:

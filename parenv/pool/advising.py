@@ -59,12 +59,10 @@ def advise(costs: Costs) -> Advice:
     best = best if helps else _inline(costs.setting)
     faster = steps_per_second(costs, best) / steps_per_second(costs, costs.setting)
     return Advice(
-        setting=costs.setting,
+        costs=costs,
         recommended=best,
         worker_shares=_worker_shares(costs),
         driver_shares=_driver_shares(costs),
-        ratio=costs.ratio,
-        measured_steps_per_second=costs.env_steps_per_second,
         predicted_steps_per_second=costs.env_steps_per_second * faster,
         parallel_helps=helps,
         why=_why(costs, gain, helps),

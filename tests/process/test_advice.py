@@ -53,7 +53,7 @@ def test_a_cheap_environment_with_a_heavy_learner_is_told_that_workers_cannot_he
     advice = advice_after("CartPole-v1", 2e-3, 4, num_envs=2, num_workers=1, rollout_length=32, mode=mode)
     assert not advice.parallel_helps
     assert advice.recommended.num_workers == 0
-    assert advice.ratio < 0.1
+    assert advice.costs.ratio < 0.1
     assert advice.driver_shares["learning"] > 0.5
     assert "workers cannot help: learning is 9" in advice.why
 
@@ -64,8 +64,8 @@ def test_a_sleeping_environment_with_a_light_learner_wants_more_workers_than_cor
     assert advice.parallel_helps
     assert advice.recommended.num_workers > 2 * usable_cores()
     assert advice.worker_shares["environment"] > 0.5
-    assert advice.ratio > 10
-    assert advice.predicted_steps_per_second > 2 * advice.measured_steps_per_second
+    assert advice.costs.ratio > 10
+    assert advice.predicted_steps_per_second > 2 * advice.costs.env_steps_per_second
 
 
 def test_stragglers_are_for_async() -> None:
@@ -85,7 +85,7 @@ def test_shares_of_workers_and_driver_are_shares() -> None:
 
 def test_a_run_in_this_process_gets_advice_too() -> None:
     advice = advice_after(lambda: Sleeping(2e-3), 1e-6, 3, num_envs=2, num_workers=0, rollout_length=16, mode="sync")
-    assert advice.setting.num_workers == 0
+    assert advice.costs.setting.num_workers == 0
     assert advice.recommended.num_workers > 2
 
 

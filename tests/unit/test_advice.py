@@ -41,7 +41,7 @@ def test_a_cheap_environment_and_a_heavy_learner_need_no_workers() -> None:
     advice = advise(costs(environment_s=5e-6, learner_s=100e-6))
     assert not advice.parallel_helps
     assert advice.recommended.num_workers == 0
-    assert advice.ratio == pytest.approx(0.05)
+    assert advice.costs.ratio == pytest.approx(0.05)
     assert advice.why == (
         "parallel workers cannot help: learning is 95% of the cost (an env step costs 5 µs, learning from it 100 µs), "
         "and even collecting for nothing would be 1.05 times as fast"

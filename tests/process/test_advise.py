@@ -1,0 +1,161 @@
+"""``parenv advise`` with real processes, for as short as can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parenv import ConfigurationError, TorchPolicy
+from parenv.cli.advise import advise
+from parenv.cli.main import main
+
+AGENTS = """
+import torch
+from parenv import TorchPolicy
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.logits = torch.nn.Linear(4, 2)
+
+    def act(self, observations):
+        distribution = torch.distributions.Categorical(logits=self.logits(observations))
+        actions = distribution.sample()
+        return actions, distribution.log_prob(actions)
+
+def loss_fn(policy, rollout):
+    distribution = torch.distributions.Categorical(logits=policy.module.logits(rollout.observations))
+    return -(distribution.log_prob(rollout.actions) * rollout.rewards).mean()
+
+def make():
+    net = Net()
+    policy = TorchPolicy(net, "act", ("actions", "log_prob"))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+    def learn(rollout):
+        optimizer.zero_grad()
+        loss_fn(policy, rollout.to("cpu")).backward()
+        optimizer.step()
+
+    return policy, learn, loss_fn
+
+def only_a_policy():
+    return make()[0]
+
+def wrong():
+    return make()[0], "learn"
+"""
+SHORT = ["--seconds", "1", "--num-envs", "4", "--num-workers", "2"]
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "advised_agents.py").write_text(AGENTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("agents")
+def test_advice_with_all_recommendations_is_printed_verified_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "advice.json"
+    arguments = ["CartPole-v1", "--agent", "advised_agents:make", *SHORT, "--verify", "--json", str(file)]
+    assert main(["advise", *arguments]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "training with 4 sub-environments in 2 workers" in printed.out
+    assert "\nverified: " in printed.out
+    found = json.loads(file.read_text())
+    advice = found["advice"]
+    assert advice["costs"]["learner_s"] > 0
+    assert set(advice["costs"]["acting_at"]) == {"1", "2", "4", "8", "16", "32", "64", "128", "256"}
+    assert set(advice["costs"]["learning_at"]["cpu"]) == {"32", "128", "512", "2048"}
+    assert advice["costs"]["can_share_learning"]
+    assert [one["name"] for one in advice["recommendations"]][:3] == ["mode", "parallelism", "num_workers"]
+    assert found["verified"]["measured"] > 0
+    assert found["verified"]["predicted"] == advice["predicted_steps_per_second"]
+
+
+@pytest.mark.usefixtures("agents")
+def test_gradients_that_are_recommended_are_verified_too() -> None:
+    torch.manual_seed(0)
+
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Sequential(torch.nn.Linear(4, 2048), torch.nn.Tanh(), torch.nn.Linear(2048, 2))
+
+        def act(self, observations: Any) -> Any:
+            distribution = torch.distributions.Categorical(logits=self.body(observations))
+            actions = distribution.sample()
+            return actions, distribution.log_prob(actions)
+
+    def loss_fn(policy: Any, rollout: Any) -> Any:
+        logits = policy.module.body(rollout.observations)
+        return -torch.distributions.Categorical(logits=logits).log_prob(rollout.actions).mean()
+
+    def make() -> Any:
+        net = Wide()
+        policy = TorchPolicy(net, "act", ("actions", "log_prob"))
+
+        def learn(rollout: Any) -> None:
+            for _ in range(20):
+                loss_fn(policy, rollout.to("cpu")).backward()
+
+        return policy, learn, loss_fn
+
+    report = advise("CartPole-v1", agent=make, seconds=2.0, num_envs=2, num_workers=1, verify=True)
+    assert report.advice.recommended.parallelism == "gradient"
+    assert report.verified is not None
+    assert report.verified.measured > 0
+
+
+def test_without_an_agent_nothing_is_learned_and_the_advice_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "CartPole-v1", *SHORT]) == 0
+    printed = capsys.readouterr().out
+    assert "R = inf" in printed
+    assert "nothing was learned in this run" in printed
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_policy_alone_is_an_agent_that_learns_nothing() -> None:
+    report = advise("CartPole-v1", agent="advised_agents:only_a_policy", seconds=0.5, num_envs=2, num_workers=1)
+    assert report.advice["mini_batch"].value in (32, 128, 512, 2048)
+    assert not report.advice.costs.can_share_learning
+
+
+@pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["CartPole-v1", "--agent", "advised_agents:wrong"],
+            "the agent must be a policy, (policy, learn) or (policy, learn, loss_fn), got",
+        ),
+        (["CartPole-v1", "--agent", "advised_agents:none"], "there is no 'none'"),
+        (["CartPole-v1", "--seconds", "0"], "seconds must be positive, got 0.0"),
+        (["CartPole-v1", "--num-envs", "2", "--num-workers", "3"], "num_envs must be an integer of at least 3, got 2"),
+        (["NoSuchEnv-v0"], "NoSuchEnv"),
+        (["CartPole-v1", "--json", "/no/such/directory/out.json"], "there is no directory /no/such/directory"),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_process_starts(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parenv.cli.advise.AsyncWorkerPool", None)
+    assert main(["advise", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("parenv advise: ")
+    assert said in printed.err
+
+
+def test_what_the_factory_of_the_agent_raises_is_named() -> None:
+    def broken() -> Any:
+        raise ValueError("no weights here")
+
+    with pytest.raises(ConfigurationError, match=r"ValueError: no weights here"):
+        advise("CartPole-v1", agent=broken)
