@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from parenv.cli.agent import RandomNetwork
+from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.environment import Environment, agent_by, tried_out
 from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
-from parenv.cli.report import BenchReport, Spread, Throughput
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
 from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, step_cost
 from parenv.cli.systems import POOL_WEIGHT, System, pool_system, vector_systems

@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from parenv.cli.bench import Progress
+from parenv.cli.bench_report import BenchReport
 from parenv.cli.machine import in_one_line
-from parenv.cli.report import BenchReport
 from parenv.cli.tables import Table, cost_table, failures, in_text, medians_table, throughput_tables
 from parenv.errors import ConfigurationError
 

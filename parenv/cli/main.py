@@ -13,6 +13,7 @@ from parenv.cli.advise import advise
 from parenv.cli.bench import bench
 from parenv.cli.display import make_display
 from parenv.cli.plot import check_plotting, plot
+from parenv.cli.report import report
 from parenv.errors import ConfigurationError
 
 WRONG_ARGUMENTS = 2
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command line, without the name of the command; by default those of this process.
 
     Returns:
-        The exit status: 0, 2 where an argument is wrong or the environment does not run, 130 after Ctrl-C.
+        The exit status: 0, 2 where an argument is wrong or what it names cannot be used, 130 after Ctrl-C.
     """
     options = parser().parse_args(arguments)
     if os.getcwd() not in sys.path:
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(dest="command", required=True)
     _add_bench(commands)
     _add_advise(commands)
+    _add_report(commands)
     return whole
 
 
@@ -69,6 +71,18 @@ def _add_bench(commands: Any) -> None:
     one.add_argument("--no-pool", dest="pool", action="store_false", help="vector envs only, no policy")
     one.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
     one.add_argument("--plot", type=Path, metavar="PATH", help="draw the bars there, such as out.png")
+
+
+def _add_report(commands: Any) -> None:
+    one = commands.add_parser(
+        "report",
+        help="draw what a run did",
+        description="Draw what a run did, from the trace that pool.trace(path) wrote: a timeline, where the time of "
+        "every worker went, returns, throughput, policy lag and restarts, as one HTML file.",
+    )
+    one.set_defaults(run=_run_report)
+    one.add_argument("path", type=Path, metavar="RUN_DIR", help="a directory with a trace in it, or the trace")
+    one.add_argument("--output", type=Path, metavar="PATH", help="where to (default: report.html beside the trace)")
 
 
 def _add_advise(commands: Any) -> None:
@@ -134,3 +148,7 @@ def _run_bench(options: argparse.Namespace) -> None:
         options.json.write_text(report.to_json())
     if options.plot is not None:
         plot(report, options.plot)
+
+
+def _run_report(options: argparse.Namespace) -> None:
+    print(report(options.path, options.output))

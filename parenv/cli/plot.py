@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parenv.cli.report import BenchReport, Throughput
+from parenv.cli.bench_report import BenchReport, Throughput
 from parenv.cli.tables import in_steps, label
 from parenv.errors import ConfigurationError
 

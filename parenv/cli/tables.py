@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from parenv.cli.report import BenchReport, Spread, Throughput
+from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.systems import REFERENCE
 
 

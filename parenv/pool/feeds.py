@@ -6,16 +6,16 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from parenv.crew.crew import FOREVER_S
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout, slot_layout
 from parenv.memory.slots import Slots
+from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
 from parenv.pool.staff import Committed, Event, Lost, Staff
 from parenv.pool.statistics import Tally
@@ -23,30 +23,6 @@ from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
 
 _log = logging.getLogger("parenv")
-
-
-class Arrival(NamedTuple):
-    """What came of one or several credits: a rollout, and, where workers run backward, a gradient from each.
-
-    Args:
-        rollout: what they collected.
-        workers: who.
-        env_ids: the sub-environments of each.
-        samples: env steps of each.
-        gradients: uint8 ``[K, n]``, a flat gradient in each row; ``None`` for experience.
-        norms: 2-norm of each gradient before clipping.
-        metrics: what each ``loss_fn`` returned beside the loss.
-        commits: :data:`~parenv.memory.layout.COMMIT_DTYPE` ``[K]``, what each says of its time.
-    """
-
-    rollout: Rollout
-    workers: Sequence[int]
-    env_ids: Sequence[Sequence[int]]
-    samples: Sequence[int]
-    gradients: Any
-    norms: Sequence[float]
-    metrics: Sequence[dict[str, float]]
-    commits: Any
 
 
 class Feed(Protocol):
@@ -122,8 +98,12 @@ class Slotted:
         rollout = assemble(self.spec, arrays, shares, extras=extras, **about)
         commits, gradients = arrays["commits", 0].copy(), arrays.get(("gradients", 0))
         self.tally.add_seconds(commits)
-        self._tell([cause for _, commit in heard for cause in commit.replaced])
-        reports = [commit.report or [0, {}, None] for _, commit in heard]
+        replaced = [commit.replaced for _, commit in heard]
+        self._tell([cause for causes in replaced for cause in causes])
+        reports = [
+            commit.report or [self.spec.rollout_length * len(mine), {}, None]
+            for mine, (_, commit) in zip(columns, heard, strict=True)
+        ]
         samples = [said for said, _, _ in reports]
         if self.spec.rollout_length == WHOLE_EPISODES:
             rollout = replace(
@@ -134,10 +114,10 @@ class Slotted:
             rollout, gradients = rollout.copy(), None if gradients is None else gradients.copy()
             self.slots.release(slot)
             self.tally.copied += 1
-        self.tally.add(rollout, sum(samples) or rollout.num_steps)
+        self.tally.add(rollout, sum(samples))
         workers, metrics = [key.worker for key, _ in heard], [said for _, said, _ in reports]
         env_ids = [self.crew.env_ids(worker) for worker in workers]
-        return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics, commits)
+        return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics, commits, replaced)
 
     def _tell(self, replaced: Sequence[Sequence[Any]]) -> None:
         for env_id, doing, error in replaced:

@@ -11,7 +11,7 @@ from parenv.experience.gradient import Gradient, GradientLayout
 from parenv.experience.reduction import Reducer
 from parenv.experience.rollout import Rollout
 from parenv.options import GradientOptions
-from parenv.pool.feeds import Arrival
+from parenv.pool.arrival import Arrival
 from parenv.pool.statistics import Tally
 
 MAX_SKIPPED_IN_A_ROW = 100

@@ -21,8 +21,8 @@ import numpy as np
 
 from parenv.errors import ConfigurationError, ReplayError
 from parenv.experience.rollout import TREES
+from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
-from parenv.pool.feeds import Arrival
 from parenv.protocol.data import pack
 
 FORMAT = 1

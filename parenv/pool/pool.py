@@ -241,7 +241,8 @@ class AsyncWorkerPool:
         """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.
 
         Args:
-            path: a file in the trace format of Chrome, for https://ui.perfetto.dev; what is there is replaced.
+            path: a file in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev; what is there
+                is replaced.
         """
         with self._using() as session:
             session.trace(path)

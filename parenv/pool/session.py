@@ -18,8 +18,9 @@ from parenv.memory.progress import header_bytes
 from parenv.memory.spaces import leaves, rebuild
 from parenv.policy.snapshots import module_of
 from parenv.pool.arena import Arena
+from parenv.pool.arrival import Arrival
 from parenv.pool.configuration import Plan
-from parenv.pool.feeds import Arrival, AsyncFeed, Feed, Slotted, SyncFeed
+from parenv.pool.feeds import AsyncFeed, Feed, Slotted, SyncFeed
 from parenv.pool.gradients import Accumulator
 from parenv.pool.hiring import as_job, launch_for, placement_for
 from parenv.pool.journal import Journal, Recorder
@@ -27,7 +28,7 @@ from parenv.pool.questions import Question
 from parenv.pool.resuming import check_state, restore_workers, workers_state
 from parenv.pool.staff import Staff
 from parenv.pool.statistics import PoolStatistics, Tally, mean
-from parenv.pool.trace import Trace
+from parenv.pool.trace import Trace, TraceWriter
 from parenv.pool.turns import Turns
 from parenv.pool.versions import Versions
 from parenv.protocol.data import pack
@@ -55,7 +56,7 @@ class Session:
         with_launch = launch_for(plan, job)
         per_worker = 1 if plan.mode == "sync" else 1 + plan.prefetch
         self._journal = _journal_of(plan)
-        self._trace: Trace | None = None
+        self._trace = Trace()
         self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
         self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
@@ -90,13 +91,12 @@ class Session:
 
     def publish(self, policy: Any, settings: Mapping[str, Any]) -> int:
         """Write a new version, once there is room for it."""
-        while not self._versions.has_room(self._feed.versions_in_use()):
-            self._feed.listen()
         began = time.perf_counter()
         with self._turns.during("publishing"):
+            while not self._versions.has_room(self._feed.versions_in_use()):
+                self._feed.listen()
             version = self._versions.add(policy, settings, self._feed.publish)
-        if self._trace is not None:
-            self._trace.published(began, version)
+        self._trace.did("publish", began, policy_version=version)
         return version
 
     def synchronize(self) -> int:
@@ -108,6 +108,7 @@ class Session:
 
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
         """Run episodes by the newest version, spread over the workers."""
+        began = time.perf_counter()
         self._evaluations += 1
         workers = len(self.crew.shares)
         wanted = {w: episodes // workers + (w < episodes % workers) for w in range(workers)}
@@ -115,6 +116,7 @@ class Session:
         questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
         with self._turns.during("calling"):
             answers = self._staff.ask("evaluate", questions)
+        self._trace.did("evaluate", began, policy_version=newest.number)
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
@@ -132,10 +134,12 @@ class Session:
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline from now on, instead of the one before."""
-        trace = Trace(path, len(self.crew.shares), "commit" if self.plan.postprocess is None else "postprocess")
-        if self._trace is not None:
-            self._trace.close()
-        self._trace = trace
+        layout = self._layout_and_seed()["layout"]
+        about = {"env_steps": self._tally.env_steps, "in processes": not self.plan.inline, **layout}
+        finishing = "commit" if self.plan.postprocess is None else "postprocess"
+        self._trace.close()
+        self._trace = self._staff.trace = Trace()
+        self._trace = self._staff.trace = TraceWriter(path, len(self.crew.shares), about, finishing)
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
@@ -208,20 +212,18 @@ class Session:
             self._staff.close(timeout_s)
         finally:
             self._journal.close()
-            if self._trace is not None:
-                self._trace.close()
+            self._trace.close()
             self._arena.close()
 
     def _next(self, deadline: float) -> Arrival | None:
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
-        asked = self._trace.asked() if self._trace is not None else 0.0
+        self._trace.asked()
         with self._turns.during("waiting"):
             arrival = None if self._journal.is_over else self._feed.next(deadline)
         if arrival is not None:
             self._journal.taken(arrival)
-        if self._trace is not None:
-            self._trace.yielded(asked, arrival)
+        self._trace.yielded(arrival)
         return arrival
 
     def _lay_out(self, ready: Sequence[Ready]) -> None:

@@ -25,6 +25,7 @@ from parenv.errors import (
 )
 from parenv.options import WorkerOptions
 from parenv.placement.base import Launch
+from parenv.pool.trace import Trace
 from parenv.process.supervisor import Supervisor
 from parenv.process.watchdog import Look, Watchdog
 from parenv.protocol.data import pack
@@ -100,6 +101,7 @@ class Staff:
         self._asked: _Asked | None = None
         self.deaths: list[deque[Exception]] = [deque(maxlen=MAX_DEATHS_KEPT) for _ in crew.shares]
         self.restarts = 0
+        self.trace = Trace()
 
     def start(self) -> list[Ready]:
         """Start all and wait until they are ready."""
@@ -220,6 +222,7 @@ class Staff:
 
     def _lost(self, worker: int, error: Exception) -> None:
         crew, deaths = self.crew, self.deaths[worker]
+        self.trace.lost(worker, error)
         # Commits that came before the end are events before it.
         self._events.extend(Committed(*heard) for heard in crew.take_commits())
         wait_s = self._supervisor.died(worker, time.monotonic())
@@ -285,5 +288,6 @@ class Staff:
             raise WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
         crew.say(worker, self._layouts[worker])
         self._events.append(Back(worker))
+        self.trace.back(worker, crew.generation(worker))
         if asked is not None and not crew.answered_by(asked.calls, worker):
             asked.calls |= crew.begin(asked.method, {worker: asked.arguments[worker]})

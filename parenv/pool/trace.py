@@ -1,84 +1,161 @@
-"""A timeline of a run in the trace format of Chrome, which https://ui.perfetto.dev opens.
+"""A timeline of a run in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev.
 
 Workers say with each rollout when it began and how long its parts took; the driver writes it down as the rollout is
-yielded. Acting and stepping alternate at every row of a rollout: here each is one piece, as long as all of it together.
+yielded, with what else the report is made of: env steps, lag, the episodes that ended, and who was lost and replaced.
+Acting and stepping alternate at every row of a rollout: here each is one piece, as long as all of it together.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from parenv.pool.feeds import Arrival
+from parenv.pool.arrival import Arrival
 
-DRIVER = 0
+FORMAT = 1
+PROCESS = DRIVER = 1
+"""Counted from 1: Perfetto takes process and thread 0 for the kernel's idle thread."""
+FLUSH_S = 1.0
 
 
 class Trace:
-    """Writes events as they happen; a file that was not closed can be opened all the same.
+    """No trace: nothing is written."""
+
+    def asked(self) -> None:
+        """The driver asks for the next rollout."""
+
+    def yielded(self, arrival: Arrival | None) -> None:
+        """The driver has waited for a rollout since it asked, and has it or not."""
+
+    def did(self, what: str, since: float, **about: Any) -> None:
+        """The driver has done something else than learning and waiting, such as ``"publish"``."""
+
+    def lost(self, worker: int, reason: Exception) -> None:
+        """A worker is gone."""
+
+    def back(self, worker: int, generation: int) -> None:
+        """Another process is in its place."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
+class TraceWriter(Trace):
+    """Writes events as they happen, one in a line; a file that was not closed can be read all the same.
 
     Args:
         path: where to; what is there is replaced.
         num_workers: how many workers.
+        about: what the pool is, and ``env_steps`` before the first rollout.
         finishing: what workers do behind the last step of a rollout: ``"commit"``, or ``"postprocess"`` and that.
     """
 
-    def __init__(self, path: str | os.PathLike[str], num_workers: int, finishing: str) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], num_workers: int, about: Mapping[str, Any], finishing: str
+    ) -> None:
         self._finishing = finishing
+        self._env_steps = int(about["env_steps"])
+        self._lost: dict[int, float] = {}
         self._file = Path(path).open("w", buffering=1 << 16, encoding="utf-8")  # noqa: SIM115
-        self._file.write("[\n")
-        self._learning_since = time.perf_counter()
-        for track in range(num_workers + 1):
-            name = "driver" if track == DRIVER else f"worker {track - 1}"
-            self._write({"name": "thread_name", "ph": "M", "pid": 0, "tid": track, "args": {"name": name}})
+        self._file.write(f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}')
+        date = datetime.now().isoformat(" ", "seconds")
+        self._learning_since = self._waiting_since = self._flushed = now = time.perf_counter()
+        self._event("parenv", "M", DRIVER, now, args={"parenv trace": FORMAT, "date": date, **about})
+        for track in range(DRIVER, DRIVER + num_workers + 1):
+            name = "driver" if track == DRIVER else f"worker {track - DRIVER - 1}"
+            self._event("thread_name", "M", track, now, args={"name": name})
+            self._event("thread_sort_index", "M", track, now, args={"sort_index": track})
+        self._file.flush()
 
-    def asked(self) -> float:
-        """The driver asks for the next rollout; the time."""
-        now = time.perf_counter()
+    def asked(self) -> None:
+        """The driver asks for the next rollout."""
+        self._waiting_since = now = time.perf_counter()
         self._piece(DRIVER, "learn", self._learning_since, now)
-        return now
 
-    def yielded(self, asked: float, arrival: Arrival | None) -> None:
+    def yielded(self, arrival: Arrival | None) -> None:
         """The driver has waited for a rollout since it asked, and has it or not."""
         self._learning_since = now = time.perf_counter()
-        self._piece(DRIVER, "wait", asked, now)
-        if arrival is None:
-            return
-        for worker, commit in zip(arrival.workers, arrival.commits, strict=True):
-            self._rollout(1 + worker, commit, arrival)
+        self._piece(DRIVER, "wait", self._waiting_since, now)
+        if arrival is not None:
+            self._arrived(now, arrival)
+        # Somebody may want to see how a run goes on whose rollouts are long.
+        if now - self._flushed > FLUSH_S:
+            self._flushed = now
+            self._file.flush()
 
-    def published(self, since: float, version: int) -> None:
-        """The driver has published a version."""
-        self._piece(DRIVER, "publish", since, time.perf_counter(), {"policy_version": version})
+    def did(self, what: str, since: float, **about: Any) -> None:
+        """The driver has done something else than learning and waiting, such as ``"publish"``."""
+        self._piece(DRIVER, what, since, time.perf_counter(), json.dumps(about))
+
+    def lost(self, worker: int, reason: Exception) -> None:
+        """A worker is gone."""
+        now = time.perf_counter()
+        self._lost.setdefault(worker, now)
+        self._event("lost", "i", _track(worker), now, s="t", args={"reason": str(reason)})
+
+    def back(self, worker: int, generation: int) -> None:
+        """Another process is in its place."""
+        now = time.perf_counter()
+        self._piece(_track(worker), "restart", self._lost.pop(worker, now), now, f'{{"generation": {generation}}}')
 
     def close(self) -> None:
         """Finish the file. Idempotent."""
         if not self._file.closed:
-            self._file.write("{}]\n")
+            self._file.write("\n]\n")
             self._file.close()
 
-    def _rollout(self, track: int, commit: Any, arrival: Arrival) -> None:
-        rollout = arrival.rollout
-        began = float(commit["began_s"])
-        self._piece(track, "wait", began - float(commit["waiting_s"]), began)
-        about = {"policy_version": rollout.policy_version, "policy_lag": rollout.policy_lag}
-        for name, field in (("act", "acting_s"), ("env", "environment_s")):
-            ended = began + float(commit[field])
-            self._piece(track, name, began, ended, about)
-            began = ended
-        ended = float(commit["ended_s"])
-        learning_since = ended - float(commit["learning_s"])
-        self._piece(track, self._finishing, began, learning_since)
+    def _arrived(self, now: float, arrival: Arrival) -> None:
+        episodes, env_steps = arrival.rollout.episodes, sum(arrival.samples)
+        about: dict[str, Any] = {"env_steps": env_steps, "policy_lag": arrival.rollout.policy_lag}
+        self._env_steps += env_steps
+        self._event("env steps", "C", DRIVER, now, args={"env steps": self._env_steps})
+        if len(episodes):
+            returns = episodes.returns.tolist()
+            about |= {"returns": list(map(_number, returns)), "lengths": episodes.lengths.tolist()}
+            if math.isfinite(mean := sum(returns) / len(returns)):
+                self._event("return", "C", DRIVER, now, args={"return": mean})
+        self._event("rollout", "i", DRIVER, now, s="t", args=about)
+        names, version = arrival.commits.dtype.names, arrival.rollout.policy_version
+        for i, values in enumerate(arrival.commits.tolist()):
+            track, commit = _track(arrival.workers[i]), dict(zip(names, values, strict=True))
+            self._rollout(track, commit, json.dumps({"env_steps": arrival.samples[i], "policy_version": version}))
+            for env_id, doing, error in arrival.replaced[i]:
+                reason = f"env_id {env_id} raised while {doing} and was replaced: {error}"
+                self._event("replaced", "i", track, commit["ended_s"], s="t", args={"reason": reason})
+
+    def _rollout(self, track: int, commit: Mapping[str, float], about: str) -> None:
+        began, ended = commit["began_s"], commit["ended_s"]
+        self._piece(track, "wait", began - commit["waiting_s"], began)
+        acted = began + commit["acting_s"]
+        self._piece(track, "act", began, acted, about)
+        stepped = acted + commit["environment_s"]
+        self._piece(track, "env", acted, stepped, about)
+        learning_since = ended - commit["learning_s"]
+        self._piece(track, self._finishing, stepped, learning_since)
         if learning_since < ended:
             self._piece(track, "learn", learning_since, ended, about)
 
-    def _piece(self, track: int, name: str, since: float, until: float, args: Mapping[str, Any] | None = None) -> None:
-        event = {"name": name, "ph": "X", "pid": 0, "tid": track, "ts": since * 1e6, "dur": (until - since) * 1e6}
-        self._write(event if args is None else {**event, "args": args})
+    def _piece(self, track: int, name: str, since: float, until: float, args: str = "{}") -> None:
+        # Formatted by hand: there are several in each rollout, and json.dumps takes four times as long.
+        times = f'"ts": {1e6 * since:.1f}, "dur": {1e6 * (until - since):.1f}'
+        place = f'"pid": {PROCESS}, "tid": {track}'
+        self._file.write(f',\n{{"name": "{name}", "ph": "X", {place}, {times}, "args": {args}}}')
 
-    def _write(self, event: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(event) + ",\n")
+    def _event(self, name: str, phase: str, track: int, at: float, **more: Any) -> None:
+        event = {"name": name, "ph": phase, "pid": PROCESS, "tid": track, "ts": round(1e6 * at, 1), **more}
+        self._file.write(",\n" + json.dumps(event))
+
+
+def _track(worker: int) -> int:
+    return DRIVER + 1 + worker
+
+
+def _number(value: float) -> float | None:
+    """``None`` for what JSON has no number for."""
+    return value if math.isfinite(value) else None

@@ -12,8 +12,8 @@ import gymnasium as gym
 import pytest
 
 from parenv.cli.bench import Progress, bench
+from parenv.cli.bench_report import BenchReport
 from parenv.cli.main import main
-from parenv.cli.report import BenchReport
 
 BROKEN = """
 import gymnasium as gym

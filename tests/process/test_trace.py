@@ -37,9 +37,8 @@ def zeros(observations: Any) -> Any:
 
 def pieces(path: Path) -> dict[str, list[Any]]:
     """Events by track, in the order of their beginnings; the tracks have names."""
-    *events, last = json.loads(path.read_text())
-    assert last == {}
-    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    events = json.loads(path.read_text())
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     tracks: dict[str, list[Any]] = {name: [] for name in names.values()}
     for event in events:
         if event["ph"] == "X":

@@ -17,12 +17,12 @@ from parenv.cli import bench as bench_module
 from parenv.cli import plot as plot_module
 from parenv.cli.agent import RandomNetwork
 from parenv.cli.bench import Progress, bench
+from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.display import LiveDisplay, PlainDisplay, make_display
 from parenv.cli.environment import environment_factory, named_object, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.main import main, parser
 from parenv.cli.measuring import interleaved
-from parenv.cli.report import BenchReport, Spread, Throughput
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
 from parenv.cli.subjects import Opened, Subject, acting
 from parenv.cli.tables import failures, in_text, medians_table, throughput_tables

@@ -1,0 +1,130 @@
+"""The page of a report: facts, pictures and tables in one file of HTML that needs no other."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from parenv.cli.pictures import COLOURS, Picture, pictures
+from parenv.cli.tables import Table, in_steps
+from parenv.cli.timeline import WINDOW, Timeline
+
+MOST_LOSSES = 100
+DPI = 120
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #333; background: #fff; max-width: 66rem; margin: 2rem auto;
+  padding: 0 1rem; }
+h1, h2 { line-height: 1.2; }
+h2 { margin-top: 2.2rem; font-size: 1.15rem; }
+p { max-width: 52rem; }
+img { max-width: 100%; height: auto; display: block; }
+.caption { color: #666; font-size: 13px; }
+.warning { background: #fff3e0; border-left: 4px solid #d55e00; padding: .5rem .8rem; }
+table { border-collapse: collapse; font-size: 14px; }
+th, td { padding: .2rem .7rem; text-align: right; vertical-align: top; border-bottom: 1px solid #e4e4e4; }
+th:first-child, td:first-child, .words th, .words td { text-align: left; }
+"""
+
+
+def page(title: str, timelines: Sequence[Timeline]) -> str:
+    """A page about some runs, as HTML."""
+    body = "\n".join(part for timeline in timelines for part in _run(timeline))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f"<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def facts(timeline: Timeline) -> str:
+    """What a run was, in a sentence."""
+    about, workers = timeline.about, len(timeline.workers)
+    where = f"{workers} worker{'s' * (workers > 1)}" if about["in processes"] else "no worker processes (num_workers=0)"
+    losses = timeline.restarts
+    return (
+        f"{about['mode']}, {about['parallelism']} parallelism, {where}, {timeline.num_envs} sub-environments: "
+        f"{timeline.total_env_steps:,} env steps in {timeline.seconds:,.1f} seconds, "
+        f"{in_steps(timeline.env_steps_per_second)} env steps per second, {losses} restart{'s' * (losses != 1)}."
+    )
+
+
+def figures_table(timeline: Timeline) -> Table:
+    """What else there is to say of a run in figures."""
+    episodes, lag = timeline.episodes, timeline.policy_lag
+    last = slice(-WINDOW, None)
+    rows = [
+        ("env steps", f"{timeline.total_env_steps:,}"),
+        ("seconds", f"{timeline.seconds:,.1f}"),
+        ("env steps per second", in_steps(timeline.env_steps_per_second)),
+        ("rollouts", f"{len(timeline.env_steps):,}"),
+        ("publishes", f"{len(timeline.driver.pieces.get('publish', ())):,}"),
+        ("policy lag, mean and highest", f"{lag.mean():.2f}, {lag.max()}" if len(lag) else ""),
+        ("episodes", f"{len(episodes):,}"),
+        (f"mean return of the last {WINDOW} episodes", f"{episodes.running_mean()[-1]:.4g}" if len(episodes) else ""),
+        (f"mean length of the last {WINDOW} episodes", f"{episodes.lengths[last].mean():.4g}" if len(episodes) else ""),
+        ("workers restarted", f"{timeline.restarts}"),
+        ("sub-environments replaced", f"{sum(loss.what == 'sub-environment' for loss in timeline.losses)}"),
+    ]
+    return Table("Figures", ("", ""), rows)
+
+
+def shares_table(timeline: Timeline) -> Table:
+    """Where the time of the driver and of every worker went, and what came of it."""
+    shares = [track.shares() for track in timeline.tracks]
+    used = [name for name in COLOURS if any(one.get(name, 0.0) > 5e-4 for one in shares)]
+    rows = []
+    for track, mine in zip(timeline.tracks, shares, strict=True):
+        env_steps = int(track.env_steps.sum())
+        made = (f"{env_steps:,}", in_steps(env_steps / track.seconds)) if env_steps and track.seconds else ("", "")
+        rows.append((track.name, *(f"{100 * mine[name]:.1f} %" if mine.get(name) else "" for name in used), *made))
+    return Table("Shares of the time", ("", *used, "env steps", "per second"), rows)
+
+
+def losses_table(timeline: Timeline) -> Table:
+    """What was lost and replaced, when and why."""
+    rows = [(f"{loss.seconds:.2f}", loss.who, loss.reason) for loss in timeline.losses[:MOST_LOSSES]]
+    if len(timeline.losses) > MOST_LOSSES:
+        rows.append(("", "", f"and {len(timeline.losses) - MOST_LOSSES} more"))
+    return Table("Lost and replaced", ("second", "who", "why"), rows)
+
+
+def png(picture: Picture, timeline: Timeline) -> bytes:
+    """Draw a picture."""
+    from matplotlib.figure import Figure
+
+    figure, file = Figure(layout="constrained"), io.BytesIO()
+    picture.draw(figure, timeline)
+    figure.savefig(file, format="png", dpi=DPI)
+    return file.getvalue()
+
+
+def _run(timeline: Timeline) -> Iterator[str]:
+    yield f"<h1>Run of {escape(timeline.about['date'])} ({escape(timeline.name)})</h1>"
+    yield f"<p>{escape(facts(timeline))}</p>"
+    if not timeline.is_finished:
+        yield _warning("The trace is not finished: the run is still going on, or it was killed. This is what there is.")
+    if not len(timeline.arrived_s):
+        yield _warning("There is no rollout in this trace.")
+    elif not len(timeline.episodes):
+        yield _warning("No episode ended in these rollouts, so there is no picture of returns.")
+    for picture in pictures(timeline):
+        image = base64.b64encode(png(picture, timeline)).decode()
+        yield f"<h2>{escape(picture.title)}</h2>"
+        yield f'<img alt="{escape(picture.title)}" src="data:image/png;base64,{image}">'
+        yield f'<p class="caption">{escape(picture.caption)}</p>'
+    for table in (figures_table(timeline), shares_table(timeline)):
+        yield _in_html(table)
+    if timeline.losses:
+        yield _in_html(losses_table(timeline), "words")
+
+
+def _warning(words: str) -> str:
+    return f'<p class="warning">{escape(words)}</p>'
+
+
+def _in_html(table: Table, kind: str = "numbers") -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.columns)
+    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    head = f"<tr>{head}</tr>\n" if any(table.columns) else ""
+    return f'<h2>{escape(table.title)}</h2>\n<table class="{kind}">\n{head}{rows}\n</table>'

@@ -1,0 +1,230 @@
+"""What a pool writes into its trace, seen through the report: the same figures as the pool's own, and every loss."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, GradientOptions, PoolStatistics, RestartPolicy, Stop, WorkerDiedError, WorkerOptions
+from parenv.cli.report import report
+from parenv.cli.timeline import UNRECORDED, Timeline
+from parenv.cli.trace_file import read_timeline
+from parenv.testing import LedgerEnv
+
+SOON = RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3)
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.ERROR, logger="parenv"):
+        yield
+
+
+class Fails(LedgerEnv):
+    """Raises at every third step."""
+
+    def step(self, action: Any) -> Any:
+        if self._buffer[2] == 2:
+            raise ValueError("the simulator is not there")
+        return super().step(action)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, observations: Any) -> Any:
+        return torch.zeros(len(observations), dtype=torch.int64)
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def loss(policy: Net, rollout: Any) -> Any:
+    return policy.bias * rollout.rewards.mean()
+
+
+def check(timeline: Timeline, statistics: PoolStatistics) -> None:
+    """Compare with the figures of the pool."""
+    assert timeline.is_finished
+    assert timeline.total_env_steps == statistics.env_steps
+    assert len(timeline.env_steps) == statistics.rollouts
+    assert len(timeline.episodes) == statistics.episodes
+    assert sum(int(track.env_steps.sum()) for track in timeline.workers) == statistics.env_steps
+    assert dict(zip(*np.unique(timeline.policy_lag, return_counts=True), strict=True)) == statistics.policy_lag
+    assert timeline.episodes.running_mean()[-1:] == pytest.approx([statistics.mean_return])
+    for track in timeline.tracks:
+        assert sum(track.shares().values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_path: Path) -> None:
+    with AsyncWorkerPool("CartPole-v1", zeros, num_envs=6, num_workers=num_workers, mode=mode, seed=1) as pool:
+        pool.trace(tmp_path / "trace.json")
+        for _ in pool.rollouts(Stop(env_steps=10_000)):
+            pool.publish(zeros)
+        statistics = pool.statistics()
+    timeline = read_timeline(tmp_path / "trace.json")
+    check(timeline, statistics)
+    assert len(timeline.workers) == max(1, num_workers)
+    assert timeline.about["in processes"] is (num_workers > 0)
+    assert len(timeline.driver.pieces["publish"]) == statistics.rollouts
+    assert (timeline.restarts, timeline.losses) == (0, ())
+    for field, activity in (("environment_seconds", "env"), ("acting_seconds", "act"), ("waiting_seconds", "wait")):
+        spent = sum(float(np.diff(track.pieces[activity]).sum()) for track in timeline.workers)
+        # Workers wait for the first credit since before the trace began.
+        assert spent <= getattr(statistics, field) + 1e-4
+        assert activity == "wait" or spent == pytest.approx(getattr(statistics, field), abs=1e-4)
+    page = report(tmp_path)
+    assert page == tmp_path / "report.html"
+    assert page.read_text().count("data:image/png;base64,") == 5
+
+
+@pytest.mark.parametrize(("mode", "rollout_length"), [("sync", 8), ("async", 8), ("sync", "episode")])
+def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_length: Any, tmp_path: Path) -> None:
+    with AsyncWorkerPool(
+        lambda: LedgerEnv(0), Net(), num_envs=4, num_workers=2, mode=mode, rollout_length=rollout_length,
+        parallelism="gradient", loss_fn=loss, gradient=GradientOptions(),
+    ) as pool:  # fmt: skip
+        pool.trace(tmp_path / "trace.json")
+        for _ in pool.gradients(Stop(env_steps=1000)):
+            pool.publish(Net())
+        statistics = pool.statistics()
+    timeline = read_timeline(tmp_path / "trace.json")
+    check(timeline, statistics)
+    assert timeline.about["parallelism"] == "gradient"
+    assert all(track.shares()["learn"] > 0 for track in timeline.tracks)
+    assert "gradient parallelism, 2 workers" in report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_killed_worker_is_in_the_report_with_the_reason(mode: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    workers = WorkerOptions(restart=SOON)
+    with AsyncWorkerPool("CartPole-v1", zeros, num_envs=2, num_workers=2, mode=mode, workers=workers) as pool:
+        pool.trace(path)
+        stream = pool.rollouts()
+        next(stream)
+        os.kill(pool._session.crew.pid(1), signal.SIGKILL)
+        while not next(stream).restarted.any():
+            pass
+        statistics = pool.statistics()
+    timeline = read_timeline(path)
+    check(timeline, statistics)
+    assert timeline.restarts == statistics.worker_restarts == 1
+    [lost] = timeline.losses
+    assert lost.who == "worker 1"
+    assert "was killed by SIGKILL" in lost.reason
+    [[began, ended]] = timeline.workers[1].pieces["restart"]
+    assert began == pytest.approx(lost.seconds)
+    assert ended > began
+    assert "restart" not in timeline.workers[0].pieces
+    pieces = np.concatenate(list(timeline.workers[1].pieces.values()))
+    pieces = pieces[pieces[:, 0].argsort()]
+    assert (pieces[1:, 0] >= pieces[:-1, 1] - 1e-6).all()
+    page = report(tmp_path).read_text()
+    assert "1 restart." in page
+    assert "was killed by SIGKILL" in page
+
+
+def test_a_run_that_ends_by_a_death_has_it_in_its_report(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with AsyncWorkerPool("CartPole-v1", zeros, num_workers=1, workers=WorkerOptions(restart=None)) as pool:
+        pool.trace(path)
+        stream = pool.rollouts()
+        next(stream)
+        os.kill(pool._session.crew.pid(0), signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="was killed by SIGKILL"):
+            deque(stream, maxlen=0)
+    timeline = read_timeline(path)
+    assert timeline.is_finished
+    assert [lost.who for lost in timeline.losses] == ["worker 0"]
+    assert timeline.restarts == 0
+
+
+def test_replaced_sub_environments_are_in_the_report(tmp_path: Path) -> None:
+    workers = WorkerOptions(restart=SOON, on_env_error="restart_env")
+    with AsyncWorkerPool(lambda: Fails(0), zeros, num_envs=2, num_workers=1, rollout_length=4, workers=workers) as pool:
+        pool.trace(tmp_path / "trace.json")
+        for _ in pool.rollouts(Stop(env_steps=40)):
+            pass
+        replaced = pool.statistics().env_restarts
+    timeline = read_timeline(tmp_path / "trace.json")
+    assert len(timeline.losses) == replaced > 0
+    assert {lost.who for lost in timeline.losses} == {"sub-environment of worker 0"}
+    assert "ValueError: the simulator is not there" in timeline.losses[0].reason
+    assert timeline.restarts == 0
+
+
+def test_a_report_can_be_made_while_the_run_goes_on_and_of_the_run_that_follows(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with AsyncWorkerPool("CartPole-v1", zeros, num_envs=2, num_workers=1) as pool:
+        pool.trace(path)
+        assert "There is no rollout in this trace." in report(path).read_text()
+        stream, deadline = pool.rollouts(), time.monotonic() + 30
+        while not read_timeline(path).total_env_steps:
+            assert time.monotonic() < deadline
+            next(stream)
+        page = report(path).read_text()
+        assert "The trace is not finished" in page
+        assert page.count("data:image/png;base64,") == 5
+        before = pool.statistics().env_steps
+        pool.trace(path)
+        evaluated = len(pool.evaluate(2))
+        next(stream)
+        pool.evaluate(1)
+        next(stream)
+    timeline = read_timeline(path)
+    assert (timeline.is_finished, timeline.about["env_steps"], timeline.total_env_steps) == (True, before, 512)
+    shares = timeline.driver.shares()
+    assert evaluated == 2
+    assert shares["evaluate"] > 0
+    assert shares[UNRECORDED] < 0.5
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_pool_usable(tmp_path: Path) -> None:
+    with AsyncWorkerPool("CartPole-v1", zeros, num_workers=0) as pool:
+        pool.trace(tmp_path / "trace.json")
+        with pytest.raises(FileNotFoundError):
+            pool.trace(tmp_path / "nowhere" / "trace.json")
+        next(pool.rollouts())
+        pool.publish(zeros)
+    assert json.loads((tmp_path / "trace.json").read_text())
+
+
+class Endless(gym.Env[Any, Any]):
+    """Its episodes do not end."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+def test_a_run_without_episodes_has_a_report(tmp_path: Path) -> None:
+    with AsyncWorkerPool(Endless, zeros, num_envs=2, num_workers=1, mode="sync", rollout_length=8) as pool:
+        pool.trace(tmp_path / "trace.json")
+        for _ in pool.rollouts(Stop(env_steps=100)):
+            pass
+    page = report(tmp_path).read_text()
+    assert "No episode ended" in page
+    assert page.count("data:image/png;base64,") == 4

@@ -1,0 +1,380 @@
+"""``parenv report`` on traces made by hand: what is read, summed up and drawn. No process is started."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parenv.cli.main import main
+from parenv.cli.pictures import pictures, windows
+from parenv.cli.report import report
+from parenv.cli.timeline import UNRECORDED, Episodes
+from parenv.cli.trace_file import find_traces, read_timeline
+from parenv.errors import ConfigurationError
+from parenv.experience.episodes import EpisodeStatistics
+from parenv.memory.layout import COMMIT_DTYPE
+from parenv.pool.arrival import Arrival
+from parenv.pool.trace import TraceWriter
+
+SINCE_S = 1000.0
+
+
+def header(shares: list[int], **about: Any) -> list[dict[str, Any]]:
+    facts = {
+        "parenv trace": 1,
+        "date": "2030-01-02 03:04:05",
+        "env_steps": 0,
+        "in processes": True,
+        "mode": "async",
+        "parallelism": "experience",
+        "rollout_length": 10,
+        "sub-environments of each worker": shares,
+        "first env_id": 0,
+    }
+    return [
+        {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "parenv"}},
+        {"name": "parenv", "ph": "M", "pid": 1, "tid": 1, "ts": 1e6 * SINCE_S, "args": {**facts, **about}},
+    ]
+
+
+def piece(track: str, name: str, since: float, until: float, **args: Any) -> dict[str, Any]:
+    tid = 1 if track == "driver" else 2 + int(track)
+    ts, dur = 1e6 * (SINCE_S + since), 1e6 * (until - since)
+    return {"name": name, "ph": "X", "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def instant(track: str, name: str, at: float, **args: Any) -> dict[str, Any]:
+    return {**piece(track, name, at, at), "ph": "i", "s": "t", "args": args}
+
+
+def run(worker: str, since: float, env_steps: int) -> list[dict[str, Any]]:
+    """A worker's rollout: 0.2 s of waiting, 0.3 s of acting, 0.4 s in environments, 0.1 s of commit."""
+    ends = [since + 0.2, since + 0.5, since + 0.9, since + 1.0]
+    names = ("wait", "act", "env", "commit")
+    return [
+        piece(worker, name, began, ended, env_steps=env_steps)
+        for name, began, ended in zip(names, [since, *ends], ends, strict=False)
+    ]
+
+
+def write(path: Path, events: list[dict[str, Any]], *, is_finished: bool = True) -> Path:
+    lines = ",\n".join(map(json.dumps, events))
+    path.write_text(f"[\n{lines}" + "\n]\n" * is_finished)
+    return path
+
+
+def two_workers(path: Path, **about: Any) -> Path:
+    """Worker 0 makes three rollouts; worker 1 makes one, is killed in its second, and makes one more."""
+    events = [
+        *header([2, 1], **about),
+        piece("driver", "learn", -1.0, 0.0),
+        piece("driver", "wait", 0.0, 1.0),
+        instant("driver", "rollout", 1.0, env_steps=20, policy_lag=0, returns=[1.0, 3.0], lengths=[4, 6]),
+        *run("0", 0.0, 20),
+        piece("driver", "publish", 1.25, 1.5, policy_version=1),
+        piece("driver", "learn", 1.0, 1.5),
+        piece("driver", "wait", 1.5, 2.0),
+        instant("driver", "rollout", 2.0, env_steps=10, policy_lag=1),
+        *run("1", 0.0, 10),
+        instant("1", "lost", 1.4, reason="worker 1 was killed by <SIGKILL>"),
+        piece("1", "restart", 1.4, 2.0, generation=1),
+        instant("driver", "rollout", 3.0, env_steps=20, policy_lag=2, returns=[None], lengths=[8]),
+        *run("0", 1.0, 20),
+        instant("driver", "rollout", 3.0, env_steps=20, policy_lag=1, returns=[5.0], lengths=[8]),
+        *run("0", 2.0, 20),
+        instant("0", "replaced", 2.5, reason="env_id 0 raised while step and was replaced: ValueError: no"),
+        instant("driver", "rollout", 3.0, env_steps=10, policy_lag=1),
+        *run("1", 2.0, 10),
+    ]
+    return write(path, events)
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text between them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def pictures(self) -> list[str]:
+        return [attributes["alt"] for tag, attributes in self.tags if tag == "img"]
+
+
+def test_what_a_trace_says_is_read_in_seconds_since_the_first_rollout_was_asked_for(tmp_path: Path) -> None:
+    timeline = read_timeline(two_workers(tmp_path / "trace.json", env_steps=1000))
+    assert timeline.is_finished
+    assert [track.name for track in timeline.tracks] == ["driver", "worker 0", "worker 1"]
+    assert (timeline.num_envs, timeline.total_env_steps, timeline.restarts) == (3, 80, 1)
+    assert timeline.seconds == pytest.approx(3.0)
+    assert timeline.env_steps_per_second == pytest.approx(80 / 3)
+    assert timeline.arrived_s == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0])
+    assert timeline.policy_lag.tolist() == [0, 1, 2, 1, 1]
+    assert timeline.cycle_s == pytest.approx(1.0)
+    episodes = timeline.episodes
+    assert episodes.returns.tolist()[:2] + episodes.returns.tolist()[3:] == [1.0, 3.0, 5.0]
+    assert math.isnan(episodes.returns[2])
+    assert episodes.lengths.tolist() == [4, 6, 8, 8]
+    assert episodes.env_steps.tolist() == [1020, 1020, 1050, 1070]
+    assert episodes.seconds == pytest.approx([1.0, 1.0, 3.0, 3.0])
+    assert timeline.env_steps_at(2.5) == 1030
+    first, second = timeline.losses
+    assert (first.who, first.seconds, first.reason) == (
+        "worker 1",
+        pytest.approx(1.4),
+        "worker 1 was killed by <SIGKILL>",
+    )
+    assert (second.who, second.what) == ("sub-environment of worker 0", "sub-environment")
+
+
+def test_shares_fill_the_time_and_a_publish_is_no_learning(tmp_path: Path) -> None:
+    timeline = read_timeline(two_workers(tmp_path / "trace.json"))
+    driver, worker, killed = (track.shares() for track in timeline.tracks)
+    assert driver == pytest.approx({"learn": 0.125, "wait": 0.75, "publish": 0.125, UNRECORDED: 0.0})
+    assert worker == pytest.approx({"wait": 0.2, "act": 0.3, "env": 0.4, "commit": 0.1, UNRECORDED: 0.0})
+    assert killed["restart"] == pytest.approx(0.6 / 3)
+    assert killed[UNRECORDED] == pytest.approx(0.4 / 3)
+    assert sum(killed.values()) == pytest.approx(1.0)
+
+
+def test_a_publish_behind_the_last_rollout_takes_nothing_from_learning(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write(
+        path,
+        [
+            *header([1]),
+            piece("driver", "wait", 0.0, 1.0),
+            piece("driver", "learn", 1.0, 2.0),
+            piece("driver", "wait", 2.0, 3.0),
+            piece("driver", "publish", 3.0, 4.0),
+        ],
+    )
+    shares = read_timeline(path).driver.shares()
+    assert shares == pytest.approx({"wait": 0.5, "learn": 0.25, "publish": 0.25, UNRECORDED: 0.0})
+
+
+def test_env_steps_are_even_within_a_rollout_and_none_between_two(tmp_path: Path) -> None:
+    timeline = read_timeline(two_workers(tmp_path / "trace.json"))
+    assert timeline.workers[1].env_steps_until([0.0, 0.2, 0.55, 0.9, 2.0, 2.2, 2.9, 9.0]) == pytest.approx(
+        [0, 0, 5, 10, 10, 10, 20, 20]
+    )
+
+
+def test_the_running_mean_is_over_the_last_hundred_known_returns() -> None:
+    returns = np.where(np.arange(250) % 7 == 3, np.nan, np.arange(250.0))
+    none = np.zeros(250)
+    expected = [np.nanmean(returns[max(0, i - 99) : i + 1]) for i in range(250)]
+    assert Episodes(returns, none, none, none).running_mean() == pytest.approx(expected)
+    assert np.isnan(Episodes(np.array([np.nan]), none[:1], none[:1], none[:1]).running_mean()).all()
+
+
+def test_a_trace_that_breaks_off_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
+    whole = two_workers(tmp_path / "trace.json").read_text()
+    about = whole.index("\n", whole.index("parenv trace"))
+    torn, known = tmp_path / "torn.json", set()
+    for end in range(about, len(whole) - 2, 7):
+        torn.write_text(whole[:end])
+        timeline = read_timeline(torn)
+        assert not timeline.is_finished
+        assert [0 <= sum(track.shares().values()) <= 1 + 1e-9 for track in timeline.tracks] == [True] * 3
+        assert len(timeline.workers[1].env_steps_until([0.0, 1.0])) == 2
+        known.add(timeline.total_env_steps)
+    assert known == {0, 20, 30, 50, 70, 80}
+
+
+def test_an_unfinished_trace_has_a_report_that_says_so(tmp_path: Path) -> None:
+    path = two_workers(tmp_path / "trace.json")
+    path.write_text(path.read_text()[:-100])
+    assert "The trace is not finished" in Page(report(path)).text
+
+
+def test_the_page_has_all_pictures_and_needs_no_other_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_workers(tmp_path / "trace.json", mode="sync")
+    (tmp_path / "bench.json").write_text('{"not": "a trace"}')
+    (tmp_path / "directory.json").mkdir()
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    page = Page(tmp_path / "report.html")
+    assert page.pictures == ["Timeline", "Where the time went", "Return", "Throughput", "Policy lag"]
+    sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert all(source.startswith("data:image/png;base64,iVBOR") for source in sources)
+    assert {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "a"} == set()
+    assert "http" not in page.text
+    assert "not finished" not in page.text
+    for words in (
+        "Run of 2030-01-02 03:04:05 (trace.json)",
+        "sync, experience parallelism, 2 workers, 3 sub-environments: 80 env steps in 3.0 seconds",
+        "26.7 env steps per second, 1 restart.",
+        "worker 1 was killed by <SIGKILL>",
+        "env_id 0 raised while step and was replaced: ValueError: no",
+    ):
+        assert words in page.text
+
+
+def test_a_directory_with_several_traces_has_one_page(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        two_workers(tmp_path / f"{name}.json")
+    page = Page(report(tmp_path, tmp_path / "other.html"))
+    assert [path.name for path in find_traces(tmp_path)] == ["a.json", "b.json"]
+    assert page.pictures.count("Timeline") == 2
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_without_a_rollout_there_is_no_picture(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json", header([1, 1]), is_finished=False)
+    assert read_timeline(path).seconds == 0.0
+    page = Page(report(path))
+    assert page.pictures == []
+    assert "There is no rollout in this trace." in page.text
+
+
+def test_without_an_episode_there_is_no_picture_of_returns(tmp_path: Path) -> None:
+    events = [
+        *header([1], **{"in processes": False}),
+        piece("driver", "wait", 0.0, 1.0),
+        instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0),
+        *run("0", 0.0, 10),
+    ]
+    page = Page(report(write(tmp_path / "trace.json", events)))
+    assert page.pictures == ["Timeline", "Where the time went", "Throughput", "Policy lag"]
+    assert "No episode ended" in page.text
+    assert "no worker processes (num_workers=0)" in page.text
+
+
+@pytest.mark.parametrize("returns", [[None, None], [0.0], [-1e30, 1e30]])
+def test_strange_returns_can_be_drawn(returns: list[Any], tmp_path: Path) -> None:
+    rollout = instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0, returns=returns, lengths=[5] * len(returns))
+    events = [*header([1]), piece("driver", "wait", 0.0, 1.0), rollout, *run("0", 0.0, 10)]
+    assert "Return" in Page(report(write(tmp_path / "trace.json", events))).pictures
+
+
+def test_a_rollout_that_is_all_there_is_can_be_drawn_without_its_worker(tmp_path: Path) -> None:
+    rollout = instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0)
+    events = [*header([1]), piece("driver", "wait", 0.0, 1.0), rollout]
+    assert "Throughput" in Page(report(write(tmp_path / "trace.json", events))).pictures
+
+
+def test_a_trace_that_begins_amid_a_run_counts_from_its_first_question(tmp_path: Path) -> None:
+    events = [*header([1]), piece("driver", "learn", -5.0, 0.0), piece("driver", "wait", 0.0, 0.5)]
+    for since in (-4.0, -3.0, -2.0, -0.5):
+        events += [instant("driver", "rollout", 0.5, env_steps=10, policy_lag=0), *run("0", since, 10)]
+    timeline = read_timeline(write(tmp_path / "trace.json", events))
+    assert timeline.workers[0].shares() == pytest.approx(
+        {"wait": 0, "act": 0, "env": 0.8, "commit": 0.2, "unrecorded": 0}
+    )
+    assert timeline.cycle_s == pytest.approx(0.4)
+    assert "Throughput" in Page(report(tmp_path)).pictures
+
+
+def test_lanes_are_limited_and_said_to_be(tmp_path: Path) -> None:
+    events = [*header([1] * 40), piece("driver", "wait", 0.0, 1.0)]
+    for worker in range(40):
+        events += [instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0), *run(str(worker), 0.0, 10)]
+    timeline = read_timeline(write(tmp_path / "trace.json", events))
+    assert "8 further workers are left out." in pictures(timeline)[0].caption
+    assert "worker 39" in Page(report(tmp_path)).text
+
+
+def test_the_timeline_shows_the_beginning_the_middle_and_the_first_restart(tmp_path: Path) -> None:
+    events = [*header([1]), piece("driver", "wait", 0.0, 100.0)]
+    for second in range(100):
+        if second == 80:
+            events += [instant("0", "lost", 80.0, reason="killed"), piece("0", "restart", 80.0, 81.0)]
+        else:
+            events += [instant("driver", "rollout", second + 1, env_steps=10, policy_lag=0), *run("0", second, 10)]
+    shown = windows(read_timeline(write(tmp_path / "trace.json", events)))
+    assert [title for title, _, _ in shown] == ["the beginning", "the middle", "worker 0 is restarted"]
+    assert [window for title, *since_and_until in shown for window in since_and_until] == pytest.approx(
+        [0.0, 8.0, 46.0, 54.0, 77.6, 85.6]
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot read {path}: No such file or directory"),
+        ("", "{path} is no trace of a run: a run writes one after pool.trace"),
+        ('{"a": 1}', "{path} is no trace of a run"),
+        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 99}}\n]\n', "is no trace of format 1"),
+        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 1', "is no trace of format 1"),
+        ("[\n{}\nnothing\n{} parenv trace", "is no trace"),
+    ],
+)
+def test_what_is_no_trace_is_an_error_in_one_line(
+    content: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["report", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert words.format(path=path) in printed.err
+    assert (printed.out, printed.err.count("\n"), printed.err[:15]) == ("", 1, "parenv report: ")
+
+
+def test_a_damaged_trace_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    path = two_workers(tmp_path / "trace.json")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:6], lines[6][:30] + "\n", *lines[7:]]))
+    with pytest.raises(ConfigurationError, match=r"trace.json is damaged: line 7 is no event$"):
+        report(path)
+
+
+def test_a_directory_without_a_trace_or_for_the_page_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"there is no trace in .*: a run writes one after pool\.trace"):
+        report(tmp_path)
+    two_workers(tmp_path / "trace.json")
+    with pytest.raises(ConfigurationError, match=r"there is no directory .*nowhere"):
+        report(tmp_path, tmp_path / "nowhere" / "report.html")
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    two_workers(tmp_path / "trace.json")
+    with pytest.raises(ConfigurationError, match=r'needs matplotlib: pip install "parenv\[bench\]"'):
+        report(tmp_path)
+
+
+def test_what_the_pool_writes_is_strict_json_also_where_a_return_is_not_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    episodes = EpisodeStatistics.of([1.0, math.nan, math.inf, -math.inf], [3, 4, 5, 6], [0.1] * 4, [0] * 4)
+    commits = np.zeros(1, COMMIT_DTYPE)
+    commits["acting_s"], commits["environment_s"], commits["ended_s"] = 0.25, 0.5, 1.0
+    rollout: Any = SimpleNamespace(episodes=episodes, policy_version=3, policy_lag=2)
+    replaced = [[[0, "step", 'ValueError: "quoted"\nin two lines']]]
+    writer = TraceWriter(path, 1, header([1])[1]["args"], "commit")
+    writer.asked()
+    writer.yielded(Arrival(rollout, [0], [[0]], [12], None, [0.0], [{}], commits, replaced))
+    writer.did("publish", 0.0, policy_version=4)
+    writer.lost(0, RuntimeError('it "died"'))
+    writer.back(0, 1)
+    writer.close()
+    writer.close()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    events = json.loads(path.read_text(), parse_constant=refuse)
+    assert all(event["pid"] == 1 and event.get("tid", 1) >= 1 for event in events)
+    timeline = read_timeline(path)
+    assert (timeline.total_env_steps, timeline.policy_lag.tolist(), timeline.restarts) == (12, [2], 1)
+    assert [loss.reason for loss in timeline.losses] == [
+        'env_id 0 raised while step and was replaced: ValueError: "quoted"\nin two lines',
+        'it "died"',
+    ]
