@@ -62,6 +62,7 @@ class TraceWriter(Trace):
         self._finishing = finishing
         self._env_steps = int(about["env_steps"])
         self._lost: dict[int, float] = {}
+        self._back: dict[int, float] = {}
         self._file = Path(path).open("w", buffering=1 << 16, encoding="utf-8")  # noqa: SIM115
         self._file.write(f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}')
         date = datetime.now().isoformat(" ", "seconds")
@@ -101,7 +102,7 @@ class TraceWriter(Trace):
 
     def back(self, worker: int, generation: int) -> None:
         """Another process is in its place."""
-        now = time.perf_counter()
+        self._back[_track(worker)] = now = time.perf_counter()
         self._piece(_track(worker), "restart", self._lost.pop(worker, now), now, f'{{"generation": {generation}}}')
 
     def close(self) -> None:
@@ -131,7 +132,8 @@ class TraceWriter(Trace):
 
     def _rollout(self, track: int, commit: Mapping[str, float], about: str) -> None:
         began, ended = commit["began_s"], commit["ended_s"]
-        self._piece(track, "wait", began - commit["waiting_s"], began)
+        # A process that takes another's place waits from before the driver has heard of it.
+        self._piece(track, "wait", max(began - commit["waiting_s"], self._back.get(track, 0.0)), began)
         acted = began + commit["acting_s"]
         self._piece(track, "act", began, acted, about)
         stepped = acted + commit["environment_s"]
