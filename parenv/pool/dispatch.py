@@ -12,7 +12,6 @@ has to come now is yielded, even if others are there already.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +48,9 @@ class Dispatch:
         self._sequences = [0] * num_workers
         self._held = [0] * num_workers
         self._lost = [False] * num_workers
+        # Whoever is there and holds fewer credits than it may: mostly the one whose rollout was just done with. To look
+        # for it among all workers would make every rollout cost the more the more workers there are.
+        self._short = set(range(num_workers))
         self._outstanding: dict[CreditKey, _Credited] = {}
         self._arrived: deque[CreditKey] = deque()
         self._turn = 0
@@ -95,7 +97,8 @@ class Dispatch:
         """Credits that may be given now, by the newest version; from here on they are outstanding."""
         issued = []
         for _ in range(self._per_worker):
-            issued += [self.credit(worker) for worker in self._turns() if self._may_issue(worker)]
+            turns = self._turns() if self._may_issue() else []
+            issued += [self.credit(worker) for worker in turns if self._may_issue()]
         if issued:
             self._turn = issued[-1].worker + 1
         return issued
@@ -105,6 +108,8 @@ class Dispatch:
         key = CreditKey(worker, self._sequences[worker])
         self._sequences[worker] += 1
         self._held[worker] += 1
+        if self._held[worker] == self._per_worker:
+            self._short.discard(worker)
         self._outstanding[key] = _Credited(self.version)
         return key
 
@@ -120,6 +125,7 @@ class Dispatch:
     def lose(self, worker: int) -> list[CreditKey]:
         """A worker is gone; the credits that are void. What it has committed is still yielded."""
         self._lost[worker] = True
+        self._short.discard(worker)
         void = [key for key, credited in self._outstanding.items() if key.worker == worker and not credited.committed]
         for key in void:
             self.done(key)
@@ -128,6 +134,8 @@ class Dispatch:
     def regain(self, worker: int) -> None:
         """There is another process in its place: it may have credits again."""
         self._lost[worker] = False
+        if self._held[worker] < self._per_worker:
+            self._short.add(worker)
 
     def next(self) -> CreditKey | None:
         """The rollout to yield now, or ``None`` while it has to be waited for."""
@@ -156,16 +164,16 @@ class Dispatch:
         """The learner is done with a rollout: its worker may have another credit."""
         del self._outstanding[key]
         self._held[key.worker] -= 1
+        if not self._lost[key.worker]:
+            self._short.add(key.worker)
 
-    def _may_issue(self, worker: int) -> bool:
-        if self._max_lag is not None and len(self._outstanding) > self._max_lag:
-            return False
-        return self._held[worker] < self._per_worker and not self._lost[worker]
+    def _may_issue(self) -> bool:
+        return self._max_lag is None or len(self._outstanding) <= self._max_lag
 
-    def _turns(self) -> Iterable[int]:
-        """Every worker once, beginning behind the one that got a credit last."""
+    def _turns(self) -> list[int]:
+        """Every worker that may hold another credit, beginning behind the one that got a credit last."""
         count = len(self._sequences)
-        return [(self._turn + i) % count for i in range(count)]
+        return sorted(self._short, key=lambda worker: (worker - self._turn) % count)
 
     def _urgent_version(self) -> int | None:
         """The newest version such that everything by it or older has to be yielded from now on without a break."""
