@@ -10,6 +10,8 @@ NAMES = (
     "rollouts",
     "driver",
     "publish",
+    "scaling",
+    "tracing",
     "startup",
     "vector_env",
     "gradients",

@@ -39,12 +39,21 @@ def machine() -> dict[str, Any]:
     }
 
 
-def interleaved(measures: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Measure all in turn, several times, so that a drift of the machine meets all alike."""
+def interleaved(
+    measures: Mapping[str, Callable[[], float]], repeats: int, alternating: bool = False
+) -> dict[str, list[float]]:
+    """Measure all in turn, several times, so that a drift of the machine meets all alike.
+
+    Args:
+        measures: by name.
+        repeats: how often.
+        alternating: whether every other turn is in the reverse order, so that a steady drift meets no one first.
+    """
     found: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(repeats):
-        for name, measure in measures.items():
-            found[name].append(measure())
+    for turn in range(repeats):
+        names = reversed(measures) if alternating and turn % 2 else iter(measures)
+        for name in names:
+            found[name].append(measures[name]())
             print(f"  {name}: {found[name][-1]:,.4g}", flush=True)
     return found
 
@@ -94,10 +103,13 @@ class IdealLoops:
     Args:
         loop: ``(seconds) -> env steps``, made in the process by ``make_loop()``.
         count: how many processes.
+        start_method: how they are started; ``"fork"`` is fast, and only for a process that has no threads yet.
     """
 
-    def __init__(self, make_loop: Callable[[], Callable[[float], int]], count: int) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(
+        self, make_loop: Callable[[], Callable[[float], int]], count: int, start_method: str = "spawn"
+    ) -> None:
+        context: Any = multiprocessing.get_context(start_method)
         self._pipes, self._processes = [], []
         for _ in range(count):
             ours, theirs = context.Pipe()
@@ -108,11 +120,12 @@ class IdealLoops:
         for pipe in self._pipes:
             pipe.recv()
 
-    def rate(self, seconds: float) -> float:
-        """Env steps per second of all together."""
-        for pipe in self._pipes:
+    def rate(self, seconds: float, count: int | None = None) -> float:
+        """Env steps per second of all together, or of so many of them while the others wait."""
+        pipes = self._pipes[:count]
+        for pipe in pipes:
             pipe.send(seconds)
-        return sum(pipe.recv() for pipe in self._pipes)
+        return sum(pipe.recv() for pipe in pipes)
 
     def close(self) -> None:
         """End the processes."""
@@ -167,6 +180,14 @@ def consumption_rate(pool: Any, seconds: float, learn: Callable[[Any], None] | N
     return steps / (time.perf_counter() - began)
 
 
+def rate_alone(pool: Any, seconds: float, learn: Callable[[Any], None] | None = None) -> float:
+    """Measure, then let what is under way come in, so that the next measurement has the cores to itself."""
+    rate = consumption_rate(pool, seconds, learn)
+    pool.synchronize()
+    time.sleep(0.5)
+    return rate
+
+
 def pss_mb(pids: Sequence[int]) -> float:
     """Proportional set size of processes together, in MB."""
     total = 0
@@ -175,3 +196,9 @@ def pss_mb(pids: Sequence[int]) -> float:
             if line.startswith("Pss:"):
                 total += int(line.split()[1])
     return total / 1024
+
+
+def processor_s(pids: Sequence[int]) -> float:
+    """Processor seconds that all threads of these processes have had together."""
+    threads = (file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(file.read_text().split()[0]) for file in threads) / 1e9

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from common import IdealLoops, consumption_rate, ideal_loop, interleaved, nature_body, pss_mb, save, summary
+from common import IdealLoops, ideal_loop, interleaved, nature_body, pss_mb, rate_alone, save, summary
 
 from parenv import AsyncWorkerPool, TorchPolicy
 
@@ -53,12 +53,17 @@ class PixelAgent(Agent):
 
 
 class Sleeper(gym.Env[Any, Any]):
-    """A step that sleeps: exponential, mean 2 ms."""
+    """A step that sleeps, exponentially.
+
+    Args:
+        mean_s: seconds on average.
+    """
 
     observation_space = gym.spaces.Box(-1, 1, (4,))
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self) -> None:
+    def __init__(self, mean_s: float = 0.002) -> None:
+        self.mean_s = mean_s
         self._observation = np.zeros(4, np.float32)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
@@ -68,7 +73,7 @@ class Sleeper(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         """Sleep."""
-        time.sleep(self.np_random.exponential(0.002))
+        time.sleep(self.np_random.exponential(self.mean_s))
         return self._observation, 0.0, False, False, {}
 
 
@@ -122,7 +127,7 @@ def compare(make_env: Any, agent: Any, num_envs: int, num_workers: int, modes: t
     measures: Any = {"ideal": lambda: loops.rate(SECONDS)}
     for mode, pool in pools.items():
         learn = trivial_learner if mode == "sync" else None
-        measures[mode] = lambda pool=pool, learn=learn: _paused(pool, learn)
+        measures[mode] = lambda pool=pool, learn=learn: rate_alone(pool, SECONDS, learn)
     found = summary(interleaved(measures, REPEATS), "ideal")
     placement = {mode: pool._session.crew for mode, pool in pools.items()}
     for mode, crew in placement.items():
@@ -131,14 +136,6 @@ def compare(make_env: Any, agent: Any, num_envs: int, num_workers: int, modes: t
         pool.close()
     loops.close()
     return found
-
-
-def _paused(pool: Any, learn: Any) -> float:
-    """Measure, then let what is under way come in, so that the next measurement has the cores to itself."""
-    rate = consumption_rate(pool, SECONDS, learn)
-    pool.synchronize()
-    time.sleep(0.5)
-    return rate
 
 
 def cartpole() -> Any:

@@ -1,0 +1,111 @@
+"""What a timeline costs: the same pool with a trace and without, in turn, and what the trace takes of the driver.
+
+python benchmarks/tracing.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+from common import consumption_rate, interleaved, rate_alone, save, summary
+from rollouts import Agent
+
+from parenv import AsyncWorkerPool, TorchPolicy
+
+SECONDS, REPEATS = 2.0, 9
+NUM_ENVS, WORKERS, ROLLOUT_LENGTH = 64, 2, 128
+
+
+class Stopwatch:
+    """Stands in front of a trace and adds up the processor time that its thread spends in it.
+
+    Args:
+        trace: what is called.
+    """
+
+    def __init__(self, trace: Any) -> None:
+        self._trace, self.seconds, self.asks = trace, 0.0, 0
+
+    def asked(self) -> Any:
+        """As the trace."""
+        self.asks += 1
+        return self._timed(self._trace.asked)
+
+    def yielded(self, *arguments: Any) -> None:
+        """As the trace."""
+        self._timed(self._trace.yielded, *arguments)
+
+    def published(self, *arguments: Any) -> None:
+        """As the trace."""
+        self._timed(self._trace.published, *arguments)
+
+    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        began = time.thread_time()
+        answer = call(*arguments)
+        self.seconds += time.thread_time() - began
+        return answer
+
+
+def measure(mode: Any, path: Path) -> dict[str, Any]:
+    """One pool, traced and not, by a loop that publishes after every rollout, as a learner does."""
+    policy = TorchPolicy(Agent())
+    with AsyncWorkerPool(
+        lambda: gym.make("CartPole-v1"), policy, num_envs=NUM_ENVS, num_workers=WORKERS, mode=mode,
+        rollout_length=ROLLOUT_LENGTH,
+    ) as pool:  # fmt: skip
+        session: Any = pool._session
+        pool.trace(path)
+        trace = session._trace
+
+        def rate(traced: bool) -> float:
+            # Nothing in the API ends a trace before the pool, and two pools would not be the same pool.
+            session._trace = trace if traced else None
+            return rate_alone(pool, SECONDS, lambda rollout: pool.publish(policy))
+
+        arms = {"without": lambda: rate(False), "traced": lambda: rate(True)}
+        found = interleaved(arms, REPEATS, alternating=True)
+        direct = driver_time(pool, policy, trace)
+        session._trace = trace
+    return {
+        "env steps per second": summary(found, "without"),
+        "cost, share": cost(found["without"], found["traced"]),
+        "the trace by itself": direct,
+    }
+
+
+def cost(without: list[float], traced: list[float]) -> dict[str, float]:
+    """By how much the rate is lower, from pairs that were measured one right after the other."""
+    pairs = [1 - slower / faster for slower, faster in zip(traced, without, strict=True)]
+    quarters = statistics.quantiles(pairs)
+    return {
+        "median": quarters[1],
+        "quartile_1": quarters[0],
+        "quartile_3": quarters[2],
+        "standard_error_of_mean": statistics.stdev(pairs) / len(pairs) ** 0.5,
+    }
+
+
+def driver_time(pool: Any, policy: Any, trace: Any) -> dict[str, float]:
+    """Microseconds of the driver's processor that the trace takes per rollout, over the time between two rollouts."""
+    pool._session._trace = watch = Stopwatch(trace)
+    began = time.perf_counter()
+    consumption_rate(pool, 3 * SECONDS, lambda rollout: pool.publish(policy))
+    interval_s = (time.perf_counter() - began) / watch.asks
+    return {
+        "us_per_rollout": 1e6 * watch.seconds / watch.asks,
+        "us_between_rollouts": 1e6 * interval_s,
+        "share": watch.seconds / watch.asks / interval_s,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        save("tracing", {mode: measure(mode, Path(directory) / f"{mode}.json") for mode in ("async", "sync")})
