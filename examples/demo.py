@@ -48,7 +48,7 @@ def report(pool: AsyncWorkerPool, starting: float, training: float, learning: fl
         "seconds of training": f"{training:.1f}",
         "of these the learner worked": f"{learning:.1f}",
         "env steps/s while collecting": f"{statistics.env_steps / max(training - learning, 1e-9):,.0f}",
-        "policy lag": mean_lag(statistics),
+        "mean policy lag": f"{mean_lag(statistics):.1f}",
         "rollouts copied (0: all read in place)": f"{statistics.copied_rollouts}",
     }
     table = Table(title="What it measured", title_justify="left", show_header=False)

@@ -106,7 +106,7 @@ class ProgressDisplay:
             "env steps/s": f"{rate:,.0f}",
             "episodes": f"{statistics.episodes:,}",
             "mean return": f"{statistics.mean_return:.1f}{wanted}",
-            "policy lag": mean_lag(statistics),
+            "policy lag": _lag_in_words(statistics),
             "workers alive": f"{statistics.workers_alive} / {self._pool.num_workers}",
             "time left": self._time_left(now),
         }
@@ -169,7 +169,6 @@ class TensorBoardWriter:
 
 def scalars(statistics: PoolStatistics) -> dict[str, float]:
     """A pool's figures under the names that Stable-Baselines3 and its like log them by; NaN where there is none yet."""
-    lags = statistics.policy_lag
     parts = ("environment", "acting", "learning", "waiting")
     seconds = {part: getattr(statistics, f"{part}_seconds") for part in parts}
     total = sum(seconds.values())
@@ -177,7 +176,7 @@ def scalars(statistics: PoolStatistics) -> dict[str, float]:
         "rollout/ep_rew_mean": statistics.mean_return,
         "rollout/ep_len_mean": statistics.mean_length,
         "rollout/episodes": statistics.episodes,
-        "rollout/policy_lag_mean": sum(lag * n for lag, n in lags.items()) / sum(lags.values()) if lags else math.nan,
+        "rollout/policy_lag_mean": mean_lag(statistics),
         "rollout/policy_version": statistics.policy_version,
         "time/env_steps_per_second": statistics.env_steps_per_second,
         "time/time_elapsed": statistics.seconds,
@@ -189,13 +188,15 @@ def scalars(statistics: PoolStatistics) -> dict[str, float]:
     }
 
 
-def mean_lag(statistics: PoolStatistics) -> str:
-    """Mean and largest policy lag in words."""
-    if not statistics.policy_lag:
-        return "none yet"
-    rollouts = sum(statistics.policy_lag.values())
-    mean = sum(lag * count for lag, count in statistics.policy_lag.items()) / rollouts
-    return f"{mean:.1f} (most {max(statistics.policy_lag)})"
+def mean_lag(statistics: PoolStatistics) -> float:
+    """Mean policy lag in publishes, NaN if there is none yet."""
+    lags = statistics.policy_lag
+    return sum(lag * count for lag, count in lags.items()) / sum(lags.values()) if lags else math.nan
+
+
+def _lag_in_words(statistics: PoolStatistics) -> str:
+    lags = statistics.policy_lag
+    return f"{mean_lag(statistics):.1f} (most {max(lags)})" if lags else "none yet"
 
 
 def _table(title: str, figures: dict[str, str]) -> Any:

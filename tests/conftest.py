@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -63,3 +64,10 @@ def _descriptors() -> dict[str, str]:
         if fd not in zygote_sockets and ("memfd" in target or "socket" in target or "eventfd" in target):
             found[fd] = target
     return found
+
+
+@pytest.fixture
+def warnings_are_expected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """For tests in which workers are restarted on purpose."""
+    with caplog.at_level(logging.ERROR, logger="parenv"):
+        yield

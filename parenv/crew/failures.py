@@ -62,8 +62,19 @@ def where_it_happened(
 
 def culprit(error: BaseException) -> int:
     """The worker that an error from :meth:`~parenv.crew.crew.Crew.listen` is about, or -1."""
+    about = _where(error)
+    return -1 if about is None else about.worker
+
+
+def deed(error: BaseException) -> str:
+    """What that worker was doing, or nothing."""
+    about = _where(error)
+    return "" if about is None else about.doing
+
+
+def _where(error: BaseException) -> WorkerError | SubEnvironmentError | None:
     about = error if isinstance(error, WorkerError) else error.__cause__
-    return about.worker if isinstance(about, WorkerError | SubEnvironmentError) else -1
+    return about if isinstance(about, WorkerError | SubEnvironmentError) else None
 
 
 def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from parenv.crew.crew import FOREVER_S, Crew
-from parenv.crew.failures import culprit
+from parenv.crew.failures import culprit, deed
 from parenv.crew.stacks import Stacks
 from parenv.errors import (
     ProtocolError,
@@ -194,22 +194,20 @@ class Staff:
         """Whether what a worker said is its own trouble, and not the user's to mend before anything can go on."""
         if isinstance(error, ProtocolError) or (isinstance(error, MemoryError) and self._options.max_memory_bytes):
             return True
-        doing = getattr(error if isinstance(error, WorkerError) else error.__cause__, "doing", "")
-        return self._options.on_env_error == "restart_worker" and doing in _IN_ENVIRONMENT
+        return self._options.on_env_error == "restart_worker" and deed(error) in _IN_ENVIRONMENT
 
     def _with_likely_cause(self, error: Exception) -> Exception:
         limit, worker, crew = self._options.max_memory_bytes, culprit(error), self.crew
         crashed = isinstance(error, WorkerDiedError) and error.signal in _CRASHES
         if limit is None or not (crashed or isinstance(error, MemoryError)):
             return error
-        doing = getattr(error if isinstance(error, WorkerError) else error.__cause__, "doing", "")
         return WorkerMemoryError(
-            f"worker {worker} (env_ids {span(crew.env_ids(worker))}) is likely out of memory while {doing}: beyond "
-            f"what it began with it may allocate max_memory_bytes={limit:,}. {error}",
+            f"worker {worker} (env_ids {span(crew.env_ids(worker))}) is likely out of memory while {deed(error)}: "
+            f"beyond what it began with it may allocate max_memory_bytes={limit:,}. {error}",
             worker=worker,
             env_ids=crew.env_ids(worker),
             pid=crew.pid(worker),
-            doing=doing,
+            doing=deed(error),
         )
 
     def _condemn(self, worker: int, reason: Exception) -> None:

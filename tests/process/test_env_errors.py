@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,7 @@ from parenv.testing import LedgerEnv, check_ledger
 OFTEN = RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3)
 
 
-@pytest.fixture(autouse=True)
-def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.ERROR, logger="parenv"):
-        yield
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 class SimulatorError(RuntimeError):

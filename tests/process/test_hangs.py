@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,7 @@ import pytest
 from parenv import AsyncWorkerPool, RestartPolicy, WorkerMemoryError, WorkerOptions, WorkerTimeoutError
 from parenv.testing import LedgerEnv
 
-
-@pytest.fixture(autouse=True)
-def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.ERROR, logger="parenv"):
-        yield
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 def zeros(observations: Any) -> Any:

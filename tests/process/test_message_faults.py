@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +28,7 @@ from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Layou
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.zeromq import DriverSocket, Frames
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("warnings_are_expected")]
 
 DELAY_S = 0.15
 STEP_TIMEOUT_S = 0.3
@@ -173,12 +171,6 @@ def clerks(count: int) -> list[Any]:
 
 def options(**more: Any) -> WorkerOptions:
     return WorkerOptions(preload=(__name__,), restart=RestartPolicy(backoff_s=1e-3), close_timeout_s=0.25, **more)
-
-
-@pytest.fixture(autouse=True)
-def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.ERROR, logger="parenv"):
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,7 @@ from parenv.testing import LedgerEnv
 SOON = RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3)
 
 
-@pytest.fixture(autouse=True)
-def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.ERROR, logger="parenv"):
-        yield
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 class Fails(LedgerEnv):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,10 +33,7 @@ from parenv.testing import LedgerEnv, check_ledger
 OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3), preload=(__name__,))
 
 
-@pytest.fixture(autouse=True)
-def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.ERROR, logger="parenv"):
-        yield
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 def ledgers(count: int) -> list[Any]:

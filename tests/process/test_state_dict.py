@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,7 @@ from parenv import (
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
 
-
-@pytest.fixture(autouse=True)
-def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.ERROR, logger="parenv"):
-        yield
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
 class Walk(gym.Env[Any, Any]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import time
@@ -209,11 +208,12 @@ class PoolUnderFire(RuleBasedStateMachine):
             self.what_is_held_is_as_it_was()
 
 
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+
+
 @pytest.fixture(autouse=True)
-def _expected_warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _stacks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "STACK_TIMEOUT_S", 0.05)
-    with caplog.at_level(logging.ERROR, logger="parenv"):
-        yield
 
 
 def test_whatever_happens_to_its_workers_a_pool_delivers_every_transition_once_and_in_order() -> None:

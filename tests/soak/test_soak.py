@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import logging
 import os
 import random
 import signal
@@ -25,17 +24,11 @@ from parenv import AsyncWorkerPool, ParallelVectorEnv, RestartPolicy, Stop, Work
 from parenv.process import launcher
 from parenv.testing import LedgerEnv, check_ledger
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("warnings_are_expected")]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SECONDS_PER_SCENARIO = 45.0
 ALONE = WorkerOptions(restart=None)
 OFTEN = WorkerOptions(restart=RestartPolicy(backoff_s=1e-3))
-
-
-@pytest.fixture(autouse=True)
-def _expected_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.ERROR, logger="parenv"):
-        yield
 
 
 def zeros(observations: Any) -> Any:
