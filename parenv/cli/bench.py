@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.cli import rllib
 from parenv.cli.agent import RandomNetwork
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.environment import Environment, agent_by, tried_out
@@ -16,7 +17,7 @@ from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
 from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, step_cost
-from parenv.cli.systems import POOL_WEIGHT, System, pool_system, vector_systems
+from parenv.cli.systems import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
 from parenv.crew.arguments import at_least
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves
@@ -97,6 +98,8 @@ def bench(
     for n, workers in pairs:
         length = rollout_length(-(-n // workers) * (environment.step_s + act_s / max(num_envs)), slice_s)
         systems += [pool_system(environment, policy, n, workers, mode, length) for mode in MODES]
+    if rllib.is_installed() and pairs:  # One cluster in a process: only the largest.
+        systems.append(rllib_system(environment, *pairs[-1], length))
 
     def tell(doing: str, repeat: int, found: Sequence[Found]) -> None:
         watch(Progress(doing, repeat, repeats, _throughput(systems, found[len(costs) :])))

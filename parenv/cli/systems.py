@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,9 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector.utils import batch_space
 
+from parenv.cli import rllib
 from parenv.cli.environment import Environment
+from parenv.cli.peers import vector_peers
 from parenv.cli.schedule import grid
 from parenv.cli.subjects import Opened, Subject
 from parenv.options import Mode
@@ -45,7 +46,7 @@ class System:
 
 
 def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[int, ...]) -> Iterator[System]:
-    """Gymnasium's vector envs, parenv's with each number of workers, and those of SB3 where it is installed."""
+    """Gymnasium's vector envs, parenv's with each number of workers, and those of other libraries."""
     factories = [environment.make] * num_envs
 
     def system(name: str, workers: int | None, make: Callable[[], Any], **close: Any) -> System:
@@ -60,9 +61,8 @@ def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[i
     yield system("AsyncVectorEnv", None, lambda: gym.vector.AsyncVectorEnv(factories, context=FORK), terminate=True)
     for workers in (0, *(workers for _, workers in grid([num_envs], num_workers))):
         yield system("ParallelVectorEnv", workers, partial(ParallelVectorEnv, factories, num_workers=workers))
-    if importlib.util.find_spec("stable_baselines3") is not None:
-        yield system("SB3 DummyVecEnv", 0, lambda: _of_sb3("DummyVecEnv")(factories))
-        yield system("SB3 SubprocVecEnv", None, lambda: _of_sb3("SubprocVecEnv")(factories, start_method=FORK))
+    for peer in vector_peers(FORK):
+        yield system(peer.name, 0 if peer.in_process else None, partial(peer.make, factories))
 
 
 def pool_system(
@@ -86,6 +86,16 @@ def pool_system(
 
     subject = Subject(f"{name}, {num_envs} envs", open_pool, POOL_WEIGHT, may_fail=True)
     return System(name, num_envs, num_workers, subject)
+
+
+def rllib_system(environment: Environment, num_envs: int, num_workers: int, rollout_length: int) -> System:
+    """RLlib's env runners, with a policy like that of the pools by default."""
+
+    def open_runners() -> Opened:
+        return rllib.open_runners(environment.make, num_envs, num_workers, rollout_length)
+
+    name = "RLlib env runners"
+    return System(name, num_envs, num_workers, Subject(f"{name}, {num_envs} envs", open_runners, 1.0, may_fail=True))
 
 
 def _stepping(envs: Any, action_space: gym.Space[Any]) -> Callable[[float], float]:
@@ -130,9 +140,3 @@ def _collecting_rate(pool: AsyncWorkerPool, seconds: float, ahead: int) -> float
     for _ in range(ahead + 1):  # Each waits for the rollout that is under way; the next measurement has the cores.
         pool.synchronize()
     return steps / elapsed
-
-
-def _of_sb3(name: str) -> Any:
-    from stable_baselines3.common import vec_env
-
-    return getattr(vec_env, name)

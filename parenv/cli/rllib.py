@@ -1,0 +1,65 @@
+"""RLlib's env runners on the same environment, where RLlib is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from parenv.cli.subjects import Opened
+
+NAME = "parenv-bench"
+
+
+def is_installed() -> bool:
+    """Whether RLlib can be imported."""
+    return importlib.util.find_spec("ray") is not None and importlib.util.find_spec("ray.rllib") is not None
+
+
+def open_runners(make: Callable[[], Any], num_envs: int, num_workers: int, rollout_length: int) -> Opened:
+    """Env runners that act with PPO's default module, two hidden layers of 64, and send episodes to this process.
+
+    Args:
+        make: makes an environment.
+        num_envs: in all.
+        num_workers: runners.
+        rollout_length: env steps of each environment in a sample.
+    """
+    ray, tune = importlib.import_module("ray"), importlib.import_module("ray.tune")
+    ppo = importlib.import_module("ray.rllib.algorithms.ppo")
+    sample = importlib.import_module("ray.rllib.execution.rollout_ops").synchronous_parallel_sample
+    module = importlib.import_module("ray.rllib.core.rl_module.default_model_config")
+    storage: Any = importlib.import_module("ray.tune.trainable.trainable")
+    storage.DEFAULT_STORAGE_PATH = tempfile.gettempdir()  # Otherwise it leaves a directory in the user's home.
+    ray.init(num_cpus=num_workers + 1, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
+    tune.register_env(NAME, lambda config: make())
+    algorithm = (
+        ppo.PPOConfig()
+        .environment(NAME)
+        .env_runners(
+            num_env_runners=num_workers,
+            num_envs_per_env_runner=num_envs // num_workers,
+            rollout_fragment_length=rollout_length,
+        )
+        .training(train_batch_size_per_learner=num_envs * rollout_length, minibatch_size=num_envs)
+        .rl_module(model_config=module.DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh"))
+        .build_algo()
+    )
+
+    def rate(seconds: float) -> float:
+        steps, began = 0, time.perf_counter()
+        while True:
+            episodes = sample(worker_set=algorithm.env_runner_group, concat=True, _uses_new_env_runners=True)
+            steps += sum(len(episode) for episode in episodes)
+            elapsed = time.perf_counter() - began
+            if elapsed >= seconds:
+                return steps / elapsed
+
+    def close() -> None:
+        algorithm.stop()
+        ray.shutdown()
+
+    return Opened(rate, close)
