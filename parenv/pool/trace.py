@@ -7,7 +7,9 @@ Acting and stepping alternate at every row of a rollout: here each is one piece,
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
 import time
@@ -22,6 +24,8 @@ FORMAT = 1
 PROCESS = DRIVER = 1
 """Counted from 1: Perfetto takes process and thread 0 for the kernel's idle thread."""
 FLUSH_S = 1.0
+
+_log = logging.getLogger("parenv")
 
 
 class Trace:
@@ -72,7 +76,7 @@ class TraceWriter(Trace):
             name = "driver" if track == DRIVER else f"worker {track - DRIVER - 1}"
             self._event("thread_name", "M", track, now, args={"name": name})
             self._event("thread_sort_index", "M", track, now, args={"sort_index": track})
-        self._file.flush()
+        self._write("", flush=True)
 
     def asked(self) -> None:
         """The driver asks for the next rollout."""
@@ -88,7 +92,7 @@ class TraceWriter(Trace):
         # Somebody may want to see how a run goes on whose rollouts are long.
         if now - self._flushed > FLUSH_S:
             self._flushed = now
-            self._file.flush()
+            self._write("", flush=True)
 
     def did(self, what: str, since: float, **about: Any) -> None:
         """The driver has done something else than learning and waiting, such as ``"publish"``."""
@@ -108,7 +112,7 @@ class TraceWriter(Trace):
     def close(self) -> None:
         """Finish the file. Idempotent."""
         if not self._file.closed:
-            self._file.write("\n]\n")
+            self._write("\n]\n", flush=True)
             self._file.close()
 
     def _arrived(self, now: float, arrival: Arrival) -> None:
@@ -147,11 +151,23 @@ class TraceWriter(Trace):
         # Formatted by hand: there are several in each rollout, and json.dumps takes four times as long.
         times = f'"ts": {1e6 * since:.1f}, "dur": {1e6 * (until - since):.1f}'
         place = f'"pid": {PROCESS}, "tid": {track}'
-        self._file.write(f',\n{{"name": "{name}", "ph": "X", {place}, {times}, "args": {args}}}')
+        self._write(f',\n{{"name": "{name}", "ph": "X", {place}, {times}, "args": {args}}}')
 
     def _event(self, name: str, phase: str, track: int, at: float, **more: Any) -> None:
         event = {"name": name, "ph": phase, "pid": PROCESS, "tid": track, "ts": round(1e6 * at, 1), **more}
-        self._file.write(",\n" + json.dumps(event))
+        self._write(",\n" + json.dumps(event))
+
+    def _write(self, text: str, flush: bool = False) -> None:
+        try:
+            self._file.write(text)
+            if flush:
+                self._file.flush()
+        except OSError as error:
+            # A full disk ends the trace, and not the training that it is of.
+            _log.warning("the trace %s ends here: %s", self._file.name, error)
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _track(worker: int) -> int:

@@ -94,3 +94,17 @@ def test_gradients_have_a_piece_for_learning_on_the_worker_and_an_unfinished_fil
     assert len(json.loads(whole)) > 100
     assert {event["name"] for event in pieces(path)["worker 0"]} == {"wait", "act", "env", "learn", "commit"}
     assert pieces(tmp_path / "other.json")["driver"] == []
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level("WARNING", logger="parenv"),
+        AsyncWorkerPool("CartPole-v1", zeros, num_envs=2, num_workers=0, rollout_length=2) as pool,
+    ):
+        pool.trace("/dev/full")
+        for _ in pool.rollouts(Stop(env_steps=400)):
+            pass
+        assert pool.statistics().env_steps >= 400
+    assert [record.getMessage() for record in caplog.records] == [
+        "the trace /dev/full ends here: [Errno 28] No space left on device"
+    ]
