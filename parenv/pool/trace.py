@@ -164,7 +164,7 @@ class TraceWriter(Trace):
                 self._file.flush()
         except OSError as error:
             # A full disk ends the trace, and not the training that it is of.
-            _log.warning("the trace %s ends here: %s", self._file.name, error)
+            _log.warning("the trace %s ends here: %s", self._file.name, str(error))
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
