@@ -1,4 +1,4 @@
-"""Writes the README's table of results from the files under ``results/``.
+"""Writes the tables of results from the files under ``results/``: some into the README, all into ``RESULTS.md``.
 
 python benchmarks/table.py
 """
@@ -8,12 +8,69 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import field
+
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
+README, RESULTS = HERE.parent / "README.md", HERE / "RESULTS.md"
+IN_README = (
+    "1,024 CartPoles", "8 Pongs", "first pool", "memory per", "driver's work", "PPO on", "DQN on", "gradients of",
+    "pool,", "vector env, step, under", "vector env, send and recv, under", "a SIGKILLed", "a hung",
+)  # fmt: skip
 BLOCK = re.compile(r"<!-- results -->.*?<!-- end of results -->", re.DOTALL)
+
+
+README_BLOCK = """<!-- results -->
+Measured on {machine}; medians, all systems in turn, each in a
+process of its own. `make bench` repeats it, with the peers in virtual environments of their own.
+[benchmarks/RESULTS.md](benchmarks/RESULTS.md) has every variant, the pictures, and what could not be measured.
+
+Stepping a vector env, as a share of two bare loops that tell nobody; of each library the best variant:
+
+{stepping}
+
+Rollouts and sleeping environments as a share of processes that tell nobody, the rest in time; of each library the best:
+
+{others}
+
+{own}
+<!-- end of results -->"""
+RESULTS_FILE = """# Results
+
+Measured on {machine}; medians. Written by
+`python benchmarks/table.py` from the files under `results/`, each of which names its command and its machine.
+`make bench` repeats everything.
+
+## Against the field
+
+Stepping with random actions, as a share of two bare loops that tell nobody (`peers/stepping.py`). EnvPool steps
+environments of its own in C++, and none in Python: it is here as the far reference.
+
+{stepping}
+
+![Stepping vector envs](results/peers_stepping.png)
+
+Everything else (`peers/rollouts.py`, `sleeping.py`, `startup.py`, `weights.py`, `reduction.py`, `to_475.py`):
+
+{others}
+
+![64 environments that sleep](results/peers_sleeping.png)
+![Starting 8 workers](results/peers_startup.png)
+
+## parenv alone
+
+The ideal loop is the same environments and forward passes in as many processes that tell nobody. Faults come at random,
+one per 2 s on average: SIGKILL, SIGSEGV, SIGSTOP with and without SIGCONT, and environments that raise, segfault or
+exit; `make soak` repeats them.
+
+{own}
+
+![Share of the limit that vector envs reach](results/vector_env.png)
+![How cost grows](results/scaling.png)
+"""
 
 
 def read(name: str) -> Any:
@@ -21,9 +78,8 @@ def read(name: str) -> Any:
     return json.loads((HERE / "results" / f"{name}.json").read_text())
 
 
-def table() -> str:
-    """The block between the markers, as Markdown."""
-    facts = read("rollouts_cartpole")["machine"]
+def rows() -> list[tuple[str, str]]:
+    """Parenv's own figures: what, and how much."""
     cartpole, sleeping, pong = (read(f"rollouts_{case}")["results"] for case in ("cartpole", "sleeping", "pong"))
     startup, driver, publish = (read(name)["results"] for name in ("startup", "driver", "publish"))
     curves = read("learning_curves")["results"]
@@ -70,7 +126,7 @@ def table() -> str:
 
     many = vector_env["many-1024"]
     steps = ("cartpole-8", "cartpole-64", "cartpole-256", "lunarlander-16", "halfcheetah-16", "pong-8")
-    rows = [
+    return [
         *((f"vector env, {case}: step / send and recv", stepping(case)) for case in steps),
         (
             "vector env, 64 that sleep 2 ms, send and recv",
@@ -142,23 +198,40 @@ def table() -> str:
             " / ".join(f"{faults[f'hung, over a limit of {limit} s']['median']:.2f}" for limit in ("0.5", "1", "2")),
         ),
     ]  # fmt: skip
-    lines = [f"| {what} | {figure} |" for what, figure in rows]
-    machine = f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}"
-    return "\n".join(
-        [
-            "<!-- results -->",
-            f"Measured on {machine}; medians, `make bench` repeats it, files under `benchmarks/results/`.",
-            "The ideal loop is the same environments and forward passes in as many processes that tell nobody.",
-            "Faults come at random, one per 2 s on average: SIGKILL, SIGSEGV, SIGSTOP with and without SIGCONT, and",
-            "environments that raise, segfault or exit; `make soak` repeats them.",
-            "",
-            "| | |",
-            "|---|---|",
-            *lines,
-            "<!-- end of results -->",
-        ]
+
+
+def machine() -> str:
+    """What the figures come from."""
+    facts = read("peers_rollouts")["machine"]
+    return f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}"
+
+
+def table(figures: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines of Markdown."""
+    return ["| | |", "|---|---|", *(f"| {what} | {figure} |" for what, figure in figures)]
+
+
+def for_readme() -> str:
+    """The block between the markers."""
+    own = [(what, figure) for what, figure in rows() if what.startswith(IN_README)]
+    return README_BLOCK.format(
+        machine=machine(),
+        stepping="\n".join(field.by_library(field.stepping())),
+        others="\n".join(field.by_library(field.others())),
+        own="\n".join(table(own)),
+    )
+
+
+def everything() -> str:
+    """The file of results."""
+    return RESULTS_FILE.format(
+        machine=machine(),
+        stepping="\n".join(field.by_system(field.stepping())),
+        others="\n\n".join("\n".join(field.by_system([column])) for column in field.others()),
+        own="\n".join(table(rows())),
     )
 
 
 if __name__ == "__main__":
-    README.write_text(BLOCK.sub(lambda _: table(), README.read_text()))
+    README.write_text(BLOCK.sub(lambda _: for_readme(), README.read_text()))
+    RESULTS.write_text(everything())
