@@ -20,6 +20,13 @@ NAMES = (
     "learners",
     "nemesis",
     "faults",
+    "peers/stepping",
+    "peers/sleeping",
+    "peers/startup",
+    "peers/rollouts",
+    "peers/weights",
+    "peers/reduction",
+    "peers/to_475",
     "table",
 )
 

@@ -6,21 +6,26 @@ One measures at a time; the others are stopped meanwhile, workers included, sinc
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import statistics
 import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import guard
 import psutil
-from installed import installed
+from installed import FOLDER, installed
 
 HERE = Path(__file__).parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 ANSWER_WITHIN_S = 300.0
 
 
@@ -52,20 +57,27 @@ class Asked:
         system: which one.
 
     Raises:
-        RuntimeError: it cannot be installed, or it failed; says why.
+        RuntimeError: it cannot be installed, or it failed; says why. ``stderr.txt`` beside the virtual environments
+            has the traceback.
     """
 
     def __init__(self, system: System) -> None:
         found = installed(system.environment)
         if found.reason:
             raise RuntimeError(f"not installed: {found.reason}")
-        self._process = subprocess.Popen(
-            [str(found.python), str(HERE / "served.py"), system.module, system.function],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self._folder = tempfile.TemporaryDirectory(prefix="peer-")
+        with (FOLDER / "stderr.txt").open("a") as remarks:
+            self._process = subprocess.Popen(
+                [str(found.python), str(HERE / "served.py"), system.module, system.function],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=remarks,
+                text=True,
+                start_new_session=True,
+                cwd=self._folder.name,  # Some leave files and links where they run, or where temporary files go.
+                env={**os.environ, **ONE_THREAD, "TMPDIR": self._folder.name},
+            )
+        _tell_guard(self._process.pid)
         try:
             self.facts = self._ask(dict(system.arguments))
             self._signal(signal.SIGSTOP)
@@ -92,10 +104,10 @@ class Asked:
 
     def kill(self) -> None:
         """End it with everything that it has started."""
-        for process in self._all():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        guard.kill(self._process.pid)
         self._process.wait()
+        _tell_guard(-self._process.pid)
+        self._folder.cleanup()
 
     def _ask(self, question: Any) -> Any:
         assert self._process.stdin is not None
@@ -117,30 +129,36 @@ class Asked:
         return answer["answer"]
 
     def _signal(self, number: int) -> None:
-        for process in self._all():
+        for process in guard.members(self._process.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
-    def _all(self) -> list[psutil.Process]:
-        """It and its offspring, those in its session too whose parent has gone."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                if os.getsid(process.pid) == self._process.pid:
-                    found.append(process)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += [one for one in psutil.Process(self._process.pid).children(recursive=True) if one not in found]
-        return found
+
+@functools.cache
+def _guard() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, guard.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def compared(systems: Sequence[System], repeats: int, seconds: float) -> dict[str, list[Any] | str]:
+def _tell_guard(leader: int) -> None:
+    """Of the leader of a session that has begun, or with a minus of one that has ended."""
+    pipe = _guard().stdin
+    assert pipe is not None
+    pipe.write(f"{leader}\n")
+    pipe.flush()
+
+
+def compared(
+    systems: Sequence[System], repeats: int, seconds: float, warm_up_s: float = 0.0
+) -> dict[str, list[Any] | str]:
     """Measure all in turn, several times; for each what it found, or why it could not.
 
     Args:
         systems: which ones.
         repeats: measurements of each.
         seconds: that each takes, roughly.
+        warm_up_s: of a measurement after opening that does not count; 0 for none.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: dict[str, list[Any] | str] = {}
     running: dict[str, Asked] = {}
     try:
@@ -149,18 +167,23 @@ def compared(systems: Sequence[System], repeats: int, seconds: float) -> dict[st
                 if not isinstance(found.setdefault(system.name, []), list):
                     continue
                 try:
-                    asked = running.get(system.name) or Asked(system)
-                    running[system.name] = asked
-                    found[system.name].append(asked.measure(seconds))  # type: ignore[union-attr]
+                    if system.name not in running:
+                        running[system.name] = Asked(system)
+                        if warm_up_s:
+                            running[system.name].measure(warm_up_s)
+                    found[system.name].append(running[system.name].measure(seconds))  # type: ignore[union-attr]
                     print(f"  {repeat + 1} of {repeats}, {system.name}: {found[system.name][-1]}", flush=True)
                 except RuntimeError as error:
                     found[system.name] = str(error)
                     print(f"  {system.name}: {error}", flush=True)
                 if system.reopened or isinstance(found[system.name], str):
                     _end(running, system.name)
-    finally:
         for name in list(running):
             _end(running, name)
+    except BaseException:
+        for asked in running.values():
+            asked.kill()
+        raise
     return found
 
 

@@ -6,6 +6,7 @@ python benchmarks/peers/installed.py rllib ...  these
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,19 +23,26 @@ class Requirements:
 
     Args:
         packages: what pip is asked for, after torch.
+        own_pins: whether they want other versions than ours of what is not torch.
+        unpacked: a source package that cannot be built without a GPU's compiler, and whose Python does without.
     """
 
     packages: tuple[str, ...]
+    own_pins: bool = False
+    unpacked: str = ""
 
 
 ENVIRONMENTS = {
     "plain": Requirements(
         ("stable-baselines3==2.9.2", "tianshou==2.0.1", "torchrl==0.14.1", "envpool==1.2.5", *SIMULATORS)
     ),
-    "rllib": Requirements(("ray[rllib]==2.60.0", *SIMULATORS)),
-    "sample_factory": Requirements(("sample-factory==2.1.1", *SIMULATORS)),
-    "pufferlib": Requirements(("pufferlib==3.0.0", *SIMULATORS)),
-    "elegantrl": Requirements(("elegantrl==0.3.6",)),
+    "rllib": Requirements(("ray[rllib]==2.60.0", *SIMULATORS), own_pins=True),
+    "sample_factory": Requirements(("sample-factory==2.1.1", *SIMULATORS), own_pins=True),
+    # Its pin of Gymnasium 0.29 is the only one not kept: that one lacks the environments of the comparison.
+    "pufferlib": Requirements(
+        ("gym==0.23.0", "numpy<2", "setuptools", "pettingzoo", *SIMULATORS), unpacked="pufferlib==3.0.0"
+    ),
+    "elegantrl": Requirements(("elegantrl==0.3.6",), own_pins=True),
 }
 
 
@@ -67,15 +75,29 @@ def installed(name: str) -> Installed:
 def _install(folder: Path, python: Path, wanted: Requirements) -> str:
     """Why it failed, in one line; empty if it did not."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    for packages in (("torch",), wanted.packages):
+    ours = ("--constraint", str(ROOT / "constraints.txt"))
+    for packages in ((*ours, "torch"), wanted.packages if wanted.own_pins else (*ours, *wanted.packages)):
         command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run(
-            [*command, "--constraint", str(ROOT / "constraints.txt"), *packages], capture_output=True, text=True
-        )
+        done = subprocess.run([*command, *packages], capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if line.lower().lstrip().startswith("error")]
             return " ".join((errors or done.stderr.splitlines() or ["pip failed"])[0].split())[:200]
-    return ""
+    return _unpack(folder, python, wanted.unpacked) if wanted.unpacked else ""
+
+
+def _unpack(folder: Path, python: Path, package: str) -> str:
+    """Put a source package on the path as it is: pip unpacks it, fails to build it, and is told not to clean up."""
+    sources = folder / "sources"
+    sources.mkdir()
+    options = ("--no-clean", "--no-deps", "--no-build-isolation", "--no-binary", ":all:")
+    environment = {**os.environ, "TMPDIR": str(sources), "NO_OCEAN": "1", "NO_TRAIN": "1"}
+    subprocess.run(
+        [python, "-m", "pip", "download", *options, package], cwd=sources, env=environment, capture_output=True
+    )
+    for found in sources.glob("*/*/PKG-INFO"):
+        (next(folder.glob("lib/python*/site-packages")) / "unpacked.pth").write_text(str(found.parent))
+        return ""
+    return f"{package} could not be downloaded"
 
 
 if __name__ == "__main__":

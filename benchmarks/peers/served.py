@@ -27,7 +27,7 @@ def main() -> None:
         close()
     except Exception as error:
         traceback.print_exc()
-        _say(answers, {"failed": f"{type(error).__name__}: {error}"[:300]})
+        _say(answers, {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
 
 
 def _say(answers: object, answer: object) -> None:

@@ -13,9 +13,10 @@ sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared, summary
 from common import keep
+from picture import draw, read, shares
 
 PROCESSES = 2
-SECONDS, REPEATS = 1.0, 5
+SECONDS, REPEATS, WARM_UP_S = 0.5, 5, 0.3
 CASES = {
     f"{case}-{n}": (case, n)
     for case, n in (
@@ -27,28 +28,38 @@ CASES = {
         ("pong", 8),
     )
 }
+IN_TURN = (
+    ("Gymnasium SyncVectorEnv", "plain", "gymnasium_envs", {"kind": "SyncVectorEnv"}),
+    ("Gymnasium AsyncVectorEnv", "plain", "gymnasium_envs", {"kind": "AsyncVectorEnv"}),
+    ("SB3 DummyVecEnv", "plain", "sb3_envs", {"kind": "DummyVecEnv"}),
+    ("SB3 SubprocVecEnv", "plain", "sb3_envs", {"kind": "SubprocVecEnv"}),
+    ("Tianshou DummyVectorEnv", "plain", "tianshou_envs", {"kind": "DummyVectorEnv"}),
+    ("Tianshou SubprocVectorEnv", "plain", "tianshou_envs", {"kind": "SubprocVectorEnv"}),
+    ("Tianshou ShmemVectorEnv", "plain", "tianshou_envs", {"kind": "ShmemVectorEnv"}),
+    ("TorchRL SerialEnv", "plain", "torchrl_envs", {"kind": "SerialEnv"}),
+    ("TorchRL ParallelEnv", "plain", "torchrl_envs", {"kind": "ParallelEnv"}),
+    ("PufferLib Serial", "pufferlib", "pufferlib_envs", {"num_workers": 0}),
+    ("PufferLib Multiprocessing", "pufferlib", "pufferlib_envs", {"num_workers": PROCESSES}),
+    ("EnvPool, own C++ envs, step", "plain", "envpool_envs", {"num_threads": PROCESSES}),
+)
 
 
 def systems(case: str, num_envs: int) -> list[System]:
     """Everybody who steps sub-environments, and the limit."""
     sizes = {"case": case, "num_envs": num_envs}
-    kinds = {
-        "Gymnasium SyncVectorEnv": ("plain", "gymnasium_envs", "SyncVectorEnv"),
-        "Gymnasium AsyncVectorEnv": ("plain", "gymnasium_envs", "AsyncVectorEnv"),
-    }
+    ours, halves = {**sizes, "num_workers": PROCESSES}, {**sizes, "batch_size": num_envs // 2}
     return [
         System("limit", "parenv", "loops", "limit", {**sizes, "num_processes": PROCESSES}),
-        System("parenv, step", "parenv", "ours", "stepping", {**sizes, "num_workers": PROCESSES}),
+        System("parenv, step", "parenv", "ours", "stepping", ours),
+        System("parenv, send/recv of halves", "parenv", "ours", "ready", {**ours, **halves}),
+        System("parenv, in process", "parenv", "ours", "stepping", {**sizes, "num_workers": 0}),
+        *(System(name, where, module, "stepping", {**sizes, **kind}) for name, where, module, kind in IN_TURN),
         System(
-            "parenv, send/recv",
-            "parenv",
-            "ours",
+            "EnvPool, own C++ envs, send/recv",
+            "plain",
+            "envpool_envs",
             "ready",
-            {**sizes, "num_workers": PROCESSES, "batch_size": num_envs // 2},
-        ),
-        *(
-            System(name, environment, module, "stepping", {**sizes, "kind": kind})
-            for name, (environment, module, kind) in kinds.items()
+            {**halves, "num_threads": PROCESSES},
         ),
     ]
 
@@ -56,4 +67,12 @@ def systems(case: str, num_envs: int) -> list[System]:
 if __name__ == "__main__":
     for name in sys.argv[1:] or CASES:
         print(name, flush=True)
-        keep("peers_stepping", name, summary(compared(systems(*CASES[name]), REPEATS, SECONDS), "limit"))
+        keep("peers_stepping", name, summary(compared(systems(*CASES[name]), REPEATS, SECONDS, WARM_UP_S), "limit"))
+    results = read("peers_stepping")
+    draw(
+        "peers_stepping",
+        "Stepping vector envs on 2 cores: env steps/s as a share of two bare loops (more is better)",
+        shares({case: found for case in CASES if (found := results.get(case))}),
+        columns=3,
+        line=1.0,
+    )

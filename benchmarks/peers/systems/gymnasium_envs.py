@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium as gym
 from environments import factory
 
-from systems.loops import Close, Measure, sampled_actions, step_rate
+from systems.loops import Close, Measure, first_observation, sampled_actions, step_rate
 
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
     """``kind``: ``"SyncVectorEnv"`` or ``"AsyncVectorEnv"``."""
-    actions, factories = sampled_actions(case, num_envs), [factory(case)] * num_envs
-    envs = gym.vector.SyncVectorEnv(factories) if kind == "SyncVectorEnv" else gym.vector.AsyncVectorEnv(factories)
+    envs = getattr(gym.vector, kind)([factory(case)] * num_envs)
     envs.reset(seed=0)
-    return step_rate(envs.step, actions), envs.close
+    return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
+
+
+def startup(case: str, num_envs: int, start: str) -> tuple[Any, Close]:
+    """``start``: the start method of multiprocessing."""
+    return first_observation(
+        lambda: gym.vector.AsyncVectorEnv([factory(case)] * num_envs, context=start), lambda envs: envs.reset(seed=0)
+    )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from environments import factory
+from guard import members
 
 Measure = Callable[[float], float]
 Close = Callable[[], object]
@@ -24,19 +25,50 @@ def sampled_actions(case: str, num_envs: int) -> Any:
     return actions
 
 
+def rate(advance: Callable[[int], int]) -> Measure:
+    """Env steps per second, where ``advance`` does the batch of that number and says how many env steps it had."""
+
+    def measure(seconds: float) -> float:
+        env_steps, count, began = 0, 0, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            for _ in range(4):
+                env_steps += advance(count)
+                count += 1
+        return float(env_steps / (time.perf_counter() - began))
+
+    return measure
+
+
 def step_rate(step: Callable[[Any], object], actions: Any) -> Measure:
     """Env steps per second of ``step`` after ``step``."""
     num_envs = actions.shape[1]
 
-    def measure(seconds: float) -> float:
-        count, began = 0, time.perf_counter()
-        while time.perf_counter() - began < seconds:
-            for _ in range(4):
-                step(actions[count % 64])
-                count += 1
-        return float(count * num_envs / (time.perf_counter() - began))
+    def advance(count: int) -> int:
+        step(actions[count % 64])
+        return int(num_envs)
 
-    return measure
+    return rate(advance)
+
+
+def first_observation(
+    make: Callable[[], Any], reset: Callable[[Any], object], close: Callable[[Any], object] = lambda made: made.close()
+) -> tuple[Any, Close]:
+    """Seconds from the call that makes it until its first observation, and the memory of all its processes.
+
+    What it imports has been imported; the process that makes it counts as one of its own.
+    """
+    made = []
+
+    def measure(_: float) -> dict[str, float]:
+        began = time.perf_counter()
+        made.append(make())
+        reset(made[0])
+        seconds = time.perf_counter() - began
+        processes = members(os.getpid())
+        pss_mb = sum(process.memory_full_info().pss for process in processes) / 1e6
+        return {"seconds": seconds, "processes": len(processes), "pss_mb": pss_mb}
+
+    return measure, lambda: [close(one) for one in made]
 
 
 def limit(case: str, num_envs: int, num_processes: int) -> tuple[Measure, Close]:
@@ -59,7 +91,6 @@ def limit(case: str, num_envs: int, num_processes: int) -> tuple[Measure, Close]
 
 
 def _bare_loop(case: str, actions: Any, pipe: Any) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
     envs = [factory(case)() for _ in range(actions.shape[1])]
     for seed, env in enumerate(envs):
         env.reset(seed=seed)

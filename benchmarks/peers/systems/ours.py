@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from environments import factory
 
-from parenv import ParallelVectorEnv
-from systems.loops import Close, Measure, sampled_actions, step_rate
+from parenv import AsyncWorkerPool, ParallelVectorEnv
+from systems.loops import Close, Measure, first_observation, sampled_actions, step_rate
 
 
 def stepping(case: str, num_envs: int, num_workers: int) -> tuple[Measure, Close]:
-    """``step`` after ``step``."""
+    """``step`` after ``step``; in this process with 0 workers."""
     envs = ParallelVectorEnv([factory(case)] * num_envs, num_workers=num_workers)
     envs.reset(seed=0)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
@@ -23,7 +22,43 @@ def ready(case: str, num_envs: int, num_workers: int, batch_size: int) -> tuple[
     """``send`` and ``recv`` of whoever is ready."""
     envs = ParallelVectorEnv([factory(case)] * num_envs, num_workers=num_workers, batch_size=batch_size)
     envs.reset(seed=0)
-    for part in np.split(np.arange(num_envs), num_envs // batch_size):
-        envs.send(sampled_actions(case, num_envs)[0][part], part)
-    step: Callable[[Any], object] = lambda actions: envs.send(actions, envs.recv()[4]["env_id"])  # noqa: E731
+    envs.send(sampled_actions(case, num_envs)[0], np.arange(num_envs))
+
+    def step(actions: Any) -> None:
+        envs.send(actions, envs.recv()[4]["env_id"])
+
     return step_rate(step, sampled_actions(case, batch_size)), envs.close
+
+
+def without_a_policy(case: str, num_workers: int, rollout_length: int) -> tuple[Measure, Close]:
+    """The pool's rollouts, a worker per environment, and always the first action."""
+    from common import consumption_rate
+
+    pool = _pool(case, num_workers, rollout_length)
+    return lambda seconds: consumption_rate(pool, seconds), pool.close
+
+
+def startup(case: str, num_envs: int, warm: bool) -> tuple[Any, Close]:
+    """A worker per environment; warm: the helper process that starts workers runs already, as after a first use."""
+    if warm:
+        ParallelVectorEnv([factory(case)], num_workers=1).close()
+    return first_observation(
+        lambda: ParallelVectorEnv([factory(case)] * num_envs, num_workers=num_envs), lambda envs: envs.reset(seed=0)
+    )
+
+
+def pool_startup(case: str, num_workers: int, warm: bool) -> tuple[Any, Close]:
+    """The pool until its first rollout, of one step."""
+    if warm:
+        _pool(case, 1, 1).close()
+    return first_observation(lambda: _pool(case, num_workers, 1), lambda pool: next(pool.rollouts()))
+
+
+def _pool(case: str, num_workers: int, rollout_length: int) -> AsyncWorkerPool:
+    return AsyncWorkerPool(
+        factory(case), _first_actions, num_envs=num_workers, num_workers=num_workers, rollout_length=rollout_length
+    )
+
+
+def _first_actions(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)

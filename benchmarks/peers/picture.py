@@ -1,0 +1,100 @@
+"""Pictures of the comparisons: a panel per case, a bar per system, ours in colour, and why there is no bar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+Panels = Mapping[str, Mapping[str, float | str]]
+OURS, THEIRS, OTHER_ENVIRONMENTS = "#08519c", "#b3b3b3", "#e3e3e3"
+BACKED: dict[str, Any] = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
+
+
+def read(name: str) -> Any:
+    """The results that ``results/NAME.json`` has."""
+    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+
+
+def column(found: Mapping[str, Any], key: str) -> dict[str, float | str]:
+    """One figure of each system, or why there is none; without the limit, which is the measure of the others."""
+    return {name: one.get("failed") or one[key] for name, one in found.items() if name != "limit"}
+
+
+def shares(results: Mapping[str, Any]) -> dict[str, dict[str, float | str]]:
+    """A panel per case: the share of the limit, which the title tells."""
+    return {
+        f"{case}: limit {found['limit']['median']:,.0f}/s": column(found, "ratio_to_limit")
+        for case, found in results.items()
+    }
+
+
+def draw(name: str, title: str, panels: Panels, *, columns: int, line: float | None = None) -> None:
+    """Draw ``results/NAME.png``.
+
+    Args:
+        name: of the file.
+        title: what is shown, and which way is better.
+        panels: by their titles, and in each the bars by their names: how long, or a text instead.
+        columns: panels side by side.
+        line: where a dotted line marks the limit; bars that go far beyond it are cut.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(bar for bars in panels.values() for bar in bars))
+    rows = -(-len(panels) // columns)
+    size = (3.4 + 5.6 * columns**0.55, 0.8 + rows * (0.6 + 0.23 * len(names)))
+    figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (heading, bars) in zip(axes.flat, panels.items(), strict=False):
+        axis.set_title(heading, fontsize=10)
+        _panel(axis, names, bars, line)
+    figure.suptitle(title, fontsize=12)
+    figure.savefig(RESULTS / f"{name}.png", dpi=110)
+
+
+def _panel(axis: Any, names: list[str], bars: Mapping[str, float | str], line: float | None) -> None:
+    longest = max([value for value in bars.values() if not isinstance(value, str)], default=1.0)
+    end = min(max(longest, line), 1.4 * line) if line else longest
+    for row, name in enumerate(names):
+        _bar(axis, row, name, bars.get(name, "not measured"), end)
+    if line:
+        axis.axvline(line, color="black", linewidth=0.9, linestyle=":")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    for label in axis.get_yticklabels():
+        label.set(**({"color": OURS, "fontweight": "bold"} if label.get_text().startswith("parenv") else {}))
+    axis.set(xlim=(0, 1.2 * end), ylim=(len(names) - 0.4, -0.6))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)
+
+
+def _bar(axis: Any, row: int, name: str, value: float | str, end: float) -> None:
+    if isinstance(value, str):
+        axis.text(0.01 * end, row, _short(value), va="center", fontsize=7, style="italic", **BACKED)
+        return
+    length, text = min(value, end), _written(value) + (", cut" if value > end else "")
+    axis.barh(row, length, 0.78, **_style(name))
+    axis.text(length + 0.015 * end, row, text, va="center", fontsize=8, **BACKED)
+
+
+def _style(name: str) -> dict[str, str]:
+    if name.startswith("parenv"):
+        return {"color": OURS}
+    if "own C++ envs" in name:
+        return {"color": OTHER_ENVIRONMENTS, "hatch": "////", "edgecolor": THEIRS, "linewidth": "0"}
+    return {"color": THEIRS}
+
+
+def _written(value: float) -> str:
+    decimals = 3 if value < 0.1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{decimals}f}"
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) < 60 else f"{reason[:57]} ..."

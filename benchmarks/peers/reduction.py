@@ -1,0 +1,38 @@
+"""Question 6: milliseconds until the mean of gradients of 1 MB and of 40 MB from 2 processes is there.
+
+The limit is one process that reads both.
+
+python benchmarks/peers/reduction.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
+
+from asked import System, compared, summary
+from common import save
+
+MEGABYTES = (1, 40)
+SECONDS, REPEATS = 1.0, 3
+
+
+def systems(megabytes: int) -> list[System]:
+    """Everybody who adds up gradients, and the limit."""
+    size = {"megabytes": megabytes}
+    return [
+        System("limit", "parenv", "reducing", "reading", size),
+        System("parenv", "parenv", "our_pool", "reduction", size),
+        System("torch.distributed, gloo", "plain", "reducing", "by_gloo", size),
+        System("Ray, object store", "rllib", "ray_actors", "reduction", {**size, "num_workers": 2}),
+        System("multiprocessing.Pipe", "parenv", "reducing", "by_pipe", size),
+    ]
+
+
+if __name__ == "__main__":
+    sizes = {f"{megabytes} MB": systems(megabytes) for megabytes in MEGABYTES}
+    save(
+        "peers_reduction", {size: summary(compared(asked, REPEATS, SECONDS), "limit") for size, asked in sizes.items()}
+    )

@@ -1,0 +1,67 @@
+"""Question 4: starting 8 workers with one CartPole each: seconds to the first observation, and memory.
+
+What is imported has been imported before, in a process of its own for each start. Memory is the proportional set size
+of all processes of a system together, the one that starts it included.
+
+python benchmarks/peers/startup.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
+
+from asked import System, compared
+from common import keep
+from picture import column, draw, read
+
+WORKERS, REPEATS = 8, 3
+CASE = f"{WORKERS} workers"
+ENVS = {"case": "cartpole", "num_envs": WORKERS}
+POOL = {"case": "cartpole", "num_workers": WORKERS}
+STARTS = (
+    ("Gymnasium AsyncVectorEnv", "gymnasium_envs", ("fork", "forkserver", "spawn")),
+    ("SB3 SubprocVecEnv", "sb3_envs", ("fork", "forkserver", "spawn")),
+    ("Tianshou SubprocVectorEnv", "tianshou_envs", ("fork", "spawn")),
+    ("TorchRL ParallelEnv", "torchrl_envs", ("fork", "spawn")),
+)
+SYSTEMS = [
+    System("parenv ParallelVectorEnv, a later one", "parenv", "ours", "startup", {**ENVS, "warm": True}, True),
+    System("parenv ParallelVectorEnv, the first", "parenv", "ours", "startup", {**ENVS, "warm": False}, True),
+    System("parenv AsyncWorkerPool, a later one", "parenv", "ours", "pool_startup", {**POOL, "warm": True}, True),
+    System("parenv AsyncWorkerPool, the first", "parenv", "ours", "pool_startup", {**POOL, "warm": False}, True),
+    *(
+        System(f"{name}, {start}", "plain", module, "startup", {**ENVS, "start": start}, True)
+        for name, module, starts in STARTS
+        for start in starts
+    ),
+    System("PufferLib Multiprocessing, fork", "pufferlib", "pufferlib_envs", "startup", ENVS, True),
+    System("RLlib env runners, with Ray", "rllib", "rllib_startup", "startup", {"num_workers": WORKERS}, True),
+    System("Sample Factory", "sample_factory", "sample_factory_startup", "startup", {"num_workers": WORKERS}, True),
+]
+
+
+def medians(starts: Sequence[dict[str, float]] | str) -> dict[str, Any]:
+    """Of what was found in each start, or why there is nothing."""
+    if isinstance(starts, str):
+        return {"failed": starts}
+    seconds = [start["seconds"] for start in starts]
+    found = {key: statistics.median(start[key] for start in starts) for key in starts[0]}
+    return {**found, "min": min(seconds), "max": max(seconds)}
+
+
+if __name__ == "__main__":
+    found = compared(SYSTEMS, REPEATS, 0.0)
+    keep("peers_startup", CASE, {name: medians(starts) for name, starts in found.items()})
+    results = read("peers_startup")[CASE]
+    draw(
+        "peers_startup",
+        f"Starting {CASE} with one CartPole each (less is better)",
+        {"seconds to the first observation": column(results, "seconds"), "memory, MB": column(results, "pss_mb")},
+        columns=2,
+    )

@@ -1,0 +1,80 @@
+"""Question 7: seconds and env steps of PPO on CartPole until the last 100 episodes have a mean return of 475.
+
+All have the same settings and the same networks. The seconds count from when environments and processes are there; what
+it takes until then is given apart. A run that is not there after 180 s or 200,000 env steps counts as not reached.
+
+python benchmarks/peers/to_475.py
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
+
+from asked import System, compared
+from common import save
+
+SEEDS, LIMIT_S = (1, 2, 3, 4, 5), 180.0
+SETTINGS = {
+    "num_envs": 16,
+    "rollout_length": 32,
+    "learning_rate": 1e-3,
+    "gamma": 0.98,
+    "gae_lambda": 0.8,
+    "epochs": 10,
+    "minibatch_size": 256,
+    "clip_range": 0.2,
+    "entropy_coef": 0.0,
+    "value_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "total_env_steps": 200_000,
+    "stop_return": 475.0,
+}
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "plain, one process": ("parenv", "our_examples", {"example": "ppo_plain", "num_workers": 0}),
+    "parenv, 2 workers": ("parenv", "our_examples", {"example": "ppo", "num_workers": 2}),
+    "SB3, DummyVecEnv": ("plain", "sb3_learning", {"kind": "DummyVecEnv"}),
+    "SB3, SubprocVecEnv": ("plain", "sb3_learning", {"kind": "SubprocVecEnv"}),
+    "RLlib, 2 runners": ("rllib", "rllib", {"num_runners": 2}),
+}
+
+
+def system(name: str, seed: int) -> System:
+    """One run."""
+    environment, module, arguments = KINDS[name]
+    every = {**arguments, "seed": seed, "settings": SETTINGS}
+    return System(f"{name}, seed {seed}", environment, module, "to_475", every, reopened=True)
+
+
+def of_all_seeds(runs: Sequence[Any]) -> dict[str, Any]:
+    """What the runs of one implementation found, with a median over all of them where most have reached it."""
+    failed = [run for run in runs if isinstance(run, str)]
+    if failed:
+        return {"failed": failed[0]}
+    ends = [run[0] for run in runs]
+    medians = {
+        f"median_{key}": statistics.median(end[key] if end["reached"] else math.inf for end in ends)
+        for key in ("seconds", "env_steps")
+    }
+    return {
+        "runs_that_reached_it": sum(end["reached"] for end in ends),
+        **{key: None if math.isinf(value) else value for key, value in medians.items()},
+        **{key: [end[key] for end in ends] for key in ends[0]},
+    }
+
+
+def main() -> None:
+    """All implementations with one seed, then with the next."""
+    found = compared([system(name, seed) for seed in SEEDS for name in KINDS], 1, LIMIT_S)
+    results = {name: of_all_seeds([found[f"{name}, seed {seed}"] for seed in SEEDS]) for name in KINDS}
+    save("peers_to_475", {"settings": SETTINGS, "seeds": SEEDS, "runs": results})
+
+
+if __name__ == "__main__":
+    main()
