@@ -80,8 +80,8 @@ def _install(folder: Path, python: Path, wanted: Requirements) -> str:
         command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         done = subprocess.run([*command, *packages], capture_output=True, text=True)
         if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if line.lower().lstrip().startswith("error")]
-            return " ".join((errors or done.stderr.splitlines() or ["pip failed"])[0].split())[:200]
+            told = [line.strip("\u00d7 ") for line in done.stderr.splitlines() if "did not run successfully" in line]
+            return f"pip and {packages[-1]}: {(told or [done.stderr])[0]}"[:200]
     return _unpack(folder, python, wanted.unpacked) if wanted.unpacked else ""
 
 
