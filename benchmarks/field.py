@@ -20,7 +20,8 @@ LIBRARIES = {
     "torch, multiprocessing": ("torch.distributed", "multiprocessing", "torch.multiprocessing"),
 }
 LIMIT = "limit"
-OTHER_ENVIRONMENTS = "EnvPool"
+NOT_THE_SAME = ("EnvPool", "TorchRL, one copy for all")
+"""Does less than is asked: environments of its own, or weights that workers share and do not acknowledge."""
 
 
 class Column(NamedTuple):
@@ -98,7 +99,7 @@ def _best_of_each(column: Column) -> dict[str, float]:
     found: dict[str, float] = {}
     for library, prefixes in LIBRARIES.items():
         values = [
-            value for name, value in column.values.items() if name.startswith(prefixes) and not isinstance(value, str)
+            value for name, value in column.values.items() if name.startswith(prefixes) and not name.startswith(NOT_THE_SAME) and not isinstance(value, str)
         ]
         if values:
             found[library] = max(values) if column.most_is_best else min(values)

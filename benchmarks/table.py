@@ -53,7 +53,9 @@ environments of its own in C++, and none in Python: it is here as the far refere
 
 ![Stepping vector envs](results/peers_stepping.png)
 
-Everything else (`peers/rollouts.py`, `sleeping.py`, `startup.py`, `weights.py`, `reduction.py`, `to_475.py`):
+Everything else (`peers/rollouts.py`, `sleeping.py`, `startup.py`, `weights.py`, `reduction.py`, `to_475.py`). Workers get
+a copy of their own of the weights and acknowledge it, but for "one copy for all". Where a start says "fork", the
+driver itself is forked, which is quick, and safe only before it has threads or a GPU; parenv's driver never is.
 
 {others}
 

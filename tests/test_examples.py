@@ -117,7 +117,8 @@ def test_the_examples_of_the_readme_run_as_plain_scripts(number: int, tmp_path: 
 def test_every_figure_of_the_readme_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     table = importlib.import_module("table")
-    assert table.table() in (ROOT / "README.md").read_text()
+    assert table.for_readme() in (ROOT / "README.md").read_text()
+    assert table.everything() == (ROOT / "benchmarks" / "RESULTS.md").read_text()
 
 
 def test_doctests_pass() -> None:

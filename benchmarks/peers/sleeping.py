@@ -14,7 +14,7 @@ from asked import System, compared, summary
 from common import keep
 from picture import draw, read, shares
 
-NUM_ENVS, BATCH_SIZE, ROLLOUT_LENGTH, CORES = 64, 8, 64, 2
+NUM_ENVS, BATCH_SIZE, ROLLOUT_LENGTH, CORES = 64, 8, 128, 2
 SECONDS, REPEATS, WARM_UP_S = 2.0, 3, 0.5
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from parenv.cli.pictures import COLOURS, Picture, pictures
-from parenv.cli.tables import Table, in_steps
+from parenv.cli.tables import Table
 from parenv.cli.timeline import WINDOW, Timeline
+from parenv.pool.advice import in_steps
 
 MOST_LOSSES = 100
 DPI = 120

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from parenv.cli.bench_report import BenchReport, Throughput
-from parenv.cli.tables import in_steps, label
+from parenv.cli.tables import label
 from parenv.errors import ConfigurationError
+from parenv.pool.advice import in_steps
 
 COLOURS = {
     "SyncVectorEnv": "#e6850d",
     "AsyncVectorEnv": "#fdbe85",
     "ParallelVectorEnv": "#2171b5",
-    "SB3 DummyVecEnv": "#8c8c8c",
-    "SB3 SubprocVecEnv": "#c4c4c4",
     "AsyncWorkerPool, sync": "#238b45",
     "AsyncWorkerPool, async": "#74c476",
 }
+OTHERS = "#a8a8a8"
 
 
 def check_plotting() -> None:
@@ -74,7 +74,7 @@ def _draw(panel: Any, rows: Sequence[str], throughput: Sequence[Throughput]) -> 
             continue
         spread = [[rate.median - rate.low], [rate.high - rate.median]]
         style = {"ecolor": "#333333", "capsize": 2, "error_kw": {"elinewidth": 0.9}}
-        panel.barh(place, rate.median, 0.72, color=COLOURS.get(one.system, "#2171b5"), xerr=spread, **style)
+        panel.barh(place, rate.median, 0.72, color=COLOURS.get(one.system, OTHERS), xerr=spread, **style)
         panel.text(rate.high + 0.02 * highest, place, in_steps(rate.median), va="center", fontsize=8)
     panel.set_xlim(0, 1.2 * highest)
     panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.systems import REFERENCE
+from parenv.pool.advice import in_seconds, in_steps
 
 
 class Table(NamedTuple):
@@ -87,18 +88,6 @@ def in_text(table: Table) -> list[str]:
     return lines
 
 
-def in_seconds(seconds: float) -> str:
-    """Three digits and a unit.
-
-    >>> in_seconds(2.5e-6), in_seconds(0.0012), in_seconds(3.0)
-    ('2.5 µs', '1.2 ms', '3 s')
-    """
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
-
-
 def in_bytes(size: float) -> str:
     """Three digits and a unit.
 
@@ -109,16 +98,6 @@ def in_bytes(size: float) -> str:
         if size >= large:
             return f"{size / large:.3g} {unit}"
     return f"{size:.0f} B"
-
-
-def in_steps(rate: float) -> str:
-    """Three digits, with commas.
-
-    >>> in_steps(331204.0), in_steps(47.31)
-    ('331,000', '47.3')
-    """
-    rounded = float(f"{rate:.3g}")
-    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
 
 
 def _cells(one: Throughput, throughput: Sequence[Throughput]) -> tuple[str, str, str]:

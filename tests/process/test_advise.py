@@ -80,7 +80,7 @@ def test_advice_with_all_recommendations_is_printed_verified_and_written(
     assert found["verified"]["predicted"] == advice["predicted_steps_per_second"]
 
 
-@pytest.mark.usefixtures("agents")
+@pytest.mark.soak
 def test_gradients_that_are_recommended_are_verified_too() -> None:
     torch.manual_seed(0)
 

