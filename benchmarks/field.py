@@ -99,11 +99,15 @@ def _best_of_each(column: Column) -> dict[str, float]:
     found: dict[str, float] = {}
     for library, prefixes in LIBRARIES.items():
         values = [
-            value for name, value in column.values.items() if name.startswith(prefixes) and not name.startswith(NOT_THE_SAME) and not isinstance(value, str)
+            value for name, value in column.values.items() if _counts(name, prefixes) and not isinstance(value, str)
         ]
         if values:
             found[library] = max(values) if column.most_is_best else min(values)
     return found
+
+
+def _counts(name: str, prefixes: tuple[str, ...]) -> bool:
+    return name.startswith(prefixes) and not name.startswith(NOT_THE_SAME)
 
 
 def _cell(column: Column, found: Mapping[str, float], library: str) -> str:

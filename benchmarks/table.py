@@ -16,9 +16,11 @@ import field
 
 HERE = Path(__file__).parent
 README, RESULTS = HERE.parent / "README.md", HERE / "RESULTS.md"
+DRIVER = "driver's processor, rollout of a worker, "
 IN_README = (
     "1,024 CartPoles", "8 Pongs", "first pool", "memory per", "driver's work", "PPO on", "DQN on", "gradients of",
-    "pool,", "vector env, step, under", "vector env, send and recv, under", "a SIGKILLed", "a hung",
+    "pool,", "64 workers", "4,096", "a trace", "vector env, step, under",
+    "vector env, send and recv, under", "a SIGKILLed", "a hung",
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- results -->.*?<!-- end of results -->", re.DOTALL)
 
@@ -53,9 +55,9 @@ environments of its own in C++, and none in Python: it is here as the far refere
 
 ![Stepping vector envs](results/peers_stepping.png)
 
-Everything else (`peers/rollouts.py`, `sleeping.py`, `startup.py`, `weights.py`, `reduction.py`, `to_475.py`). Workers get
-a copy of their own of the weights and acknowledge it, but for "one copy for all". Where a start says "fork", the
-driver itself is forked, which is quick, and safe only before it has threads or a GPU; parenv's driver never is.
+Everything else (`peers/rollouts.py`, `sleeping.py`, `startup.py`, `weights.py`, `reduction.py`, `to_475.py`).
+Workers get their own copy of the weights and acknowledge it, but for "one copy for all". Where a start says "fork",
+the driver itself is forked: quick, and safe only before it has threads or a GPU. parenv's driver never is.
 
 {others}
 
@@ -89,6 +91,7 @@ def rows() -> list[tuple[str, str]]:
     gradients, gradient_curves, learners = (
         read(name)["results"] for name in ("gradients", "gradient_curves", "learners")
     )
+    scaling, tracing = read("scaling")["results"], read("tracing")["results"]
     reduction = gradients["reduction, ms"]
     by_workers = gradients["samples per second by number of workers"]
     driver_share = gradients["driver's processor time over the time of a round"]
@@ -96,6 +99,9 @@ def rows() -> list[tuple[str, str]]:
     def all_to_475(name: str) -> str:
         found = gradient_curves[name]
         return f"{found['median_env_steps']:,.0f} env steps, {found['median_seconds']:.0f} s"
+
+    def growth(part: str, curve: str) -> str:
+        return f"{scaling[part]['curves'][curve]['largest over smallest']:.2f}"
 
     def last_row(name: str, column: str) -> float:
         return float(statistics.median(rows[-1][column] for rows in learners[name]))
@@ -185,6 +191,26 @@ def rows() -> list[tuple[str, str]]:
         *(
             (f"{name}, under faults: lost / duplicated / torn / left behind", under_faults(found))
             for name, found in nemesis.items()
+        ),
+        (
+            "64 workers against 1, driver's work for a worker's rollout: async / sync; start of a worker",
+            (
+                f"{growth('workers', DRIVER + 'async')} / "
+                f"{growth('workers', DRIVER + 'sync')}; "
+                f"{growth('workers', 'start, per worker')} times"
+            ),
+        ),
+        (
+            "4,096 sub-environments against 64, time per env step: pool / vector env / bare loops",
+            (
+                f"{growth('environments', 'env step with MLP, async pool')} / "
+                f"{growth('environments', 'env step, ParallelVectorEnv')} / "
+                f"{growth('environments', 'env step, bare loops')} times"
+            ),
+        ),
+        (
+            "a trace, its work over the time of a rollout: async / sync",
+            " / ".join(f"{100 * tracing[mode]['the trace by itself']['share']:.2f} %" for mode in ("async", "sync")),
         ),
         (
             "a SIGKILLed worker is noticed / another one steps, CartPole with a torch policy",

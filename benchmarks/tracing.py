@@ -18,6 +18,7 @@ from common import consumption_rate, interleaved, rate_alone, save, summary
 from rollouts import Agent
 
 from parenv import AsyncWorkerPool, TorchPolicy
+from parenv.pool.trace import Trace
 
 SECONDS, REPEATS = 2.0, 9
 NUM_ENVS, WORKERS, ROLLOUT_LENGTH = 64, 2, 128
@@ -42,13 +43,13 @@ class Stopwatch:
         """As the trace."""
         self._timed(self._trace.yielded, *arguments)
 
-    def published(self, *arguments: Any) -> None:
+    def did(self, *arguments: Any, **about: Any) -> None:
         """As the trace."""
-        self._timed(self._trace.published, *arguments)
+        self._timed(self._trace.did, *arguments, **about)
 
-    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _timed(self, call: Callable[..., Any], *arguments: Any, **about: Any) -> Any:
         began = time.thread_time()
-        answer = call(*arguments)
+        answer = call(*arguments, **about)
         self.seconds += time.thread_time() - began
         return answer
 
@@ -66,7 +67,7 @@ def measure(mode: Any, path: Path) -> dict[str, Any]:
 
         def rate(traced: bool) -> float:
             # Nothing in the API ends a trace before the pool, and two pools would not be the same pool.
-            session._trace = trace if traced else None
+            session._trace = trace if traced else Trace()
             return rate_alone(pool, SECONDS, lambda rollout: pool.publish(policy))
 
         arms = {"without": lambda: rate(False), "traced": lambda: rate(True)}

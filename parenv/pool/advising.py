@@ -57,13 +57,14 @@ def advise(costs: Costs) -> Advice:
     gain = steps_per_second(costs, best) / steps_per_second(costs, _inline(costs.setting))
     helps = gain >= WORTH
     best = best if helps else _inline(costs.setting)
-    faster = steps_per_second(costs, best) / steps_per_second(costs, costs.setting)
+    # What the run fell short of is expected to be missing again; more than the model allows is luck.
+    shortfall = min(1.0, costs.env_steps_per_second / steps_per_second(costs, costs.setting))
     return Advice(
         costs=costs,
         recommended=best,
         worker_shares=_worker_shares(costs),
         driver_shares=_driver_shares(costs),
-        predicted_steps_per_second=costs.env_steps_per_second * faster,
+        predicted_steps_per_second=steps_per_second(costs, best) * shortfall,
         parallel_helps=helps,
         why=_why(costs, gain, helps),
         recommendations=tuple(_recommendations(costs, best)),
