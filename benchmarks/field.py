@@ -65,6 +65,12 @@ def others() -> list[Column]:
     ]
 
 
+def start_s(name: str) -> float:
+    """Seconds that one of the systems of question 4 takes to start."""
+    [found] = read("peers_startup").values()
+    return float(found[name]["seconds"])
+
+
 def by_library(columns: list[Column]) -> list[str]:
     """Lines of Markdown: a row for each library with the best of its variants, the best of all in bold."""
     best = [_best_of_each(column) for column in columns]

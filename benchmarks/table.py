@@ -38,6 +38,9 @@ Rollouts and sleeping environments as a share of processes that tell nobody, the
 
 {others}
 
+Where somebody starts sooner, it is by forking the driver itself: quick, and safe only before that has threads or a GPU;
+parenv's driver is never forked. Its figure is for a later vector env of a process; the first takes {first:.2g} s.
+
 {own}
 <!-- end of results -->"""
 RESULTS_FILE = """# Results
@@ -247,6 +250,7 @@ def for_readme() -> str:
         stepping="\n".join(field.by_library(field.stepping())),
         others="\n".join(field.by_library(field.others())),
         own="\n".join(table(own)),
+        first=field.start_s("parenv ParallelVectorEnv, the first"),
     )
 
 
