@@ -71,8 +71,12 @@ def check(timeline: Timeline, statistics: PoolStatistics) -> None:
 def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_path: Path) -> None:
     with AsyncWorkerPool("CartPole-v1", zeros, num_envs=6, num_workers=num_workers, mode=mode, seed=1) as pool:
         pool.trace(tmp_path / "trace.json")
-        for _ in pool.rollouts(Stop(env_steps=10_000)):
+        seen = set()
+        for rollout in pool.rollouts():
             pool.publish(zeros)
+            seen.add(rollout.worker)
+            if pool.statistics().env_steps >= 10_000 and (mode == "sync" or len(seen) == pool.num_workers):
+                break
         statistics = pool.statistics()
     timeline = read_timeline(tmp_path / "trace.json")
     check(timeline, statistics)
@@ -98,7 +102,7 @@ def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_
         parallelism="gradient", loss_fn=loss, gradient=GradientOptions(),
     ) as pool:  # fmt: skip
         pool.trace(tmp_path / "trace.json")
-        for _ in pool.gradients(Stop(env_steps=1000)):
+        for _ in pool.gradients(Stop(env_steps=10_000)):
             pool.publish(Net())
         statistics = pool.statistics()
     timeline = read_timeline(tmp_path / "trace.json")
