@@ -52,7 +52,7 @@ class Advice:
 
     def __getitem__(self, name: str) -> Recommendation:
         """The recommendation of that name."""
-        return next(one for one in self.recommendations if one.name == name)
+        return {one.name: one for one in self.recommendations}[name]
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))

@@ -56,7 +56,6 @@ class Session:
         with_launch = launch_for(plan, job)
         per_worker = 1 if plan.mode == "sync" else 1 + plan.prefetch
         self._journal = _journal_of(plan)
-        self._trace = Trace()
         self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
         self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
@@ -96,7 +95,7 @@ class Session:
             while not self._versions.has_room(self._feed.versions_in_use()):
                 self._feed.listen()
             version = self._versions.add(policy, settings, self._feed.publish)
-        self._trace.did("publish", began, policy_version=version)
+        self._staff.trace.did("publish", began, policy_version=version)
         return version
 
     def synchronize(self) -> int:
@@ -116,7 +115,7 @@ class Session:
         questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
         with self._turns.during("calling"):
             answers = self._staff.ask("evaluate", questions)
-        self._trace.did("evaluate", began, policy_version=newest.number)
+        self._staff.trace.did("evaluate", began, policy_version=newest.number)
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
@@ -137,9 +136,9 @@ class Session:
         layout = self._layout_and_seed()["layout"]
         about = {"env_steps": self._tally.env_steps, "in processes": not self.plan.inline, **layout}
         finishing = "commit" if self.plan.postprocess is None else "postprocess"
-        self._trace.close()
-        self._trace = self._staff.trace = Trace()
-        self._trace = self._staff.trace = TraceWriter(path, len(self.crew.shares), about, finishing)
+        self._staff.trace.close()
+        self._staff.trace = Trace()
+        self._staff.trace = TraceWriter(path, len(self.crew.shares), about, finishing)
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
@@ -180,6 +179,8 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that a resumed run needs, as plain data."""
+        with self._turns.during("calling"):
+            workers = workers_state(self._staff, self._feed.under_way())
         now = time.monotonic()
         return {
             **self._layout_and_seed(),
@@ -190,7 +191,7 @@ class Session:
             "statistics": self._tally.state(),
             "seconds": now - self._began,
             "collecting_seconds": 0.0 if math.isnan(self._first_asked) else now - self._first_asked,
-            **workers_state(self._staff, self._feed.under_way()),
+            **workers,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -212,18 +213,18 @@ class Session:
             self._staff.close(timeout_s)
         finally:
             self._journal.close()
-            self._trace.close()
+            self._staff.trace.close()
             self._arena.close()
 
     def _next(self, deadline: float) -> Arrival | None:
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
-        self._trace.asked()
+        self._staff.trace.asked()
         with self._turns.during("waiting"):
             arrival = None if self._journal.is_over else self._feed.next(deadline)
         if arrival is not None:
             self._journal.taken(arrival)
-        self._trace.yielded(arrival)
+        self._staff.trace.yielded(arrival)
         return arrival
 
     def _lay_out(self, ready: Sequence[Ready]) -> None:

@@ -150,3 +150,8 @@ def test_of_equal_settings_none_is_predicted_to_be_faster() -> None:
     advice = advise(costs(setting, environment_s=1e-3, learner_s=1e-6))
     assert advice.recommended == setting
     assert advice.predicted_steps_per_second == pytest.approx(1000.0)
+
+
+def test_a_recommendation_that_there_is_not_is_a_key_error() -> None:
+    with pytest.raises(KeyError, match="batch_size"):
+        advise(costs(environment_s=1e-3, learner_s=1e-6))["batch_size"]
