@@ -11,6 +11,7 @@
     │   └── ObservationError                 yours: an observation does not fit its space
     ├── WorkerError                          the world's: a process did not do what it should
     │   ├── WorkerDiedError                  it is gone, with exit code or signal
+    │   │   └── HostLostError                its machine is gone, or the connection to it
     │   ├── WorkerTimeoutError               it did not answer in time
     │   ├── WorkerMemoryError                it has likely reached its limit of memory
     │   └── RestartLimitError                it died more often than ``RestartPolicy`` allows
@@ -125,6 +126,14 @@ class WorkerDiedError(WorkerError):
         super().__init__(message, worker=worker, env_ids=env_ids, pid=pid, doing=doing)
         self.exit_code = exit_code
         self.signal = signal
+
+
+class HostLostError(WorkerDiedError):
+    """A worker on another machine is gone with its host: the host ended, or the connection to it."""
+
+    def __init__(self, host: str, *, worker: int, env_ids: Sequence[int], pid: int, doing: str) -> None:
+        super().__init__(worker=worker, env_ids=env_ids, pid=pid, doing=doing)
+        self.args = (f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) is lost while {doing}: {host}.",)
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):

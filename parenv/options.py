@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,6 +111,60 @@ class WorkerOptions:
                 raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")
         if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
+
+
+@dataclass(frozen=True)
+class RemotePlacement:
+    """Workers on other machines, where ``parenv worker --connect tcp://HOST:PORT --key FILE --num-workers N`` runs.
+
+    Hosts may come and go at any time. A worker that has no place waits for one, up to ``WorkerOptions.start_timeout_s``
+    at the start; one whose host is gone is started again on another, or when one comes. All traffic is encrypted and
+    authenticated (CURVE); keys are made by ``parenv keys create``.
+
+    Args:
+        listen: where hosts connect to, ``tcp://ADDRESS:PORT`` with an address of this machine.
+        key: the driver's key file.
+        hosts: public keys of the hosts that may join: the file ``hosts.pub``, which is read again when it changes, or
+            the keys themselves.
+        num_local: how many of the workers, the first ones, run on this machine.
+        weights: how the policy's weights cross: ``"exact"``, or ``"bfloat16"``, half as many bytes, by which workers
+            act on float32 weights rounded by at most 0.4 % each.
+        any_interface: has to be true for ``0.0.0.0``, ``[::]`` and ``*``, which are every network that this machine is
+            on.
+        silence_s: seconds without a sign of life after which a connection counts as lost, on either side.
+        max_message_bytes: what a host may send in one frame; rollouts are sent in small pieces and may be larger.
+        max_connections: at most so many at once.
+    """
+
+    listen: str
+    key: str | os.PathLike[str]
+    hosts: str | os.PathLike[str] | Sequence[str]
+    num_local: int = 0
+    weights: Literal["exact", "bfloat16"] = "exact"
+    any_interface: bool = False
+    silence_s: float = 5.0
+    max_message_bytes: int = 1 << 26
+    max_connections: int = 256
+
+    def __post_init__(self) -> None:
+        address, _, port = self.listen.removeprefix("tcp://").rpartition(":")
+        if not self.listen.startswith("tcp://") or not address or not (port.isdigit() or port == "*"):
+            raise ConfigurationError(f"RemotePlacement.listen must be tcp://ADDRESS:PORT, got {self.listen!r}")
+        if address in ("*", "0.0.0.0", "[::]") and not self.any_interface:
+            raise ConfigurationError(
+                f"listen={self.listen!r} is reachable from every network that this machine is on: name one address, or "
+                "say any_interface=True"
+            )
+        if self.weights not in ("exact", "bfloat16"):
+            raise ConfigurationError(f"RemotePlacement.weights must be 'exact' or 'bfloat16', got {self.weights!r}")
+        for name, least in (("num_local", 0), ("max_message_bytes", 1 << 16), ("max_connections", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ConfigurationError(
+                    f"RemotePlacement.{name} must be an integer of at least {least}, got {value!r}"
+                )
+        if not self.silence_s >= 0.1:
+            raise ConfigurationError(f"RemotePlacement.silence_s must be at least 0.1 s, got {self.silence_s}")
 
 
 @dataclass(frozen=True)

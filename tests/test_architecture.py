@@ -15,7 +15,7 @@ FLOORS = [
     {"errors", "options"},
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
-    {"envs", "policy", "worker"},
+    {"envs", "policy", "worker", "host"},
     {"crew"},
     {"pool", "vector"},
     {"learning"},

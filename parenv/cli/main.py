@@ -12,8 +12,10 @@ from typing import Any
 from parenv.cli.advise import advise
 from parenv.cli.bench import bench
 from parenv.cli.display import make_display
+from parenv.cli.keys import add_keys_command
 from parenv.cli.plot import check_plotting, plot
 from parenv.cli.report import report
+from parenv.cli.worker import add_worker_command
 from parenv.errors import ConfigurationError
 
 WRONG_ARGUMENTS = 2
@@ -28,20 +30,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command line, without the name of the command; by default those of this process.
 
     Returns:
-        The exit status: 0, 2 where an argument is wrong or what it names cannot be used, 130 after Ctrl-C.
+        The exit status: 0, 2 where an argument is wrong or what it names cannot be used, 130 after Ctrl-C; that of
+        ``parenv worker`` is also 1 where there is no driver.
     """
     options = parser().parse_args(arguments)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # As with python -m: an installed command does not look here by itself.
     try:
-        options.run(options)
+        status: int | None = options.run(options)
     except ConfigurationError as error:
         print(f"parenv {options.command}: {error}", file=sys.stderr)
         return WRONG_ARGUMENTS
     except KeyboardInterrupt:
         print(f"parenv {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0
+    return status or 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_advise(commands)
     _add_report(commands)
+    add_keys_command(commands)
+    add_worker_command(commands)
     return whole
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.errors import ConfigurationError
-from parenv.options import Parallelism
+from parenv.options import Parallelism, RemotePlacement
 from parenv.process.cores import Learner, recommended_num_workers
 
 
@@ -88,6 +88,20 @@ def by_worker(
         ids.append(env_id)
         columns.append(int(env_id - first_env_id - stops[worker] + shares[worker]))
     return found
+
+
+def check_placement(placement: Any, num_workers: int | None) -> None:
+    """Refuse a placement that is none, or does not fit the number of workers."""
+    if placement is None:
+        return
+    if not isinstance(placement, RemotePlacement):
+        raise ConfigurationError(f"placement must be None or a RemotePlacement, got {placement!r}")
+    if not num_workers:
+        raise ConfigurationError(
+            f"with a RemotePlacement, num_workers says how many workers there are on all hosts, got {num_workers}"
+        )
+    if placement.num_local > num_workers:
+        raise ConfigurationError(f"num_local={placement.num_local} is more than num_workers={num_workers}")
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

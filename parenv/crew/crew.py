@@ -11,13 +11,15 @@ import cloudpickle
 
 from parenv.crew.failures import from_end, from_failure, raise_all, where_it_happened
 from parenv.errors import ProtocolError, WorkerTimeoutError, span
+from parenv.memory.crossing import SlotMap
 from parenv.memory.progress import Progress
-from parenv.placement.base import Ended, Event, Launch, Placement
+from parenv.placement.base import Ended, Event, Launch, Placement, Traffic
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Remarks, Reply
 
 FOREVER_S = 3600.0
+NO_WEIGHTS = (-1, -1)
 
 
 class Heard(NamedTuple):
@@ -158,18 +160,29 @@ class Crew:
         """Send a signal to a worker, alone or with all that it has started."""
         self._placement.signal(self._senders[worker], signum, alone)
 
+    def lay_out(self, slots: SlotMap) -> None:
+        """Say where rollouts lie, before any worker is told."""
+        self._placement.lay_out(slots)
+
+    def traffic(self) -> Traffic:
+        """What has crossed a network."""
+        return self._placement.traffic()
+
     def take_commits(self) -> list[Heard]:
         """The commits that have come since the last time."""
         heard = list(self._commits)
         self._commits.clear()
         return heard
 
-    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, int]:
+    def begin(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
+    ) -> dict[int, int]:
         """Call a method on several workers at once; the number of each call, by worker.
 
         Args:
             method: as in :class:`~parenv.protocol.messages.Call`.
             arguments: by worker.
+            weights: the version that the method uses, and where its weights lie.
         """
         asked = {}
         pickled = {
@@ -179,7 +192,7 @@ class Crew:
             self._calls += 1
             asked[worker] = self._calls
             self._pending.add(self._calls)
-            self.say(worker, Call(self._calls, method, pickled[id(values)]))
+            self.say(worker, Call(self._calls, method, pickled[id(values)], *weights))
         return asked
 
     def answered(self, asked: Mapping[int, int]) -> bool:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from parenv.errors import SubEnvironmentError, WorkerDiedError, WorkerError
+from parenv.errors import HostLostError, SubEnvironmentError, WorkerDiedError, WorkerError
 from parenv.placement.base import Ended
 from parenv.protocol.messages import Failure
 
@@ -87,6 +87,8 @@ def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
             "in the process that imports for all workers", remote_traceback=end.refused
         )
         return error
+    if end.lost_host:
+        return HostLostError(end.lost_host, worker=end.sender.worker, env_ids=env_ids, pid=end.pid, doing=doing)
     return WorkerDiedError(
         worker=end.sender.worker, env_ids=env_ids, pid=end.pid, doing=doing, exit_code=end.exit_code, signal=end.signal
     )

@@ -1,11 +1,15 @@
-"""What worker processes on this machine get when they are started."""
+"""What worker processes get when they are started, and where those on other machines join."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from parenv.options import WorkerOptions
+from parenv.memory.weights import WeightsMap
+from parenv.options import RemotePlacement, WorkerOptions
 from parenv.placement.base import Launch
+from parenv.placement.remote import HostsPlacement
+from parenv.transport.curve import HostListener
+from parenv.transport.keys import AllowList, read_driver_keys
 
 
 def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = False) -> Callable[[int], Launch]:
@@ -25,4 +29,33 @@ def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = F
         preload=(entry.partition(":")[0], *with_torch, *options.preload),
         environment={**hidden, **options.environment},
         threads=options.threads,
+    )
+
+
+def remote_placement(entry: str, options: RemotePlacement, weights: WeightsMap | None) -> HostsPlacement:
+    """Listen for hosts.
+
+    Args:
+        entry: ``module:function`` that a worker runs.
+        options: the user's.
+        weights: the policy's, or ``None``.
+
+    Raises:
+        ConfigurationError: a key cannot be read, or nobody can listen at that address.
+    """
+    listener = HostListener(
+        options.listen,
+        read_driver_keys(options.key),
+        AllowList(options.hosts),
+        max_message_bytes=options.max_message_bytes,
+        max_connections=options.max_connections,
+        silence_s=options.silence_s,
+    )
+    return HostsPlacement(
+        entry,
+        listener,
+        num_local=options.num_local,
+        weights=weights,
+        encoding=options.weights,
+        max_message_bytes=options.max_message_bytes,
     )

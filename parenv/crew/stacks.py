@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parenv.crew.crew import Crew
 from parenv.errors import WorkerTimeoutError, span
-from parenv.worker.process import STACK_SIGNAL
+from parenv.placement.base import STACK_SIGNAL
 
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.03
 

@@ -23,9 +23,12 @@ DOING = (
     "loading the policy",
     "closing",
     "commit",
+    "waiting for a host",
 )
 """What a worker can be doing; the words that error messages use."""
 _DOING_BITS = 8
+LINE_BYTES = 32
+"""What is used of a worker's line."""
 
 
 def header_bytes(num_workers: int) -> int:
@@ -36,6 +39,12 @@ def header_bytes(num_workers: int) -> int:
 def code(doing: str, env_id: int = -1) -> int:
     """What a worker is doing, and in which sub-environment, as the one number that lies in its line."""
     return DOING.index(doing) + ((env_id + 1) << _DOING_BITS)
+
+
+def line(buffer: Any, worker: int) -> memoryview:
+    """The line of one worker, as bytes."""
+    begin = ALIGNMENT * (1 + worker)
+    return memoryview(buffer)[begin : begin + LINE_BYTES]
 
 
 def lines(buffer: Any, num_workers: int) -> Any:

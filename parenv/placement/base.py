@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
+from parenv.memory.crossing import SlotMap
 from parenv.process.doorbell import Doorbell
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
 
+STACK_SIGNAL = signal.SIGUSR1
+"""Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
+
 
 class Received(NamedTuple):
-    """A message from a worker."""
+    """A message from a worker; of any kind: whether it may be said now is for the conversation to decide."""
 
     sender: Sender
-    message: Message
+    message: Any
 
 
 class Ended(NamedTuple):
-    """A worker is gone."""
+    """A worker is gone.
+
+    Args:
+        sender: which.
+        pid: its process id, or -1.
+        exit_code: its exit code, or ``None``.
+        signal: the number of the signal that ended it, or ``None``.
+        refused: why it could not be started at all, or nothing.
+        lost_host: in words, the machine that is gone with it, or nothing.
+    """
 
     sender: Sender
     pid: int
     exit_code: int | None
     signal: int | None
     refused: str
+    lost_host: str = ""
 
 
 Event = Received | Ended
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What has crossed a network so far.
+
+    Args:
+        sent: bytes of messages to hosts, before encryption.
+        received: bytes of messages from hosts.
+        hosts: that are there now.
+        refused: connections that were refused, by reason.
+    """
+
+    sent: int = 0
+    received: int = 0
+    hosts: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,6 +92,9 @@ class Placement(Protocol):
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
 
+    def lay_out(self, slots: SlotMap) -> None:
+        """Hear where rollouts lie, before any worker is told."""
+
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
 
@@ -77,6 +112,9 @@ class Placement(Protocol):
 
     def alive(self) -> int:
         """How many workers run."""
+
+    def traffic(self) -> Traffic:
+        """What has crossed a network."""
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""

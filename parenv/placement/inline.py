@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from parenv.placement.base import Event, Launch, Received
+from parenv.memory.crossing import SlotMap
+from parenv.placement.base import Event, Launch, Received, Traffic
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 
@@ -53,6 +54,9 @@ class InlinePlacement:
         (sender,) = workers
         self._worker = self._make_worker(sender, launch, lambda message: self._heard(sender, message))
 
+    def lay_out(self, slots: SlotMap) -> None:
+        """The worker writes into the pool's own memory."""
+
     def send(self, to: Sender, message: Message) -> None:
         """Hand a message to the worker, through frames as everywhere."""
         if self._worker is not None:
@@ -87,6 +91,10 @@ class InlinePlacement:
     def alive(self) -> int:
         """One, until it fails or is closed."""
         return int(self._worker is not None and not self._failed)
+
+    def traffic(self) -> Traffic:
+        """None."""
+        return Traffic()
 
     def close(self, timeout_s: float) -> None:
         """Clean the worker up. Idempotent."""

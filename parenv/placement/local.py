@@ -10,12 +10,14 @@ import time
 from collections.abc import Sequence
 
 from parenv.errors import ProtocolError
+from parenv.memory.crossing import SlotMap
 from parenv.memory.shared import SharedMemory
-from parenv.placement.base import Ended, Event, Launch, Received
+from parenv.placement.base import Ended, Event, Launch, Received, Traffic
 from parenv.process.doorbell import MESSAGE, Doorbell
 from parenv.process.launcher import Exited, Launcher, ZygoteSpec
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
+from parenv.transport.waiting import Source
 from parenv.transport.zeromq import DriverSocket, remaining
 
 KILL_TIMEOUT_S = 2.0
@@ -27,10 +29,11 @@ class LocalPlacement:
 
     Args:
         entry: ``module:function`` that a worker process runs.
+        beside: a socket for which :meth:`wait` returns as well.
     """
 
-    def __init__(self, entry: str) -> None:
-        self._entry = entry
+    def __init__(self, entry: str, beside: Source | None = None) -> None:
+        self._entry, self._beside = entry, beside
         self._launcher: Launcher | None = None
         self._socket: DriverSocket | None = None
         self._job: SharedMemory | None = None
@@ -51,6 +54,9 @@ class LocalPlacement:
                 self._bells[worker] = bell = launch.doorbells[worker.worker]
                 descriptors += bell.descriptors
             launcher.launch(handle, self._entry, arguments, descriptors)
+
+    def lay_out(self, slots: SlotMap) -> None:
+        """Workers on this machine write into the pool's own memory."""
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
@@ -90,6 +96,10 @@ class LocalPlacement:
     def alive(self) -> int:
         """How many workers run."""
         return len(self._launcher.running) if self._launcher is not None else 0
+
+    def traffic(self) -> Traffic:
+        """None."""
+        return Traffic()
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
@@ -131,6 +141,8 @@ class LocalPlacement:
                 self._host = self._launcher
                 self._address = f"ipc://{self._host.directory}/{id(self):x}"
                 self._socket = DriverSocket(self._address)
+                if self._beside is not None:
+                    self._socket.watch(self._beside)
             self._socket.watch(self._launcher.fileno())
         if self._job is None:
             self._job = SharedMemory(len(launch.job))

@@ -58,6 +58,19 @@ def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
     return tuple(placed), offset
 
 
+def float32_parts(module: Any) -> tuple[tuple[int, int], ...]:
+    """``(begin, stop)`` of the parts of the flat block that hold nothing but float32, in order."""
+    import torch
+
+    parts: list[tuple[int, int]] = []
+    for tensor in flat_layout(module)[0]:
+        if tensor.dtype == torch.float32 and tensor.nbytes:
+            stop = aligned(tensor.offset + tensor.nbytes)
+            begins_behind = parts and parts[-1][1] == tensor.offset
+            parts.append((parts.pop()[0] if begins_behind else tensor.offset, stop))
+    return tuple(parts)
+
+
 def _tensors(module: Any) -> dict[str, Any]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 

@@ -9,7 +9,8 @@ from parenv.memory.layout import SlotLayout, aligned
 from parenv.memory.progress import Progress, header_bytes
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
-from parenv.policy.snapshots import WeightsWriter, flat_layout
+from parenv.memory.weights import WeightsMap
+from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
 
 MAX_WEIGHTS_BYTES = 1 << 30
 MIN_WEIGHTS_PLACES = 4
@@ -36,8 +37,10 @@ class Arena:
         head = self.memory.map()
         self.progress = [Progress(head, worker) for worker in range(num_workers)]
         self.weights: WeightsWriter | None = None
+        self.weights_map: WeightsMap | None = None
         if module is not None:
             self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
+            self.weights_map = WeightsMap(head, self.weights_offset, nbytes, float32_parts(module))
 
     def add_slots(self, layout: SlotLayout, count: int) -> Slots:
         """Make room for rollout slots, and claim the memory that every rollout needs."""

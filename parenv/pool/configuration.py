@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from parenv.crew.arguments import at_least, one_of, part_of
+from parenv.crew.arguments import at_least, check_placement, one_of, part_of
 from parenv.envs.factories import Factories, as_factories
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.layout import WHOLE_EPISODES
-from parenv.options import GradientOptions, Mode, OnStale, Parallelism, WorkerOptions
+from parenv.options import GradientOptions, Mode, OnStale, Parallelism, RemotePlacement, WorkerOptions
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.journal import Script
@@ -46,6 +46,7 @@ class Plan:
         options: of the workers.
         record: where to write the journal, or ``None``.
         replay: the journal to follow, or ``None``.
+        placement: where workers run; ``None``: on this machine.
     """
 
     factories: Factories
@@ -67,6 +68,7 @@ class Plan:
     options: WorkerOptions
     record: str | os.PathLike[str] | None
     replay: Script | None
+    placement: RemotePlacement | None = None
 
     @property
     def about(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ def make_plan(
     options: WorkerOptions,
     record: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
+    placement: RemotePlacement | None = None,
 ) -> Plan:
     """Check the arguments of a pool.
 
@@ -147,6 +150,7 @@ def make_plan(
             'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
             'use "restart_worker"'
         )
+    check_placement(placement, num_workers)
     part = part_of(this_learner(), factories.count or num_envs, num_workers, parallelism)
     if seed is not None:
         at_least("seed", seed, 0)
@@ -175,6 +179,7 @@ def make_plan(
         options=options,
         record=record,
         replay=script,
+        placement=placement,
     )
     if script is not None:
         script.check(plan.about)

@@ -10,9 +10,10 @@ from typing import Any
 
 import cloudpickle
 
-from parenv.crew.hiring import local_launch
+from parenv.crew.hiring import local_launch, remote_placement
 from parenv.crew.pickling import pickled
 from parenv.memory.shared import SharedMemory
+from parenv.memory.weights import WeightsMap
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
@@ -60,8 +61,14 @@ def launch_for(plan: Plan, job: Job) -> Callable[[int], Launch]:
     return local_launch(WORKER_ENTRY, pickled(named, job), plan.options, torch=plan.postprocess is not None)
 
 
-def placement_for(plan: Plan, job: Job) -> Placement:
-    """In this process, or in processes on this machine."""
+def placement_for(plan: Plan, job: Job, weights: WeightsMap | None) -> Placement:
+    """In this process, in processes on this machine, or on others.
+
+    Raises:
+        ConfigurationError: nobody can listen where hosts are to join.
+    """
+    if plan.placement is not None:
+        return remote_placement(WORKER_ENTRY, plan.placement, weights)
     if not plan.inline:
         return LocalPlacement(WORKER_ENTRY)
     return InlinePlacement(

@@ -16,7 +16,7 @@ from parenv.errors import ConfigurationError, PoolBusyError, PoolClosedError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
-from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Stop, WorkerOptions
+from parenv.options import GradientOptions, Mode, OnStale, Parallelism, RemotePlacement, Stop, WorkerOptions
 from parenv.pool.advice import Advice
 from parenv.pool.advising import advise, costs_of
 from parenv.pool.configuration import make_plan
@@ -46,8 +46,7 @@ class AsyncWorkerPool:
         parallelism: ``"experience"``: workers send :meth:`rollouts`; ``"gradient"``: they also run ``loss_fn`` and
             backward, and send :meth:`gradients`.
         rollout_length: ``T``, env steps per sub-environment and rollout; ``"episode"``, for Monte-Carlo policy
-            gradients with ``mode="sync"``: one whole episode of every sub-environment, one behind the other, as
-            ``[N, 1]``.
+            gradients with ``mode="sync"``: a whole episode of each sub-environment, one behind the other, ``[N, 1]``.
         loss_fn: ``(policy, rollout) -> loss | (loss, metrics)``, called on the worker with its copy of ``policy`` and a
             rollout of tensors; the loss is a scalar tensor, the metrics a dict of numbers.
         gradient: how the workers' gradients become one.
@@ -62,6 +61,7 @@ class AsyncWorkerPool:
         record: a file in which the run is written down as it goes.
         replay: a file of ``record``: the same run once more, in the same order and by the same versions, also an
             asynchronous one; its streams end where it ended. Deaths are not replayed.
+        placement: where workers run; ``None``: on this machine.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -96,6 +96,7 @@ class AsyncWorkerPool:
         workers: WorkerOptions | None = None,
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
+        placement: RemotePlacement | None = None,
     ) -> None:
         plan = make_plan(
             env_fn,
@@ -115,6 +116,7 @@ class AsyncWorkerPool:
             options=WorkerOptions() if workers is None else workers,
             record=record,
             replay=replay,
+            placement=placement,
         )
         self._lock = threading.Lock()
         self._session = Session(plan)

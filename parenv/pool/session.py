@@ -13,6 +13,7 @@ from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
+from parenv.memory.crossing import SlotMap
 from parenv.memory.layout import RolloutSpec, extras_and_carry, slot_layout
 from parenv.memory.progress import header_bytes
 from parenv.memory.spaces import leaves, rebuild
@@ -58,7 +59,7 @@ class Session:
         self._journal = _journal_of(plan)
         self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
-        self.crew = Crew(placement_for(plan, job), self._arena.progress, plan.shares)
+        self.crew = Crew(placement_for(plan, job, self._arena.weights_map), self._arena.progress, plan.shares)
         launch = with_launch(self._arena.memory.fd)
         self._staff = Staff(self.crew, launch, plan.options, processes=not plan.inline)
         try:
@@ -102,7 +103,8 @@ class Session:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
         with self._turns.during("calling"):
-            self._staff.ask("load", dict.fromkeys(range(len(self.crew.shares)), tuple(newest)))
+            everybody = dict.fromkeys(range(len(self.crew.shares)), tuple(newest))
+            self._staff.ask("load", everybody, (newest.number, newest.place))
         return newest.number
 
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
@@ -114,7 +116,7 @@ class Session:
         newest = self._versions.newest
         questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
         with self._turns.during("calling"):
-            answers = self._staff.ask("evaluate", questions)
+            answers = self._staff.ask("evaluate", questions, (newest.number, newest.place))
         self._staff.trace.did("evaluate", began, policy_version=newest.number)
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
 
@@ -142,7 +144,7 @@ class Session:
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
-        now, tally = time.monotonic(), self._tally
+        now, tally, traffic = time.monotonic(), self._tally, self.crew.traffic()
         collecting = now - self._first_asked
         rollout_s, spread_s = tally.rollout_seconds()
         return PoolStatistics(
@@ -175,6 +177,10 @@ class Session:
             driver_seconds=dict(tally.driver_s),
             driver_processor_seconds=dict(tally.driver_processor_s),
             messages=self.crew.messages,
+            hosts=traffic.hosts,
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
+            refused_connections=dict(traffic.refused),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,6 +248,17 @@ class Session:
         largest = slot_layout(spec, sum(crew.shares), workers) if together else slot_layout(spec, max(crew.shares), 1)
         leases = SYNC_LEASES if together else workers + 2
         slots = self._arena.add_slots(largest, leases + (1 if together else workers * (1 + plan.prefetch)))
+        self.crew.lay_out(
+            SlotMap(
+                memory=self._arena.mapping,
+                spec=spec,
+                offset=self._arena.slots_offset,
+                slot_bytes=largest.total_bytes,
+                together=together,
+                shares=tuple(crew.shares),
+                credits=1 if together else 1 + plan.prefetch,
+            )
+        )
         layouts = []
         for worker in range(workers):
             first = crew.env_ids(worker).start

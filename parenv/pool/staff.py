@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from parenv.crew.crew import FOREVER_S, Crew
+from parenv.crew.crew import FOREVER_S, NO_WEIGHTS, Crew
 from parenv.crew.failures import culprit, deed
 from parenv.crew.stacks import Stacks
 from parenv.errors import (
+    HostLostError,
     ProtocolError,
     RestartLimitError,
     WorkerDiedError,
@@ -66,6 +67,7 @@ Event = Committed | Lost | Back
 class _Asked:
     method: str
     arguments: Mapping[int, tuple[Any, ...]]
+    weights: tuple[int, int]
     calls: dict[int, int] = field(default_factory=dict)
 
 
@@ -139,8 +141,15 @@ class Staff:
         self._events.clear()
         return events
 
-    def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def ask(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
+    ) -> dict[int, Any]:
         """Call a method on several workers at once and wait for every answer; those that are lost are waited for.
+
+        Args:
+            method: as in :class:`~parenv.protocol.messages.Call`.
+            arguments: by worker.
+            weights: the version that the method uses, and where its weights lie.
 
         Raises:
             Exception: what a worker raised, after all have answered; an ``ExceptionGroup`` of several.
@@ -148,9 +157,9 @@ class Staff:
         """
         while self._condemned or self._due or self._starting:
             self._listen(FOREVER_S)
-        asked = self._asked = _Asked(method, arguments)
+        asked = self._asked = _Asked(method, arguments, weights)
         try:
-            asked.calls = self.crew.begin(method, arguments)
+            asked.calls = self.crew.begin(method, arguments, weights)
             while not self.crew.answered(asked.calls):
                 self._listen(FOREVER_S)
         finally:
@@ -223,7 +232,10 @@ class Staff:
         self.trace.lost(worker, error)
         # Commits that came before the end are events before it.
         self._events.extend(Committed(*heard) for heard in crew.take_commits())
-        wait_s = self._supervisor.died(worker, time.monotonic())
+        if isinstance(error, HostLostError) and self._options.restart is not None:
+            wait_s: float | None = 0.0  # It is no fault of the worker's, and there must be a host first.
+        else:
+            wait_s = self._supervisor.died(worker, time.monotonic())
         if wait_s is None:
             raise RestartLimitError(worker, crew.env_ids(worker), [*deaths, error]) if deaths else error
         deaths.append(error.with_traceback(None))
@@ -288,4 +300,4 @@ class Staff:
         self._events.append(Back(worker))
         self.trace.back(worker, crew.generation(worker))
         if asked is not None and not crew.answered_by(asked.calls, worker):
-            asked.calls |= crew.begin(asked.method, {worker: asked.arguments[worker]})
+            asked.calls |= crew.begin(asked.method, {worker: asked.arguments[worker]}, asked.weights)

@@ -53,6 +53,10 @@ class PoolStatistics:
             rollouts), ``"publishing"``, ``"waiting"`` (for workers) and ``"calling"`` (evaluating and so on).
         driver_processor_seconds: processor time of the same, all threads of the driver together.
         messages: messages sent and received by the driver.
+        hosts: worker hosts on other machines that are there.
+        bytes_sent: bytes sent to them, before encryption.
+        bytes_received: bytes that came from them.
+        refused_connections: connections and messages from other machines that were refused, by reason.
     """
 
     env_steps: int
@@ -84,6 +88,10 @@ class PoolStatistics:
     driver_seconds: Mapping[str, float]
     driver_processor_seconds: Mapping[str, float]
     messages: int
+    hosts: int
+    bytes_sent: int
+    bytes_received: int
+    refused_connections: Mapping[str, int]
 
 
 class Tally:

@@ -86,6 +86,9 @@ def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> d
         return {"tuple": [inner(item, f"[{i}]") for i, item in enumerate(value)]}
     if isinstance(value, dict):
         return {"dict": [[inner(k, ".key"), inner(item, f"[{k!r}]")] for k, item in value.items()]}
+    if type(value) is memoryview:
+        buffers.append(value)
+        return {"memory": len(buffers) - 1}
     if isinstance(value, (bytes, bytearray)):
         if not value:
             return {"bytes": None}
@@ -120,6 +123,8 @@ def _unpack(node: Any, buffers: Sequence[Buffer]) -> Any:
         return {_unpack(key, buffers): _unpack(item, buffers) for key, item in body}
     if tag == "bytes":
         return b"" if body is None else bytes(buffers[body])
+    if tag == "memory":
+        return memoryview(buffers[body])
     if tag == "graph":
         return GraphInstance(*(_unpack(item, buffers) for item in body))
     if tag == "space":

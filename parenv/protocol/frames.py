@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
+from parenv.protocol.hosting import HOST_KINDS, HostMessage
 from parenv.protocol.messages import KINDS, Message
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _MAGIC = b"PENV"
 _HEADER = struct.Struct("!4sHHII")
-_INDEX = {kind: i for i, kind in enumerate(KINDS)}
-_FIELDS = {
-    kind: tuple((f.name, {"int": int, "str": str, "bytes": bytes}.get(str(f.type))) for f in fields(kind))
-    for kind in KINDS
-}
+HEADER_BYTES = _HEADER.size
+AnyMessage = Message | HostMessage
+ALL_KINDS: tuple[type[AnyMessage], ...] = (*KINDS, *HOST_KINDS)
+_INDEX = {kind: i for i, kind in enumerate(ALL_KINDS)}
+_TYPES = {"int": int, "str": str, "bytes": bytes, "memoryview": memoryview}
+_FIELDS = {kind: tuple((f.name, _TYPES.get(str(f.type))) for f in fields(kind)) for kind in ALL_KINDS}
 
 
 class Sender(NamedTuple):
@@ -28,7 +30,7 @@ class Sender(NamedTuple):
     generation: int
 
 
-def to_frames(sender: Sender, message: Message) -> list[Buffer]:
+def to_frames(sender: Sender, message: AnyMessage) -> list[Buffer]:
     """Encode a message: the header with the JSON behind it, then the raw buffers."""
     kind = type(message)
     header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, _INDEX[kind], *sender)
@@ -36,8 +38,8 @@ def to_frames(sender: Sender, message: Message) -> list[Buffer]:
     return [header + text, *buffers]
 
 
-def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Message]:
-    """Decode a message.
+def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Any]:
+    """Decode a message, of any kind: whether it may be said now is for the conversation to decide.
 
     Raises:
         ProtocolError: another protocol version, an unknown kind, or malformed fields.
@@ -49,13 +51,13 @@ def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Message]:
         raise ProtocolError("a message does not begin as parenv's do")
     if version != PROTOCOL_VERSION:
         raise ProtocolError(f"the other side speaks protocol version {version}, this one {PROTOCOL_VERSION}")
-    if index >= len(KINDS):
+    if index >= len(ALL_KINDS):
         raise ProtocolError(f"unknown kind of message: {index}")
     values = unpack(memoryview(frames[0])[_HEADER.size :], frames[1:])
-    return Sender(worker, generation), _build(KINDS[index], values)
+    return Sender(worker, generation), _build(ALL_KINDS[index], values)
 
 
-def _build(kind: type[Message], values: Any) -> Message:
+def _build(kind: type[AnyMessage], values: Any) -> AnyMessage:
     expected = _FIELDS[kind]
     if not isinstance(values, list) or len(values) != len(expected):
         raise ProtocolError(f"{kind.__name__} has {len(expected)} fields")

@@ -146,11 +146,15 @@ class Call:
             ``"set_state"``; for stepping ``"reset"``,
             ``"call"``, ``"set_attr"`` or ``"measure"``.
         arguments: pickled arguments of that method.
+        policy_version: the version that must be in shared memory for it, or -1.
+        weights_slot: where its weights lie, or -1.
     """
 
     sequence: int
     method: str
     arguments: bytes
+    policy_version: int = -1
+    weights_slot: int = -1
 
 
 @dataclass(frozen=True)

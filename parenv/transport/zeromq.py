@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import zmq
 
+from parenv.transport.waiting import MAX_WAIT_S, Source, Waiting
+
+__all__ = ["MAX_WAIT_S", "DriverSocket", "Frames", "WorkerSocket", "remaining"]
 Frames = Sequence[bytes | bytearray | memoryview]
 _ROUTING_ID = struct.Struct("!cII")
 LINGER_MS = 1000
-MAX_WAIT_S = 1.0
-"""A signal that comes just before a system call does not interrupt it, so that Ctrl-C would wait for its end."""
 
 
 class DriverSocket:
@@ -28,25 +29,23 @@ class DriverSocket:
         self._socket.linger = 0
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._waiting = Waiting(self._socket)
 
-    def watch(self, descriptor: int) -> None:
-        """Have :meth:`wait` return also when this descriptor is readable."""
-        self._poller.register(descriptor, zmq.POLLIN)
+    def watch(self, source: int | Source) -> None:
+        """Have :meth:`wait` return also when this is ready: a readable descriptor, or a socket to another machine."""
+        self._waiting.watch(source)
 
-    def unwatch(self, descriptor: int) -> None:
-        """Watch it no longer."""
-        self._poller.unregister(descriptor)
+    def unwatch(self, source: int | Source) -> None:
+        """Watch it no longer; to be said before it is closed."""
+        self._waiting.unwatch(source)
 
     def wait(self, timeout_s: float) -> set[int]:
-        """Wait until a message has come or a watched descriptor is readable, or until the limit, or :data:`MAX_WAIT_S`.
+        """Wait until a message has come or something watched is ready, or until the limit, or :data:`MAX_WAIT_S`.
 
         Returns:
             The watched descriptors that are readable.
         """
-        ready = self._poller.poll(round(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000))
-        return {source for source, _ in ready if isinstance(source, int)}
+        return self._waiting.wait(timeout_s)
 
     def send(self, worker: int, generation: int, frames: Frames) -> bool:
         """Send to one worker; whether there is such a worker to send to."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
-import signal
 import traceback
 from typing import Any
 
@@ -13,13 +12,11 @@ import cloudpickle
 
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
+from parenv.placement.base import STACK_SIGNAL
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Failure
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.worker import Worker
-
-STACK_SIGNAL = signal.SIGUSR1
-"""Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
 
 
 def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int) -> int:

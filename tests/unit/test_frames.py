@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 from parenv.errors import ProtocolError
-from parenv.protocol.frames import PROTOCOL_VERSION, Sender, from_frames, to_frames
-from parenv.protocol.messages import KINDS, Close, Commit, Credit, Failure, Message
+from parenv.protocol.frames import ALL_KINDS as KINDS
+from parenv.protocol.frames import PROTOCOL_VERSION, AnyMessage, Sender, from_frames, to_frames
+from parenv.protocol.messages import Close, Commit, Credit, Failure
 
 SETTINGS = settings(max_examples=60, deadline=None)
 PLAIN = st.recursive(
@@ -21,7 +22,13 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2) | st.tuples(inner),
     max_leaves=4,
 )
-OF_TYPE = {"int": st.integers(-(1 << 62), 1 << 62), "str": st.text(), "bytes": st.binary(), "Any": PLAIN}
+OF_TYPE = {
+    "int": st.integers(-(1 << 62), 1 << 62),
+    "str": st.text(),
+    "bytes": st.binary(),
+    "memoryview": st.binary().map(memoryview),
+    "Any": PLAIN,
+}
 MESSAGES = st.one_of(
     [st.builds(kind, **{f.name: OF_TYPE[str(f.type)] for f in dataclasses.fields(kind)}) for kind in KINDS]
 )
@@ -35,15 +42,15 @@ def header(magic: bytes = b"PENV", version: int = PROTOCOL_VERSION, kind: int = 
 
 @given(SENDERS, MESSAGES)
 @settings(max_examples=150, deadline=None)
-def test_a_message_arrives_as_it_was_said(sender: Sender, message: Message) -> None:
+def test_a_message_arrives_as_it_was_said(sender: Sender, message: AnyMessage) -> None:
     frames = to_frames(sender, message)
     assert from_frames(frames) == (sender, message)
     assert from_frames([memoryview(bytes(frame)) for frame in frames]) == (sender, message)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_of_message_has_an_example_that_arrives(kind: type[Message]) -> None:
-    example = {"int": 3, "str": "step", "bytes": b"\x80", "Any": [("a", 1)]}
+def test_every_kind_of_message_has_an_example_that_arrives(kind: type[AnyMessage]) -> None:
+    example = {"int": 3, "str": "step", "bytes": b"\x80", "memoryview": memoryview(b"\x80"), "Any": [("a", 1)]}
     message = kind(*(example[str(f.type)] for f in dataclasses.fields(kind)))
     assert from_frames(to_frames(Sender(1, 2), message)) == (Sender(1, 2), message)
 
@@ -100,7 +107,7 @@ def test_random_bytes_raise_nothing_but_protocol_errors(kind: int, frames: list[
 @given(SENDERS, MESSAGES, st.data())
 @SETTINGS
 def test_flipped_bits_and_missing_ends_raise_nothing_but_protocol_errors(
-    sender: Sender, message: Message, data: Any
+    sender: Sender, message: AnyMessage, data: Any
 ) -> None:
     head, *others = (bytes(frame) for frame in to_frames(sender, message))
     broken = bytearray(head)

@@ -1,0 +1,155 @@
+"""Workers behind TCP and CURVE against workers behind ipc and shared memory, on one machine.
+
+python benchmarks/remote.py            all cases
+python benchmarks/remote.py cartpole   one of: cartpole, pong, sleeping, publish, healing
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium as gym
+import torch
+from common import IdealLoops, ideal_loop, interleaved, keep, rate_alone, summary
+from hosts import hosts
+from publish import publish_s, weighty_policy
+from rollouts import Agent, PixelAgent, Sleeper, make_pong, zeros
+
+from parenv import AsyncWorkerPool, Stop, TorchPolicy
+
+SECONDS, REPEATS = 3.0, 5
+
+
+def bytes_per_step(pool: AsyncWorkerPool) -> Any:
+    """Bytes that cross the network for an env step, in each direction."""
+    before, steps = pool.statistics(), 0
+    for rollout in pool.rollouts(Stop(env_steps=100_000, seconds=10.0)):
+        steps += rollout.num_steps
+    pool.synchronize()
+    after = pool.statistics()
+    return {
+        "received": (after.bytes_received - before.bytes_received) / steps,
+        "sent": (after.bytes_sent - before.bytes_sent) / steps,
+    }
+
+
+def against_local(make_env: Any, policy: Any, num_envs: int) -> Any:
+    """Two workers here against two workers behind a host."""
+    found: dict[str, Any] = {}
+    for mode in ("async", "sync"):
+        settings: Any = {"num_envs": num_envs, "num_workers": 2, "mode": mode}
+        with (
+            hosts([2]) as placement,
+            AsyncWorkerPool(make_env, policy, **settings) as local,
+            AsyncWorkerPool(make_env, policy, placement=placement, **settings) as remote,
+        ):
+            measures = {
+                "ipc": lambda local=local: rate_alone(local, SECONDS),
+                "tcp": lambda remote=remote: rate_alone(remote, SECONDS),
+            }
+            found[mode] = summary(interleaved(measures, REPEATS), "ipc")
+            found[mode]["bytes per env step"] = bytes_per_step(remote)
+    return found
+
+
+def cartpole() -> Any:
+    """64 CartPoles in 2 workers with an MLP."""
+    return against_local(lambda: gym.make("CartPole-v1"), TorchPolicy(Agent()), 64)
+
+
+def pong() -> Any:
+    """8 Pongs from pixels in 2 workers: with the usual convolutions, and with no policy to speak of."""
+    return {
+        "convolutions": against_local(make_pong, TorchPolicy(PixelAgent()), 8),
+        "no policy": against_local(make_pong, zeros, 8),
+    }
+
+
+def sleeping() -> Any:
+    """1 to 64 workers, each with an environment that sleeps, over 4 hosts in network namespaces."""
+    from network import Network
+
+    found: dict[str, Any] = {}
+    for mean_ms in (2, 10):
+        make_env = lambda mean_ms=mean_ms: Sleeper(mean_ms / 1000)  # noqa: E731
+        for workers in (1, 4, 16, 64):
+            loops = IdealLoops(lambda make_env=make_env: ideal_loop(make_env, lambda o: [0] * len(o), 1), workers)
+            settings: Any = {"num_workers": workers, "rollout_length": 128}
+            share = -(-workers // 4)
+            with ExitStack() as stack:
+                network = stack.enter_context(Network(4))
+                placement = stack.enter_context(hosts([share] * 4, network))
+                remote = stack.enter_context(AsyncWorkerPool(make_env, zeros, placement=placement, **settings))
+                local = stack.enter_context(AsyncWorkerPool(make_env, zeros, **settings))
+                measures = {
+                    "ideal": lambda loops=loops: loops.rate(SECONDS),
+                    "ipc": lambda local=local: rate_alone(local, SECONDS),
+                    "tcp over 4 namespaces": lambda remote=remote: rate_alone(remote, SECONDS),
+                }
+                found[f"{mean_ms} ms, {workers} workers"] = summary(interleaved(measures, 3), "ideal")
+            loops.close()
+    return found
+
+
+def publish() -> Any:
+    """Until every one of 16 workers on 4 hosts has loaded a new version."""
+    found: dict[str, Any] = {}
+    for megabytes in (1, 40):
+        policy = weighty_policy(megabytes * 1_000_000)
+        with ExitStack() as stack:
+            pools = {}
+            for encoding in ("exact", "bfloat16"):
+                placement = stack.enter_context(hosts([4] * 4, weights=encoding))
+                pools[encoding] = stack.enter_context(
+                    AsyncWorkerPool("CartPole-v1", policy, num_workers=16, placement=placement)
+                )
+            pools["ipc"] = stack.enter_context(AsyncWorkerPool("CartPole-v1", policy, num_workers=16))
+            measures = {
+                name: lambda pool=pool, policy=policy: 1000 * publish_s(pool, policy, 5)
+                for name, pool in reversed(pools.items())
+            }
+            one = f"{megabytes} MB, ms"
+            found[one] = summary(interleaved(measures, REPEATS), "ipc")
+            for name in ("exact", "bfloat16"):
+                before = pools[name].statistics().bytes_sent
+                publish_s(pools[name], policy, 1)
+                found[one][name]["bytes sent to 4 hosts"] = pools[name].statistics().bytes_sent - before
+    return found
+
+
+def healing() -> Any:
+    """Seconds from the end of a cut that lasted beyond the limit to the first rollout of a worker of that host."""
+    from network import Network
+
+    seconds = []
+    with (
+        Network(2) as network,
+        hosts([1, 1], network, silence_s=2.0) as placement,
+        AsyncWorkerPool("CartPole-v1", zeros, num_workers=2, rollout_length=16, placement=placement) as pool,
+    ):
+        stream = pool.rollouts()
+        for _ in range(REPEATS):
+            network.cut(1, "both")
+            while pool.statistics().hosts == 2:
+                next(stream)
+            time.sleep(3.0)  # The host must have noticed, too.
+            network.heal(1)
+            began = time.perf_counter()
+            lost = next(w for w in range(2) if pool._session.crew.doing(w) == "waiting for a host")
+            while next(stream).worker != lost:
+                pass
+            seconds.append(time.perf_counter() - began)
+            print(f"  {seconds[-1]:.2f} s", flush=True)
+    return {"median": sorted(seconds)[len(seconds) // 2], "max": max(seconds)}
+
+
+CASES = {"cartpole": cartpole, "pong": pong, "sleeping": sleeping, "publish": publish, "healing": healing}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for case in sys.argv[1:] or CASES:
+        print(case)
+        keep("remote", case, CASES[case]())

@@ -1,0 +1,50 @@
+"""``parenv worker``: a worker host for a driver on another machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from parenv.errors import ConfigurationError
+from parenv.host.host import PATIENCE_S, leaving_on_signals, serve
+from parenv.transport.keys import read_host_keys
+
+
+def add_worker_command(commands: Any) -> None:
+    """Add the command to others."""
+    one = commands.add_parser(
+        "worker",
+        help="run workers for a driver on another machine",
+        description="Run workers for a driver on another machine, whose pool has a RemotePlacement. It may be started "
+        "before or after the driver, joins again when the connection was lost, and ends with the driver: with 0 where "
+        "that is done, 1 where there was none, 2 where it refused this host.",
+    )
+    one.set_defaults(run=_run)
+    one.add_argument("--connect", required=True, metavar="tcp://HOST:PORT", help="where the driver listens")
+    one.add_argument("--key", required=True, type=Path, metavar="FILE", help="key file of this host; see parenv keys")
+    one.add_argument("--num-workers", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
+    one.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        metavar="S",
+        help=f"seconds to look for the driver, at first and when the connection was lost (default: {PATIENCE_S:g})",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.num_workers < 1:
+        raise ConfigurationError(f"--num-workers must be at least 1, got {options.num_workers}")
+    if not options.patience > 0:
+        raise ConfigurationError(f"--patience must be positive seconds, got {options.patience}")
+    return serve(
+        options.connect,
+        read_host_keys(options.key),
+        options.num_workers,
+        patience_s=options.patience,
+        tell=lambda words: print(f"parenv worker: {words}", file=sys.stderr, flush=True),
+        is_leaving=leaving_on_signals(),
+    )

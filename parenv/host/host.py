@@ -1,0 +1,336 @@
+"""A worker host: joins a driver, starts workers for it, and carries what both sides say and write."""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import signal
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+from parenv.memory.progress import Progress, line
+from parenv.memory.shared import SharedMemory
+from parenv.memory.weights import Chunk, write_chunk
+from parenv.placement.base import STACK_SIGNAL, Ended, Event, Launch
+from parenv.placement.local import LocalPlacement
+from parenv.placement.versions import own_versions
+from parenv.protocol.data import Buffer
+from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
+from parenv.protocol.hosting import (
+    HOST,
+    HOST_KINDS,
+    PIECE_BYTES,
+    Beat,
+    Gone,
+    Goodbye,
+    Join,
+    Piece,
+    Refuse,
+    Signal,
+    SlotPlan,
+    Stack,
+    Start,
+    Started,
+    Weights,
+    Welcome,
+)
+from parenv.protocol.messages import Close, Commit, Failure, Reply
+from parenv.transport.curve import HostSocket
+from parenv.transport.keys import HostKeys
+from parenv.transport.waiting import Waiting
+from parenv.transport.zeromq import remaining
+
+BEAT_S = 0.25
+PATIENCE_S = 60.0
+GRACE_S = 1.0
+STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.03
+_NUM_ENDS = struct.Struct("<i")
+
+
+class Outcome(Enum):
+    """How the time with a driver ended."""
+
+    OVER = "the driver has closed its pool"
+    LEFT = "told to leave"
+    REFUSED = "refused"
+    LOST = "the connection was lost"
+    NOBODY = "no driver"
+
+
+EXIT_CODES = {Outcome.OVER: 0, Outcome.LEFT: 0, Outcome.REFUSED: 2, Outcome.NOBODY: 1}
+
+
+def serve(
+    address: str,
+    keys: HostKeys,
+    num_workers: int,
+    *,
+    patience_s: float = PATIENCE_S,
+    tell: Callable[[str], None] = print,
+    is_leaving: Callable[[], bool] = lambda: False,
+) -> int:
+    """Run workers for the driver at an address until it is done, or gone; where the connection breaks, join it anew.
+
+    Args:
+        address: of the driver, ``tcp://HOST:PORT``.
+        keys: this host's.
+        num_workers: how many workers there is room for.
+        patience_s: seconds to look for a driver, at first and whenever the connection was lost.
+        tell: told what happens, in words.
+        is_leaving: asked now and then whether to leave.
+
+    Returns:
+        The exit code: 0 where the driver has closed its pool or this host was told to leave, 1 where there was no
+        driver, 2 where it refused this host.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        visit = Visit(address, keys, num_workers, is_leaving)
+        try:
+            outcome = visit.run(deadline, tell)
+        finally:
+            visit.close()
+        if outcome is not Outcome.LOST:
+            nobody = f"no driver at {address} for {patience_s:g} s. {visit.reason}".rstrip(" .")
+            words = {Outcome.REFUSED: visit.reason, Outcome.NOBODY: nobody}
+            tell(words.get(outcome, outcome.value))
+            return EXIT_CODES[outcome]
+        tell(f"{outcome.value}; looking for the driver for {patience_s:g} s")
+        deadline = time.monotonic() + patience_s
+
+
+class Visit:
+    """From joining a driver until the connection ends. What there is of workers and memory ends with it.
+
+    Args:
+        address: of the driver.
+        keys: this host's.
+        num_workers: how many workers there is room for.
+        is_leaving: asked now and then whether to leave.
+
+    Attributes:
+        reason: why the driver has refused this host.
+    """
+
+    def __init__(self, address: str, keys: HostKeys, num_workers: int, is_leaving: Callable[[], bool]) -> None:
+        self._address, self._num_workers, self._is_leaving = address, num_workers, is_leaving
+        self._driver = HostSocket(address, keys)
+        self._waiting = Waiting()
+        self._waiting.watch(self._driver)
+        self._outbox: deque[list[Buffer]] = deque()
+        self._local: LocalPlacement | None = None
+        self._launch: Launch | None = None
+        self._memory: SharedMemory | None = None
+        self._mapping: Any = None
+        self._max_message_bytes = 0
+        self._stacks: tuple[int, int] | None = None
+        self._plans: dict[int, SlotPlan] = {}
+        self._running: dict[Sender, bool] = {}
+        self._next_beat = 0.0
+        self._outcome: Outcome | None = None
+        self.reason = ""
+
+    def run(self, deadline: float, tell: Callable[[str], None]) -> Outcome:
+        """Join and serve.
+
+        Args:
+            deadline: until when to look for the driver, on the monotonic clock.
+            tell: told what happens, in words.
+        """
+        self._say(Join(own_versions(), platform.node(), os.getpid(), self._num_workers))
+        joined = False
+        while self._outcome is None:
+            self._serve()
+            state = self._driver.look()
+            if state == "lost":
+                return self._outcome or Outcome.LOST
+            if state == "refused" and self._outcome is None:
+                self.reason = (
+                    f"the driver at {self._address} does not accept this key, or is not the one that the key is for"
+                )
+                return Outcome.REFUSED
+            if state == "connecting" and not remaining(deadline):
+                if self._driver.broken_handshakes:
+                    self.reason = "somebody is there, and breaks off: it may be another driver than the key file is for"
+                return Outcome.NOBODY
+            if self._launch is not None and not joined:
+                joined = True
+                tell(f"joined the driver at {self._address} with room for {self._num_workers} workers")
+            if self._is_leaving():
+                self._say(Goodbye())
+                self._outcome = Outcome.LEFT
+        return self._outcome
+
+    def close(self) -> None:
+        """End the workers, and close everything. Idempotent."""
+        try:
+            if self._local is not None:
+                for worker in self._running:
+                    self._local.send(worker, Close())
+                self._local.close(GRACE_S if self._outcome is Outcome.LEFT else 0.0)
+        finally:
+            self._flush()
+            self._driver.close(GRACE_S if self._outcome is not None else 0.0)
+            if self._memory is not None:
+                self._memory.close()
+            for descriptor in self._stacks or ():
+                os.close(descriptor)
+            self._stacks = None
+
+    def _serve(self) -> None:
+        """Do what there is to do, after waiting for it until the next beat at most."""
+        patience_s = remaining(self._next_beat)
+        if self._local is None:
+            self._waiting.wait(patience_s)
+        else:
+            for event in self._local.wait(patience_s):
+                self._relay(event)
+            self._report_pids()
+        while self._outcome is None and (frames := self._driver.receive()) is not None:
+            sender, message = from_frames(frames)
+            self._obey(sender, message)
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_S
+            if self._launch is not None and not self._outbox:
+                self._beat()
+        self._flush()
+
+    def _beat(self) -> None:
+        workers = [worker.worker for worker in self._running]
+        self._say(Beat(workers, b"".join(bytes(line(self._mapping, worker)) for worker in workers)))
+
+    def _say(self, message: AnyMessage, about: tuple[int, int] = HOST) -> None:
+        self._outbox.append(to_frames(Sender(*about), message))
+
+    def _flush(self) -> None:
+        while self._outbox and self._driver.send(self._outbox[0]):
+            self._outbox.popleft()
+        self._driver.want_to_write(bool(self._outbox))
+
+    def _relay(self, event: Event) -> None:
+        """Pass on what has come of a worker; a commit behind what it commits."""
+        sender = event.sender
+        if isinstance(event, Ended):
+            self._running.pop(sender, None)
+            self._say(Gone(event.pid, event.exit_code, event.signal, event.refused), sender)
+            return
+        message = event.message
+        if isinstance(message, Commit):
+            for offset, data in self._committed(self._plans[sender.worker], message.sequence):
+                self._say(Piece(message.sequence, offset, data), sender)
+        frames = to_frames(sender, message)
+        largest = max(map(len, frames))
+        if largest > self._max_message_bytes:
+            frames = to_frames(sender, _too_large(message, largest, self._max_message_bytes))
+        self._outbox.append(frames)
+
+    def _committed(self, plan: SlotPlan, sequence: int) -> Iterator[tuple[int, memoryview]]:
+        """What a worker has written for a credit: offsets in the slot, and bytes."""
+        begin = plan.offset + sequence % plan.count * plan.slot_bytes
+        (ends,) = _NUM_ENDS.unpack_from(self._mapping, begin + plan.ends_offset)
+        memory = memoryview(self._mapping)
+        for offset, nbytes in [(0, plan.fixed_bytes), *((offset, ends * each) for offset, each in plan.per_end)]:
+            for at in range(offset, offset + nbytes, PIECE_BYTES):
+                stop = min(at + PIECE_BYTES, offset + nbytes)
+                yield at, memory[begin + at : begin + stop]
+
+    def _report_pids(self) -> None:
+        for worker, reported in self._running.items():
+            if not reported and self._local is not None and (pid := self._local.pid(worker)) > 0:
+                self._running[worker] = True
+                self._say(Started(pid), worker)
+
+    def _obey(self, sender: Sender, message: Any) -> None:
+        if isinstance(message, Welcome):
+            self._settle(message)
+        elif isinstance(message, Refuse):
+            self.reason, self._outcome = f"the driver at {self._address} refuses: {message.reason}", Outcome.REFUSED
+        elif isinstance(message, Goodbye):
+            self._outcome = Outcome.OVER
+        elif isinstance(message, Weights):
+            write_chunk(self._mapping, Chunk(message.offset, message.encoding, message.data))  # type: ignore[arg-type]
+        elif isinstance(message, Beat):
+            pass
+        elif self._local is not None and self._launch is not None:
+            self._obey_about(sender, message, self._local, self._launch)
+
+    def _obey_about(self, sender: Sender, message: Any, local: LocalPlacement, launch: Launch) -> None:
+        if isinstance(message, Start):
+            Progress(self._mapping, sender.worker).begin("starting")
+            self._running[sender] = False
+            local.start(launch, [sender])
+        elif isinstance(message, Signal):
+            local.signal(sender, message.signum, bool(message.alone))
+            if message.signum == STACK_SIGNAL:
+                self._say(Stack(self._read_stack()), sender)
+        elif isinstance(message, SlotPlan):
+            self._make_room(sender.worker, message)
+        elif not isinstance(message, HOST_KINDS):
+            if isinstance(message, Close):
+                Progress(self._mapping, sender.worker).closing[0] = True
+            local.send(sender, message)
+
+    def _settle(self, welcome: Welcome) -> None:
+        self._memory = SharedMemory(welcome.head_bytes)
+        self._mapping = self._memory.map()
+        self._max_message_bytes = welcome.max_message_bytes
+        self._stacks = os.pipe()
+        os.set_blocking(self._stacks[0], False)
+        self._launch = Launch(
+            memory_fd=self._memory.fd,
+            job=welcome.job,
+            preload=tuple(welcome.preload),
+            environment=dict(welcome.environment),
+            threads=welcome.threads,
+            descriptors=(self._stacks[1],),
+        )
+        self._local = LocalPlacement(welcome.entry, beside=self._driver)
+
+    def _make_room(self, worker: int, plan: SlotPlan) -> None:
+        self._plans[worker] = plan
+        memory = self._memory
+        if memory is None:
+            return
+        stop = plan.offset + plan.count * plan.slot_bytes
+        if stop > memory.size:
+            memory.grow(stop)
+        for slot in range(plan.count):
+            memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
+        self._mapping = memory.map()
+
+    def _read_stack(self) -> str:
+        if self._stacks is None:
+            return ""
+        poll = select.poll()
+        poll.register(self._stacks[0], select.POLLIN)
+        text, patience_s = b"", STACK_TIMEOUT_S
+        while poll.poll(patience_s * 1000.0):
+            text += os.read(self._stacks[0], 1 << 16)
+            patience_s = STACK_PAUSE_S
+        return text.decode(errors="replace")
+
+
+def _too_large(message: Any, size: int, limit: int) -> Failure:
+    return Failure(
+        call=message.sequence if isinstance(message, Reply) else -1,
+        more=0,
+        env_id=-1,
+        doing="commit" if isinstance(message, Commit) else "call",
+        kind=["parenv.errors", "NotDataError"],
+        message=f"{size:,} bytes in one piece, more than RemotePlacement(max_message_bytes={limit:,}) lets cross",
+        traceback="",
+    )
+
+
+def leaving_on_signals() -> Callable[[], bool]:
+    """A function that says whether SIGTERM or SIGINT has come. For the main thread of a process."""
+    came: list[int] = []
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda number, frame: came.append(number))
+    return lambda: bool(came)

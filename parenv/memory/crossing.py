@@ -1,0 +1,140 @@
+"""Rollouts that are written in another machine's memory: what of a slot crosses the network, and where it goes.
+
+A worker on a host has slots of its own there, with nobody else's columns. What it filled crosses as it lies, in pieces.
+In the driver it lies in the pool's slot straight away where that has the same layout, and otherwise, where several
+workers share a slot, it is put together from a slot's worth of memory beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parenv.errors import ProtocolError
+from parenv.memory.layout import RolloutSpec, SlotLayout, slot_layout
+
+
+@dataclass(frozen=True)
+class SlotMap:
+    """Where the rollouts of every worker lie in the pool's memory.
+
+    Args:
+        memory: the pool's, all of it.
+        spec: what a slot holds.
+        offset: where the slots begin, in bytes.
+        slot_bytes: distance between two.
+        together: whether all workers fill one slot.
+        shares: sub-environments of each worker.
+        credits: how many rollouts of one worker can be under way at once.
+    """
+
+    memory: Any
+    spec: RolloutSpec
+    offset: int
+    slot_bytes: int
+    together: bool
+    shares: tuple[int, ...]
+    credits: int
+
+
+class Crossing:
+    """The slots of one worker on a host.
+
+    Args:
+        slots: of the pool.
+        worker: index of the worker.
+
+    Attributes:
+        layout: of the worker's slots on its host.
+        per_end: ``[offset, bytes]`` of what there is for each episode end.
+        ends_offset: where in a slot the number of these is.
+    """
+
+    def __init__(self, slots: SlotMap, worker: int) -> None:
+        self._slots, self._share = slots, slots.shares[worker]
+        self.layout = slot_layout(slots.spec, self._share, 1)
+        fields = {field.name: field for field in self.layout.fields}
+        commits = fields["commits", 0]
+        self.ends_offset = commits.offset + np.dtype(commits.dtype).fields["num_ends"][1]  # type: ignore[index]
+        self.per_end = [
+            [field.offset, np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))]
+            for field in self.layout.fields
+            if field.offset >= self.layout.reserved_bytes
+        ]
+        self._position, self._first = (worker, sum(slots.shares[:worker])) if slots.together else (0, 0)
+        self._beside: Any = None
+        self._whole: SlotLayout | None = None
+        if slots.together and len(slots.shares) > 1:
+            self._whole = slot_layout(slots.spec, sum(slots.shares), len(slots.shares))
+            self._beside = np.zeros(self.layout.total_bytes, np.uint8)
+
+    def write(self, slot: int, offset: int, data: memoryview) -> None:
+        """Put a piece where it belongs.
+
+        Raises:
+            ProtocolError: it does not fit into a slot.
+        """
+        if offset < 0 or offset + data.nbytes > self.layout.total_bytes:
+            raise ProtocolError(f"a piece of {data.nbytes} bytes at {offset} does not fit into a slot")
+        to = self._beside if self._beside is not None else self._bytes(slot)
+        to[offset : offset + data.nbytes] = np.frombuffer(data, np.uint8)
+
+    def finish(self, slot: int, sequence: int, received: int) -> None:
+        """All pieces are there.
+
+        Args:
+            slot: of the pool.
+            sequence: of the credit.
+            received: bytes in all pieces.
+
+        Raises:
+            ProtocolError: they are not the rollout of this credit.
+        """
+        arrays = self.layout.arrays(self._beside if self._beside is not None else self._bytes(slot))
+        record, T, B = arrays["commits", 0], self._slots.spec.rollout_length, self._share
+        count = int(record["num_ends"][0])
+        expected = crossing_bytes(self.layout.reserved_bytes, self.per_end, count) if 0 <= count <= T * B else -1
+        if record["sequence"][0] != sequence or received != expected:
+            raise ProtocolError(
+                f"{received} bytes, where the rollout of credit {sequence} with {count} episode ends has {expected}"
+            )
+        ends = arrays["ends", 0][:count]
+        if count and not _within(ends["step"], T) & _within(ends["column"], B):
+            raise ProtocolError("an episode ends outside its rollout")
+        if self._whole is not None:
+            self._put_together(arrays, self._whole.arrays(self._bytes(slot)), count)
+
+    def _bytes(self, slot: int) -> Any:
+        begin = self._slots.offset + slot * self._slots.slot_bytes
+        return np.frombuffer(self._slots.memory, np.uint8, self._slots.slot_bytes, begin)
+
+    def _put_together(self, mine: Any, whole: Any, count: int) -> None:
+        T, columns = self._slots.spec.rollout_length, slice(self._first, self._first + self._share)
+        first_end = T * self._first
+        for name, values in mine.items():
+            kind = name[0]
+            if kind in ("commits", "gradients"):
+                whole[name][self._position] = values[0]
+            elif kind in ("ends", "finals"):
+                whole[name][first_end : first_end + count] = values[:count]
+            elif kind in ("restarted", "carry"):
+                whole[name][columns] = values
+            else:
+                whole[name][:, columns] = values
+        whole["ends", 0]["column"][first_end : first_end + count] += self._first
+
+
+def crossing_bytes(fixed_bytes: int, per_end: Sequence[Sequence[int]], ends: int) -> int:
+    """What a rollout with so many episode ends has, in bytes.
+
+    >>> crossing_bytes(1000, [[1024, 32], [2048, 16]], 3)
+    1144
+    """
+    return fixed_bytes + ends * sum(nbytes for _, nbytes in per_end)
+
+
+def _within(values: Any, stop: int) -> bool:
+    return bool((values >= 0).all() and (values < stop).all())

@@ -1,0 +1,96 @@
+"""Versions of the weights in shared memory, as bytes that cross to other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+Encoding = Literal["exact", "bfloat16"]
+
+
+class Chunk(NamedTuple):
+    """A part of one version.
+
+    Args:
+        offset: where it belongs in the memory, in bytes.
+        encoding: how it is encoded.
+        data: its bytes.
+    """
+
+    offset: int
+    encoding: Encoding
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class WeightsMap:
+    """Where the versions lie.
+
+    Args:
+        memory: that they lie in.
+        offset: of the first place, in bytes.
+        nbytes: of one version.
+        float32: ``(begin, stop)`` of the parts of a version that hold float32 numbers, in order.
+    """
+
+    memory: Any
+    offset: int
+    nbytes: int
+    float32: tuple[tuple[int, int], ...]
+
+    def chunks(self, place: int, encoding: Encoding, chunk_bytes: int) -> Iterator[Chunk]:
+        """The version at a place in parts of at most so many bytes. Exact parts are views of the memory."""
+        base = self.offset + place * self.nbytes
+        for begin, stop, is_float32 in self._parts():
+            rounds = is_float32 and encoding == "bfloat16"
+            step = chunk_bytes * 2 if rounds else chunk_bytes
+            for at in range(begin, stop, step):
+                size = min(step, stop - at)
+                data = memoryview(self.memory)[base + at : base + at + size]
+                if rounds:
+                    data = memoryview(to_bfloat16(np.frombuffer(data, "<f4"))).cast("B")
+                yield Chunk(base + at, "bfloat16" if rounds else "exact", data)
+
+    def _parts(self) -> Iterator[tuple[int, int, bool]]:
+        done = 0
+        for begin, stop in self.float32:
+            if begin > done:
+                yield done, begin, False
+            yield begin, stop, True
+            done = stop
+        if done < self.nbytes:
+            yield done, self.nbytes, False
+
+
+def write_chunk(memory: Any, chunk: Chunk) -> None:
+    """Put a part where it belongs.
+
+    Raises:
+        ValueError: it does not fit into the memory.
+    """
+    if chunk.encoding == "bfloat16":
+        numbers = from_bfloat16(np.frombuffer(chunk.data, "<u2"))
+        np.frombuffer(memory, "<f4", numbers.size, chunk.offset)[:] = numbers
+    else:
+        np.frombuffer(memory, np.uint8, chunk.data.nbytes, chunk.offset)[:] = np.frombuffer(chunk.data, np.uint8)
+
+
+def to_bfloat16(values: Any) -> Any:
+    """Round float32 numbers to the nearest bfloat16, ties to even; their upper halves, uint16.
+
+    The relative error is at most 2**-8 (0.4 %), of normal numbers; infinities stay, NaN stays NaN.
+
+    >>> from_bfloat16(to_bfloat16(np.array([1.0, 3.14159274, -1e30], "<f4"))).tolist()
+    [1.0, 3.140625, -1.0012516865468553e+30]
+    """
+    bits = np.ascontiguousarray(values, "<f4").view("<u4")
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def from_bfloat16(halves: Any) -> Any:
+    """Numbers from their upper halves, float32."""
+    return (np.asarray(halves, "<u4") << np.uint32(16)).view("<f4")

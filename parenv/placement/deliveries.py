@@ -1,0 +1,88 @@
+"""Rollouts on their way from hosts into the pool's slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from parenv.errors import ProtocolError
+from parenv.memory.crossing import Crossing, SlotMap
+from parenv.protocol.frames import Sender
+from parenv.protocol.hosting import Piece, SlotPlan
+from parenv.protocol.messages import Commit, Credit, Layout
+
+
+@dataclass
+class _Delivery:
+    """The rollout of a credit: where it goes, and how many bytes of it have come."""
+
+    slot: int
+    received: int = 0
+
+
+class Deliveries:
+    """What workers on hosts have been given credits for, until they commit it.
+
+    Args:
+        slots: of the pool.
+        first_worker: the first worker that is on a host.
+    """
+
+    def __init__(self, slots: SlotMap, first_worker: int) -> None:
+        self._slots = slots
+        self._crossings = {worker: Crossing(slots, worker) for worker in range(first_worker, len(slots.shares))}
+        self._slot_bytes = max((one.layout.total_bytes for one in self._crossings.values()), default=0)
+        self._expected: dict[tuple[Sender, int], _Delivery] = {}
+
+    def plan(self, worker: int, layout: Layout) -> tuple[SlotPlan, Layout]:
+        """Where rollouts of a worker lie on its host: for the host, and for the worker."""
+        crossing = self._crossings[worker]
+        plan = SlotPlan(
+            offset=layout.slots_offset + self._slot_there(worker, 0) * self._slot_bytes,
+            slot_bytes=self._slot_bytes,
+            count=self._slots.credits,
+            fixed_bytes=crossing.layout.reserved_bytes,
+            ends_offset=crossing.ends_offset,
+            per_end=crossing.per_end,
+        )
+        alone = {"slot_envs": self._slots.shares[worker], "slot_workers": 1, "first_column": 0, "share": 0}
+        return plan, replace(layout, slot_bytes=self._slot_bytes, **alone)
+
+    def expect(self, worker: Sender, credit: Credit) -> Credit:
+        """The credit as the worker on its host must see it; its rollout is accepted from now on."""
+        self._expected[worker, credit.sequence] = _Delivery(credit.slot)
+        return replace(credit, slot=self._slot_there(worker.worker, credit.sequence))
+
+    def write(self, worker: Sender, piece: Piece) -> None:
+        """Put a piece where it belongs.
+
+        Raises:
+            ProtocolError: there is no such credit, or the piece does not fit.
+        """
+        delivery = self._delivery(worker, piece.sequence)
+        self._crossings[worker.worker].write(delivery.slot, piece.offset, piece.data)
+        delivery.received += piece.data.nbytes
+
+    def finish(self, worker: Sender, commit: Commit) -> None:
+        """A rollout is complete: from now on nothing is written there any more.
+
+        Raises:
+            ProtocolError: there is no such credit, or it is not complete.
+        """
+        delivery = self._delivery(worker, commit.sequence)
+        self._crossings[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
+        del self._expected[worker, commit.sequence]
+
+    def forget(self, worker: Sender) -> None:
+        """Take nothing more from a worker that has ended."""
+        for key in [key for key in self._expected if key[0] == worker]:
+            del self._expected[key]
+
+    def _delivery(self, worker: Sender, sequence: int) -> _Delivery:
+        delivery = self._expected.get((worker, sequence))
+        if delivery is None:
+            raise ProtocolError(f"worker {worker.worker} has no credit {sequence}")
+        return delivery
+
+    def _slot_there(self, worker: int, sequence: int) -> int:
+        """A worker's credits are contiguous, and the rollout before the last ``credits`` has arrived."""
+        return worker * self._slots.credits + sequence % self._slots.credits

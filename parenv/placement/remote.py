@@ -1,0 +1,338 @@
+"""Workers on other machines, through a worker host on each, and perhaps some on this one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parenv.errors import ProtocolError
+from parenv.memory.crossing import SlotMap
+from parenv.memory.progress import LINE_BYTES, Progress, line
+from parenv.memory.shared import SharedMemory
+from parenv.memory.weights import Encoding, WeightsMap
+from parenv.placement.base import STACK_SIGNAL, Ended, Event, Launch, Received, Traffic
+from parenv.placement.deliveries import Deliveries
+from parenv.placement.local import LocalPlacement
+from parenv.placement.roster import Roster
+from parenv.placement.versions import disagreement
+from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
+from parenv.protocol.hosting import (
+    HOST,
+    HOST_KINDS,
+    PIECE_BYTES,
+    Beat,
+    Gone,
+    Goodbye,
+    Join,
+    Piece,
+    Refuse,
+    Signal,
+    Stack,
+    Start,
+    Started,
+    Weights,
+    Welcome,
+)
+from parenv.protocol.messages import Call, Commit, Credit, Layout, Message
+from parenv.transport.curve import HostListener
+from parenv.transport.zeromq import remaining
+
+PROBE_S = 0.5
+LINGER_S = 1.0
+STACK_TIMEOUT_S = 1.5
+MAX_STACK_BYTES = 1 << 15
+MAX_MESSAGES_AT_ONCE = 64
+_log = logging.getLogger("parenv")
+
+
+@dataclass
+class _Host:
+    """A worker host that has joined.
+
+    Args:
+        name: what the list of allowed keys calls it, and its machine.
+        weights: by place, the version whose weights it has.
+    """
+
+    name: str
+    weights: dict[int, int] = field(default_factory=dict)
+
+
+class HostsPlacement:
+    """Places workers on hosts as these come, and takes over what they write.
+
+    Args:
+        entry: ``module:function`` that a worker process runs.
+        listener: where hosts join.
+        num_local: how many workers, the first ones, run on this machine.
+        weights: the policy's weights, or ``None``.
+        encoding: how weights cross.
+        max_message_bytes: what one frame from a host may have.
+    """
+
+    def __init__(
+        self,
+        entry: str,
+        listener: HostListener,
+        *,
+        num_local: int,
+        weights: WeightsMap | None,
+        encoding: Encoding,
+        max_message_bytes: int,
+    ) -> None:
+        self._entry, self._listener, self._num_local = entry, listener, num_local
+        self._weights, self._encoding, self._max_message_bytes = weights, encoding, max_message_bytes
+        self._local = LocalPlacement(entry, beside=listener) if num_local else None
+        self._roster = Roster()
+        self._hosts: dict[bytes, _Host] = {}
+        self._pids: dict[Sender, int] = {}
+        self._deliveries: Deliveries | None = None
+        self._events: deque[Event] = deque()
+        self._stacks: dict[Sender, str] = {}
+        self._refused: Counter[str] = Counter()
+        self._sent = self._received = 0
+        self._next_probe = 0.0
+        self._launch: Launch | None = None
+        self._head: Any = None
+        self._closed = False
+
+    def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
+        """Start workers, as soon as there is room for them; returns at once."""
+        if self._launch is None:
+            memory = SharedMemory(fd=os.dup(launch.memory_fd))
+            self._head = memory.map()
+            memory.close()
+        self._launch = launch
+        here = [worker for worker in workers if worker.worker < self._num_local]
+        if self._local is not None and here:
+            self._local.start(launch, here)
+        for worker in workers:
+            if worker not in here:
+                self._roster.want(worker)
+                Progress(self._head, worker.worker).begin("waiting for a host")
+        self._place()
+
+    def lay_out(self, slots: SlotMap) -> None:
+        """Hear where rollouts lie, before any worker is told."""
+        self._deliveries = Deliveries(slots, self._num_local)
+
+    def send(self, to: Sender, message: Message) -> None:
+        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
+        if self._local is not None and to.worker < self._num_local:
+            self._local.send(to, message)
+            return
+        host = self._roster.host_of(to)
+        if host is None:
+            return
+        if isinstance(message, Layout) and self._deliveries is not None:
+            plan, message = self._deliveries.plan(to.worker, message)
+            self._tell(host, plan, to)
+        elif isinstance(message, Credit) and self._deliveries is not None:
+            self._bring_weights(host, message.policy_version, message.weights_slot)
+            message = self._deliveries.expect(to, message)
+        elif isinstance(message, Call) and message.policy_version >= 0:
+            self._bring_weights(host, message.policy_version, message.weights_slot)
+        self._tell(host, message, to)
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """Everything that has happened; waits up to the limit for the first thing to happen."""
+        patience_s = 0.0 if self._events else min(timeout_s, PROBE_S)
+        if self._local is not None:
+            self._events.extend(self._local.wait(patience_s))
+        else:
+            self._listener.wait(patience_s)
+        self._hear()
+        self._probe()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def fileno(self) -> int:
+        """Readable when a worker on this machine may have ended."""
+        return -1 if self._local is None else self._local.fileno()
+
+    def signal(self, worker: Sender, signum: int, alone: bool) -> None:
+        """Send a signal to a worker; one that asks for its stack waits until that has come, or not in time."""
+        if self._local is not None and worker.worker < self._num_local:
+            self._local.signal(worker, signum, alone)
+            return
+        host = self._roster.host_of(worker)
+        if host is not None:
+            self._tell(host, Signal(int(signum), int(alone)), worker)
+            if signum == STACK_SIGNAL:
+                self._take_stack(worker)
+        elif self._roster.is_waiting(worker) and signum == signal.SIGKILL:
+            self._roster.ended(worker)
+            self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
+
+    def pid(self, worker: Sender) -> int:
+        """Process id of a worker on its own machine, or -1 while it is not known."""
+        if self._local is not None and worker.worker < self._num_local:
+            return self._local.pid(worker)
+        return self._pids.get(worker, -1)
+
+    def alive(self) -> int:
+        """How many workers run."""
+        return len(self._pids) + (self._local.alive() if self._local is not None else 0)
+
+    def traffic(self) -> Traffic:
+        """What has crossed the network."""
+        refused = self._refused + Counter(self._listener.refusals)
+        return Traffic(self._sent, self._received, len(self._hosts), dict(refused))
+
+    def close(self, timeout_s: float) -> None:
+        """End every worker: by themselves within the limit, or by force after it. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self.alive() and remaining(deadline):
+                self.wait(remaining(deadline))
+            for host in self._roster.hosts:
+                self._tell(host, Goodbye())
+        finally:
+            if self._local is not None:
+                self._local.close(0.0)
+            self._listener.close(LINGER_S)
+
+    def _place(self) -> None:
+        for worker, host in self._roster.place():
+            Progress(self._head, worker.worker).begin("starting")
+            self._tell(host, Start(), worker)
+
+    def _tell(self, host: bytes, message: AnyMessage, about: tuple[int, int] = HOST) -> None:
+        frames = to_frames(Sender(*about), message)
+        if self._listener.send(host, frames):
+            self._sent += sum(map(len, frames))
+        else:
+            self._lose(host, "the connection to it was lost")
+
+    def _probe(self) -> None:
+        """A host that cannot be reached is known by what cannot be sent to it."""
+        now = time.monotonic()
+        if now >= self._next_probe:
+            self._next_probe = now + PROBE_S
+            for host in self._roster.hosts:
+                self._tell(host, Beat([], b""))
+
+    def _lose(self, host: bytes, why: str) -> None:
+        there = self._hosts.pop(host, None)
+        if there is None:
+            return
+        lost = self._roster.leave(host)
+        _log.warning("%s is gone with %d workers: %s", there.name, len(lost), why)
+        for worker in lost:
+            pid = self._forget(worker)
+            self._events.append(Ended(worker, pid, None, None, "", f"{there.name} is gone: {why}"))
+
+    def _forget(self, worker: Sender) -> int:
+        """Take nothing more from a worker that has ended; its process id."""
+        if self._deliveries is not None:
+            self._deliveries.forget(worker)
+        return self._pids.pop(worker, -1)
+
+    def _hear(self) -> None:
+        for _ in range(MAX_MESSAGES_AT_ONCE):
+            heard = self._listener.receive()
+            if heard is None:
+                return
+            host, name, frames = heard
+            self._received += sum(map(len, frames))
+            try:
+                sender, message = from_frames(frames)
+                if host in self._hosts:
+                    self._obey(host, sender, message)
+                elif isinstance(message, Join):
+                    self._welcome(host, name, message)
+                else:
+                    self._refused["has not joined"] += 1
+            except ProtocolError as error:
+                self._refused["malformed message"] += 1
+                _log.warning("host %s sent what it may not: %s", name, str(error))
+                self._tell(host, Refuse(f"the driver cannot accept what it was sent: {error}"))
+                self._lose(host, "it sent what it may not")
+
+    def _welcome(self, host: bytes, name: str, join: Join) -> None:
+        differing = disagreement(join.versions)
+        if differing or join.capacity < 1:
+            self._refused["version"] += 1
+            _log.warning("host %s cannot join: %s", name, differing or "it has room for no worker")
+            self._tell(host, Refuse(differing or "a host needs room for at least one worker"))
+            return
+        launch = self._launch
+        if launch is None or self._closed:
+            return
+        self._hosts[host] = _Host(f"host {name!r} (machine {join.name}, pid {join.pid})")
+        welcome = Welcome(
+            entry=self._entry,
+            job=launch.job,
+            preload=list(launch.preload),
+            environment=dict(launch.environment),
+            threads=launch.threads,
+            head_bytes=len(self._head),
+            max_message_bytes=self._max_message_bytes,
+        )
+        self._tell(host, welcome)
+        _log.info("%s has joined with room for %d workers", self._hosts[host].name, join.capacity)
+        self._roster.join(host, join.capacity)
+        self._place()
+
+    def _obey(self, host: bytes, sender: Sender, message: Any) -> None:
+        if isinstance(message, Beat):
+            self._take_lines(host, message)
+        elif isinstance(message, Goodbye):
+            self._lose(host, "it was told to leave")
+        elif self._roster.host_of(sender) != host:
+            self._refused["old generation"] += 1
+        elif isinstance(message, Started):
+            self._pids[sender] = message.pid
+        elif isinstance(message, Gone):
+            self._roster.ended(sender)
+            self._forget(sender)
+            self._events.append(Ended(sender, message.pid, message.exit_code, message.signal, message.refused))
+            self._place()
+        elif isinstance(message, Piece) and self._deliveries is not None:
+            self._deliveries.write(sender, message)
+        elif isinstance(message, Stack):
+            self._stacks[sender] = message.text
+        elif isinstance(message, HOST_KINDS):
+            raise ProtocolError(f"a host may not say {type(message).__name__}")
+        else:
+            if isinstance(message, Commit) and self._deliveries is not None:
+                self._deliveries.finish(sender, message)
+            self._events.append(Received(sender, message))
+
+    def _take_lines(self, host: bytes, beat: Beat) -> None:
+        here = {worker.worker for worker in self._roster.workers_of(host)}
+        if not isinstance(beat.workers, list) or len(beat.lines) != LINE_BYTES * len(beat.workers):
+            raise ProtocolError("a beat has a line for each worker that it names")
+        for i, worker in enumerate(beat.workers):
+            # Of one that has ended meanwhile there is nothing to know.
+            if worker in here:
+                line(self._head, worker)[:] = beat.lines[LINE_BYTES * i : LINE_BYTES * (i + 1)]
+
+    def _take_stack(self, worker: Sender) -> None:
+        """Pass on the stack that a worker was asked for, when it has come, to the pipe of workers on this machine."""
+        deadline = time.monotonic() + STACK_TIMEOUT_S
+        while worker not in self._stacks and self._roster.host_of(worker) is not None and remaining(deadline):
+            self._listener.wait(remaining(deadline))
+            self._hear()
+        text = self._stacks.pop(worker, "").encode()[:MAX_STACK_BYTES]
+        if text and self._launch is not None:
+            os.write(self._launch.descriptors[0], text)
+
+    def _bring_weights(self, host: bytes, version: int, place: int) -> None:
+        """See to it that a host has a version, once for all its workers."""
+        there = self._hosts.get(host)
+        if self._weights is None or there is None or there.weights.get(place) == version:
+            return
+        there.weights[place] = version
+        for chunk in self._weights.chunks(place, self._encoding, PIECE_BYTES):
+            self._tell(host, Weights(*chunk))

@@ -1,0 +1,209 @@
+"""What a driver and a worker host say to each other beside the messages of workers, which a host passes on as they are.
+
+The header of a message about one worker names that worker; of all others, :data:`HOST`. ``memoryview`` fields are
+raw memory, which is copied on neither side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+HOST = (0xFFFFFFFF, 0)
+"""Worker and generation in the header of what is about no worker."""
+PIECE_BYTES = 1 << 18
+"""Memory crosses in pieces of at most so many bytes, so that what waits to be read is bounded, and signs of life pass
+between them."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """Host, first: here I am.
+
+    Args:
+        versions: of what must be the same on both sides, by name.
+        name: of the machine.
+        pid: of the host's process.
+        capacity: how many workers it has room for.
+    """
+
+    versions: Any
+    name: str
+    pid: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Driver: you cannot join.
+
+    Args:
+        reason: in words.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Driver: what every worker gets when it is started.
+
+    Args:
+        entry: ``module:function`` that a worker runs.
+        job: pickled; for workers only.
+        preload: modules to import before the first worker starts.
+        environment: variables to set before any import.
+        threads: per worker.
+        head_bytes: size of the memory before the slots.
+        max_message_bytes: what a frame may have.
+    """
+
+    entry: str
+    job: bytes
+    preload: Any
+    environment: Any
+    threads: int
+    head_bytes: int
+    max_message_bytes: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Driver: start this worker."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Driver: send this worker a signal.
+
+    Args:
+        signum: which.
+        alone: 1: to the worker, 0: to all that it has started as well.
+    """
+
+    signum: int
+    alone: int
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    """Driver: where this worker's rollouts lie in the host's memory, and what of each crosses the network.
+
+    Args:
+        offset: of the worker's first slot, in bytes.
+        slot_bytes: distance between two.
+        count: how many; the rollout of a credit lies in the slot of its sequence modulo this.
+        fixed_bytes: the part of a slot that every rollout fills.
+        ends_offset: where in a slot the number of episode ends is.
+        per_end: ``[offset, bytes]`` of what there is for each of these.
+    """
+
+    offset: int
+    slot_bytes: int
+    count: int
+    fixed_bytes: int
+    ends_offset: int
+    per_end: Any
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Driver: a piece of the policy's weights.
+
+    Args:
+        offset: where it belongs in the host's memory, in bytes.
+        encoding: ``"exact"``, or ``"bfloat16"`` for float32 numbers of which it has the upper halves.
+        data: the piece.
+    """
+
+    offset: int
+    encoding: str
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """Driver: all is over; or host: it leaves, with its workers."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Host: this worker runs.
+
+    Args:
+        pid: its process id there.
+    """
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Host: this worker has ended.
+
+    Args:
+        pid: its process id there.
+        exit_code: or ``None``.
+        signal: that ended it, or ``None``.
+        refused: why it could not be started at all, or nothing.
+    """
+
+    pid: int
+    exit_code: Any
+    signal: Any
+    refused: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Host: a piece of a rollout of this worker, whose commit follows.
+
+    Args:
+        sequence: that of the credit.
+        offset: where in the slot it belongs, in bytes.
+        data: the piece.
+    """
+
+    sequence: int
+    offset: int
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Host: what its workers are doing.
+
+    Args:
+        workers: indices.
+        lines: their lines of :mod:`~parenv.memory.progress`, one behind the other.
+    """
+
+    workers: Any
+    lines: bytes
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Host: what this worker wrote when it was asked for its stack, perhaps nothing."""
+
+    text: str
+
+
+HostMessage = (
+    Join | Refuse | Welcome | Start | Signal | SlotPlan | Weights | Goodbye | Started | Gone | Piece | Beat | Stack
+)
+HOST_KINDS: tuple[type[HostMessage], ...] = (
+    Join,
+    Refuse,
+    Welcome,
+    Start,
+    Signal,
+    SlotPlan,
+    Weights,
+    Goodbye,
+    Started,
+    Gone,
+    Piece,
+    Beat,
+    Stack,
+)

@@ -1,0 +1,346 @@
+"""Between machines: a driver that listens on TCP, and hosts that connect to it, over CURVE and nothing less.
+
+Whatever they say is encrypted, and cannot be read, altered, repeated or left out by others without the connection
+breaking. A host that a driver does not know cannot join, and a host knows its driver.
+
+**At most** :data:`WINDOW` **messages of a host wait to be read.** A host keeps the rest, and :meth:`HostSocket.send`
+says so; the driver tells it of every half window that it has read. Without this, ZeroMQ would stop reading from a host
+of which it holds enough. It would then not see its heartbeats either, and drop it, whenever the driver learns for
+longer than ``silence_s``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import secrets
+import sys
+from collections import Counter, deque
+from collections.abc import Container, Sequence
+
+import zmq
+
+from parenv.errors import ConfigurationError, ProtocolError
+from parenv.protocol.data import Buffer
+from parenv.transport.gate import Gate
+from parenv.transport.keys import AllowList, DriverKeys, HostKeys
+from parenv.transport.link import EVENTS, Link, State
+from parenv.transport.stream import Stream, Streams
+from parenv.transport.tcp import CURVE_BYTES, buffer, check, configure, rest
+from parenv.transport.waiting import Polled, Source, Waiting
+from parenv.transport.zeromq import Frames
+
+WINDOW = 16
+HANDSHAKE_S = 5.0
+RECONNECT_MS = 500
+MAX_UNSENT = 1 << 16
+MAX_SKIPPED = 100
+
+
+class HostListener:
+    """The driver's end: listens for hosts, lets those in that it knows, and exchanges frames with them.
+
+    Args:
+        address: where to listen, such as ``tcp://192.0.2.7:5555``; ``*`` as the port, or 0, for any that is free.
+        keys: of the driver.
+        allowed: the hosts that may join.
+        max_message_bytes: the largest frame that a host may send; the connection of one that sends more is ended.
+        max_connections: how many connections may be open, whether or not they have been let in. Further ones are shut
+            at once.
+        silence_s: seconds after which a connection on which nothing comes is taken to be cut.
+
+    Attributes:
+        address: where it listens, with the port.
+
+    Raises:
+        ConfigurationError: the address is not one of TCP or cannot be listened at, or ``silence_s`` is out of range.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        keys: DriverKeys,
+        allowed: AllowList,
+        *,
+        max_message_bytes: int,
+        max_connections: int = 256,
+        silence_s: float = 5.0,
+    ) -> None:
+        check(address, range(65536), silence_s)
+        self._streams = Streams(max_connections, self._send)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        # ZeroMQ counts identities up from C's rand(), which nobody seeds. A host that knows the next one can choose it
+        # for itself, and ZeroMQ then aborts this process.
+        ctypes.CDLL(None).srand(secrets.randbits(32))
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.curve_server = True
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
+        self._socket.zap_domain = b"parenv"
+        # Without this, ZeroMQ would let everybody in while nobody answers its questions.
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._socket.maxmsgsize = max_message_bytes + CURVE_BYTES
+        # More than the window, since ZeroMQ learns only at every half of this how far has been read.
+        self._socket.rcvhwm, self._socket.sndhwm = 3 * WINDOW, MAX_UNSENT
+        configure(self._socket, address, silence_s, HANDSHAKE_S)
+        self._gate = Gate(
+            self._context, self._socket, allowed, max_connections=max_connections, handshake_s=HANDSHAKE_S
+        )
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigurationError(f"cannot listen at {address}: {error.strerror}") from None
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._waiting = Waiting()
+        self._waiting.watch(self)
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """How many peers were refused, by reason; see :data:`parenv.transport.gate.REASONS`."""
+        return self._gate.refusals
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, whether or not they have been let in."""
+        return self._gate.connections
+
+    @property
+    def ended(self) -> int:
+        """How many connections have ended that may have been those of hosts; :meth:`wait` returns when it grows."""
+        return self._gate.ended
+
+    def watch(self, source: int | Source) -> None:
+        """Have :meth:`wait` return also when this is ready."""
+        self._waiting.watch(source)
+
+    def unwatch(self, source: int | Source) -> None:
+        """Watch it no longer; to be said before it is closed."""
+        self._waiting.unwatch(source)
+
+    def wait(self, timeout_s: float) -> set[int]:
+        """Wait until a message has come, a connection has ended, or something watched is ready, or until the limit.
+
+        Waits for :data:`parenv.transport.waiting.MAX_WAIT_S` at most.
+
+        Returns:
+            The watched descriptors that are readable.
+        """
+        return self._waiting.wait(timeout_s)
+
+    def polled(self) -> Sequence[tuple[Polled, int]]:
+        """What to poll, for whoever waits for this among others."""
+        return (self._socket, zmq.POLLIN), (self._gate.fileno(), zmq.POLLIN)
+
+    def notice(self, ready: Container[object]) -> None:
+        """Take note of connections that have ended."""
+        if self._gate.fileno() in ready:
+            self._gate.take()
+
+    def send(self, peer: bytes, frames: Frames) -> bool:
+        """Send to one host.
+
+        Args:
+            peer: as :meth:`receive` has named it.
+            frames: at least one. They are copied, and may be altered afterwards.
+
+        Returns:
+            Whether it is on its way; false where there is no such host any more, or it does not take what it is sent.
+        """
+        return self._send(peer, frames)
+
+    def receive(self) -> tuple[bytes, str, list[Buffer]] | None:
+        """The next message, or ``None``.
+
+        Returns:
+            Which connection it comes from, the name of its host, and its frames.
+        """
+        for _ in range(MAX_SKIPPED):
+            try:
+                first = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            peer, frames = first.bytes, rest(self._socket, first)
+            if self._accept(peer, frames, first):
+                return peer, str(first.get("User-Id")), frames
+        return None
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close. Idempotent.
+
+        Args:
+            linger_s: how long to wait for what was sent last to be on its way, in seconds.
+        """
+        self._socket.close(round(linger_s * 1000))
+        self._gate.close()
+        self._context.term()
+
+    def _send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
+        stream = self._streams.of(peer)
+        if stream is None:
+            return False
+        try:
+            self._socket.send_multipart([peer, *frames, stream.last_frame(len(frames), credit)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        stream.sent_one()
+        return True
+
+    def _accept(self, peer: bytes, frames: list[Buffer], first: zmq.Frame) -> bool:
+        """Whether a message is to be delivered. If something is wrong with it, its connection is ended."""
+        if (stream := self._streams.begin(peer)) is None:
+            return False
+        # An identity that a peer has chosen could be taken for that of another.
+        refusal = "identity" if len(peer) != 5 or peer[0] else ""
+        try:
+            stream.open(frames)
+        except ProtocolError:
+            refusal = refusal or "sequence"
+        if refusal:
+            self._streams.ban(peer)
+            self._gate.expel(refusal, int(first.get(zmq.SRCFD)), str(first.get("Peer-Address")))
+        elif stream.received % (WINDOW // 2) == 0:
+            self._send(peer, credit=WINDOW // 2)
+        return not refusal
+
+
+class HostSocket:
+    """A host's end: one connection to its driver.
+
+    Args:
+        address: where the driver listens, such as ``tcp://192.0.2.7:5555``.
+        keys: of the host.
+        silence_s: seconds after which a connection on which nothing comes is taken to be cut.
+
+    Raises:
+        ConfigurationError: the address is not one of TCP, or ``silence_s`` is out of range.
+    """
+
+    def __init__(self, address: str, keys: HostKeys, *, silence_s: float = 5.0) -> None:
+        check(address, range(1, 65536), silence_s)
+        self._link = Link()
+        self._window = WINDOW
+        self._stream = Stream()
+        self._wants_to_write = False
+        self._last: deque[list[Buffer]] = deque()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.curve_serverkey = keys.driver_public
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
+        # The window is the bound: ZeroMQ's own learns late of what is gone, and would refuse what there is room for.
+        self._socket.sndhwm = 0
+        self._socket.reconnect_ivl = RECONNECT_MS
+        configure(self._socket, address, silence_s, HANDSHAKE_S)
+        self._monitor = self._context.socket(zmq.PAIR)
+        self._socket.monitor("inproc://parenv.monitor", EVENTS)
+        self._monitor.connect("inproc://parenv.monitor")
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigurationError(f"cannot connect to {address}: {error.strerror}") from None
+        self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def broken_handshakes(self) -> int:
+        """How often the driver has ended the connection before it was established, and it was tried again.
+
+        More than once or twice, it means that the key file is for another driver, or it has too many connections.
+        """
+        return self._link.broken_handshakes
+
+    def look(self) -> State:
+        """How the connection is; does not wait.
+
+        Returns:
+            ``"connecting"``, as long as there is no answer; ``"connected"``; ``"refused"``, if the driver does not
+            let this host in, or is not a driver; ``"lost"``, if it was connected and is not any more. A refused or
+            lost connection stays so: make another one.
+        """
+        while not self._monitor.closed and self._monitor.poll(0):
+            event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
+            if self._link.take_in(event) == "lost" and event == zmq.EVENT_DISCONNECTED:
+                self._rescue()
+        return self._link.state
+
+    def polled(self) -> Sequence[tuple[Polled, int]]:
+        """What to poll, for whoever waits for this among others."""
+        writes = self._wants_to_write and self._window > 0 and self._link.state in ("connecting", "connected")
+        return (self._socket, zmq.POLLIN | (zmq.POLLOUT if writes else 0)), (self._monitor, zmq.POLLIN)
+
+    def notice(self, ready: Container[object]) -> None:
+        """Take note of how the connection is."""
+        if self._monitor in ready:
+            self.look()
+
+    def want_to_write(self, wanted: bool) -> None:
+        """Say whether whoever waits for this shall also be woken when :meth:`send` can take a message."""
+        self._wants_to_write = wanted
+
+    def send(self, frames: Frames) -> bool:
+        """Send to the driver, or, while it is not connected yet, as soon as it is.
+
+        Args:
+            frames: at least one. They are copied, and may be altered afterwards.
+
+        Returns:
+            Whether it was taken; false while :data:`WINDOW` messages wait for the driver, or if there is no connection
+            and will be none.
+        """
+        if self._window == 0 or self._link.state in ("refused", "lost"):
+            return False
+        try:
+            self._socket.send_multipart([*frames, self._stream.last_frame(len(frames))], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._stream.sent_one()
+        self._window -= 1
+        return True
+
+    def receive(self) -> list[Buffer] | None:
+        """The next message, or ``None``. What came before a connection was lost is not lost."""
+        if self._last:
+            return self._last.popleft()
+        return self._next()
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """Close. Idempotent.
+
+        Args:
+            linger_s: how long to wait for what was sent last to be on its way, in seconds.
+        """
+        if not self._socket.closed:
+            self._socket.close(round(linger_s * 1000) if self.look() == "connected" else 0)
+            self._monitor.close(0)
+            self._context.term()
+
+    def _next(self) -> list[Buffer] | None:
+        for _ in range(MAX_SKIPPED):
+            try:
+                first = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            frames = [buffer(first), *rest(self._socket, first)]
+            try:
+                credit = self._stream.open(frames)
+            except ProtocolError:
+                self._give_up()
+                return None
+            self._window += credit
+            if frames:
+                return frames
+        return None
+
+    def _rescue(self) -> None:
+        """Keep what had come before the connection was lost, which is not to be read once it is given up."""
+        while (frames := self._next()) is not None:
+            self._last.append(frames)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Without this, ZeroMQ would connect again, and go on in the middle of the conversation."""
+        self._link.state = "lost"
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.disconnect(self._endpoint)

@@ -1,0 +1,280 @@
+"""Who may join a driver: decided, counted and logged in a thread of its own, which goes on while the driver learns.
+
+Two sources tell it all: ZeroMQ asks for each key that a peer has proved to hold (ZAP, RFC 27), and the listener's
+monitor reports connections that begin and end. Only the monitor knows of those that never show a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils import z85
+
+from parenv.errors import ConfigurationError
+from parenv.process.doorbell import Doorbell
+from parenv.transport.keys import AllowList
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+MAX_LOGGED = 1000
+MAX_EVENTS_AT_ONCE = 1000
+MAX_EVENTS_WAITING = 100_000
+"""Beyond it ZeroMQ waits for us, and all connections with it."""
+REASONS = {
+    "mechanism": "it does not use CURVE: it has no key, or is another program",
+    "key": "its key is not in the list of hosts that may join",
+    "cipher": "what it sent cannot be deciphered: it takes another driver for this one, or it has been tampered with",
+    "protocol": "it does not speak as a host does",
+    "handshake": "it went away before it was let in",
+    "timeout": "it took too long to identify itself",
+    "too many connections": "there are too many connections",
+    "allow list": "the list of hosts that may join cannot be used just now",
+    "identity": "it chose an identity, and parenv's hosts do not",
+    "sequence": "some of what it sent is missing: it has been tampered with on its way, or it is no host of parenv",
+}
+_EVENT = struct.Struct("=HI")
+_EVENTS = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_PROTOCOL_REASONS = {
+    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "mechanism",
+    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "cipher",
+    int(zmq.PROTOCOL_ERROR_ZMTP_INVALID_SEQUENCE): "cipher",
+}
+_log = logging.getLogger("parenv")
+
+
+@dataclass
+class _Connection:
+    """What is known of a connection: when it began, and how many of any had been judged, and let in, by then."""
+
+    port: int
+    peer: str
+    since_s: float
+    judged: int
+    joined: int
+    turned_away: bool = False
+
+
+class Gate:
+    """Lets hosts of the allow list in, and nobody else.
+
+    The listener must belong to the same context, which must have a single I/O thread: the events of a failed
+    handshake then come in one piece. Nothing may be bound before the gate is there, or it would stand open.
+
+    Args:
+        context: of the listener.
+        listener: a CURVE server, not yet bound.
+        allowed: who may join.
+        max_connections: how many may be open at a time, whether or not they have been let in.
+        handshake_s: how long a peer may take to identify itself, in seconds, as set on the listener.
+
+    Attributes:
+        refusals: how many peers were refused, by reason; see :data:`REASONS`.
+        ended: how many connections that may have been let in have ended.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        listener: zmq.Socket[bytes],
+        allowed: AllowList,
+        *,
+        max_connections: int,
+        handshake_s: float,
+    ) -> None:
+        self.refusals: Counter[str] = Counter()
+        self.ended = 0
+        self._allowed = allowed
+        self._max_connections = max_connections
+        self._handshake_s = handshake_s
+        self._live: dict[int, _Connection] = {}
+        self._failure = ""
+        self._judged = self._joined = 0
+        self._logged: set[tuple[str, str]] = set()
+        self._bell = Doorbell()
+        self._told = False
+        self._zap = context.socket(zmq.ROUTER)
+        self._zap.linger = 0
+        self._zap.bind(ZAP_ADDRESS)
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.linger = 0
+        self._monitor.rcvhwm = MAX_EVENTS_WAITING
+        listener.monitor("inproc://parenv.monitor", _EVENTS)
+        self._monitor.connect("inproc://parenv.monitor")
+        self._end_receiver, self._end_sender = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        self._end_receiver.bind("inproc://parenv.gate.end")
+        self._end_sender.connect("inproc://parenv.gate.end")
+        self._thread = threading.Thread(target=self._run, name="parenv gate", daemon=True)
+        self._thread.start()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, whether or not they have been let in."""
+        return len(self._live)
+
+    def fileno(self) -> int:
+        """Readable when a connection has ended, until :meth:`take`."""
+        return self._bell.fileno()
+
+    def take(self) -> None:
+        """Take note that connections have ended; only while :meth:`fileno` is readable."""
+        # In this order: an end in between is told by the ring that is taken now, or by one to come.
+        self._told = False
+        self._bell.take()
+
+    def refuse(self, reason: str, peer: str, detail: str = "") -> None:
+        """Count a refusal, and log the first of its kind.
+
+        Args:
+            reason: one of :data:`REASONS`.
+            peer: its IP address.
+            detail: what else there is to say.
+        """
+        self.refusals[reason] += 1
+        if (reason, peer) in self._logged or len(self._logged) >= MAX_LOGGED:
+            return
+        self._logged.add((reason, peer))
+        why = f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
+        _log.warning("refused a connection from %s: %s; more like it are only counted", peer, why)
+
+    def expel(self, reason: str, fd: int, peer: str) -> None:
+        """End a connection that had been let in.
+
+        Args:
+            reason: one of :data:`REASONS`.
+            fd: descriptor of the connection, which may be closed already.
+            peer: its IP address.
+        """
+        self.refuse(reason, peer)
+        connection = self._live.get(fd)
+        if connection is not None and connection.peer == peer:
+            _shut(fd, connection.port)
+
+    def close(self) -> None:
+        """End; to be called when the listener is closed. Idempotent."""
+        if self._thread.is_alive():
+            self._end_sender.send(b"")
+            self._thread.join()
+        for ours in (self._end_sender, self._end_receiver, self._zap, self._monitor):
+            ours.close(0)
+        self._bell.close()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for ours in (self._zap, self._monitor, self._end_receiver):
+            poller.register(ours, zmq.POLLIN)
+        while self._end_receiver not in (ready := dict(poller.poll())):
+            if self._zap in ready:
+                self._answer(self._zap.recv_multipart())
+            if self._monitor in ready:
+                self._follow()
+
+    def _answer(self, request: list[bytes]) -> None:
+        """Answer whether the holder of a key may join."""
+        routing_id, empty, version, number, _, address, _, mechanism, *credentials = request
+        name, code, refusal, detail = "", b"400", "", ""
+        if mechanism != b"CURVE" or len(credentials) != 1:
+            refusal = "mechanism"
+        else:
+            try:
+                name = self._allowed.name_of(z85.encode(credentials[0])) or ""
+            except ConfigurationError as error:
+                # To 300, ZeroMQ says nothing to the peer, which will try again.
+                code, refusal, detail = b"300", "allow list", str(error)
+            else:
+                code, refusal = (b"200", "") if name else (b"400", "key")
+        if refusal:
+            self._judged += 1
+            self.refuse(refusal, address.decode(errors="replace"), detail)
+        self._zap.send_multipart([routing_id, empty, version, number, code, b"", name.encode(), b""])
+
+    def _follow(self) -> None:
+        """Take in what has happened to connections, and shut those that are too many."""
+        for _ in range(MAX_EVENTS_AT_ONCE):
+            try:
+                packed, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            event, value = _EVENT.unpack(packed)
+            self._take_in(event, value, endpoint)
+        staying = [(fd, connection) for fd, connection in self._live.items() if not connection.turned_away]
+        for fd, connection in staying[self._max_connections :]:
+            connection.turned_away = True
+            self.refuse("too many connections", connection.peer)
+            _shut(fd, connection.port)
+
+    def _take_in(self, event: int, value: int, endpoint: bytes) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            port = int(endpoint.rpartition(b":")[2])
+            self._live[value] = _Connection(port, _peer(value, port), time.monotonic(), self._judged, self._joined)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._judged += 1
+            self._joined += 1
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._failure = "handshake"
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._failure = _PROTOCOL_REASONS.get(value, "protocol")
+        elif event == zmq.EVENT_DISCONNECTED:
+            failure, self._failure = self._failure, ""
+            if value in self._live:
+                self._end(self._live.pop(value), failure)
+
+    def _end(self, connection: _Connection, failure: str) -> None:
+        """A connection has ended.
+
+        The events do not say whether it had been let in. It had not if none was meanwhile.
+        """
+        if failure == "handshake" and time.monotonic() - connection.since_s > self._handshake_s / 2:
+            failure = "timeout"
+        if not failure and connection.judged == self._judged:
+            # ZeroMQ says nothing of peers that speak its protocol before version 3, which knows no keys.
+            failure = "protocol"
+        if failure and not connection.turned_away:
+            self.refuse(failure, connection.peer)
+        if connection.joined != self._joined and failure not in ("handshake", "timeout", "mechanism"):
+            self.ended += 1
+            if not self._told:
+                self._told = True
+                self._bell.ring(1)
+
+
+def _peer(fd: int, port: int) -> str:
+    """The IP address at the other end of a connection to our port."""
+    with contextlib.suppress(OSError), _connection(fd) as connection:
+        if connection.getsockname()[1] == port:
+            return str(connection.getpeername()[0])
+    return "an unknown address"
+
+
+def _shut(fd: int, port: int) -> None:
+    """Shut a connection, if it is one to our port: ZeroMQ may have closed it, and another file have its number."""
+    with contextlib.suppress(OSError), _connection(fd) as connection:
+        if connection.getsockname()[1] == port:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connection(fd: int) -> socket.socket:
+    """Another descriptor of a connection.
+
+    Raises:
+        OSError: it is closed, or no socket any more.
+    """
+    copy = os.dup(fd)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise

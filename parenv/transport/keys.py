@@ -1,0 +1,285 @@
+"""Keys for the network: who a driver is, and which hosts may join it.
+
+Each side has a CURVE key pair. A host knows the driver's public key, so that nobody can pose as the driver; the driver
+knows the public keys of its hosts, so that nobody else can join. Keys are Z85 text of 40 bytes. They are kept in files
+that only their owner may read, and are never shown: not in a ``repr``, not in an error, not in a log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from parenv.errors import ConfigurationError
+from parenv.transport.private_files import Others, read_private, replace, write_new
+
+KEY_LENGTH = 40
+DRIVER_FILE = "driver.key"
+HOSTS_FILE = "hosts.pub"
+_Z85 = frozenset(bytes(z85.Z85CHARS))
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_DRIVER_WORDS = ("public", "secret")
+_HOST_WORDS = ("public", "secret", "driver")
+_DRIVER_TEXT = "# parenv: key of the driver. Whoever reads this file can pose as the driver: it must stay secret."
+_HOST_TEXT = "# parenv: key of the host {}. Whoever reads this file can join the driver: it must stay secret."
+_HOSTS_TEXT = "# parenv: public keys of the hosts that may join, a name and a key on each line. No secrets."
+
+
+@dataclass(frozen=True, repr=False)
+class DriverKeys:
+    """The key pair of a driver.
+
+    Args:
+        public: what hosts know it by, Z85 of 40 bytes.
+        secret: what it proves it with.
+
+    Raises:
+        ConfigurationError: these are not keys, or do not belong together.
+    """
+
+    public: bytes
+    secret: bytes
+
+    def __post_init__(self) -> None:
+        _check_pair(self.public, self.secret)
+
+    def __repr__(self) -> str:
+        return "DriverKeys(not shown)"
+
+
+@dataclass(frozen=True, repr=False)
+class HostKeys:
+    """The key pair of a host, and the driver it trusts.
+
+    Args:
+        public: what the driver knows it by, Z85 of 40 bytes.
+        secret: what it proves it with.
+        driver_public: the public key of its driver.
+
+    Raises:
+        ConfigurationError: these are not keys, or do not belong together.
+    """
+
+    public: bytes
+    secret: bytes
+    driver_public: bytes
+
+    def __post_init__(self) -> None:
+        _check_pair(self.public, self.secret)
+        if not is_key(self.driver_public):
+            raise ConfigurationError("the driver's public key is not a key: Z85 text of 40 bytes is needed")
+
+    def __repr__(self) -> str:
+        return "HostKeys(not shown)"
+
+
+class AllowList:
+    """Which hosts may join, by their public keys.
+
+    Args:
+        source: path of a file such as ``hosts.pub``, read anew whenever a host asks to join, so that hosts can be
+            added and removed while the driver runs; or public keys as Z85 text, whose hosts are named ``host-0`` and
+            so on.
+
+    Raises:
+        ConfigurationError: the file cannot be used, or something in the list is not a key.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | Sequence[str]) -> None:
+        self._path = Path(source) if isinstance(source, str | os.PathLike) else None
+        self._names = {} if isinstance(source, str | os.PathLike) else _named(source)
+        self._current()
+
+    def name_of(self, public: bytes) -> str | None:
+        """The name of the host with this public key, or ``None`` where it may not join.
+
+        Raises:
+            ConfigurationError: the file cannot be used any more, so that nobody may join for now.
+        """
+        return self._current().get(public)
+
+    def _current(self) -> Mapping[bytes, str]:
+        return self._names if self._path is None else _read_hosts(self._path)
+
+
+def create_keys(directory: str | os.PathLike[str], hosts: Sequence[str]) -> list[Path]:
+    """Make the keys of a driver and of its hosts.
+
+    Args:
+        directory: where to; made if missing, for its owner only.
+        hosts: names of the hosts: letters, digits, dots, hyphens and underscores.
+
+    Returns:
+        The files made: ``driver.key``, a key file for each host, which belongs on that host and nowhere else, and
+        ``hosts.pub``, the list of hosts that may join.
+
+    Raises:
+        ConfigurationError: a name cannot be used, a file exists already, or the directory cannot be written.
+    """
+    for name in hosts:
+        _check_name(name)
+    if len({name.lower() for name in hosts}) < len(hosts):
+        raise ConfigurationError("each host needs a name of its own")
+    folder = Path(directory)
+    driver, pairs = DriverKeys(*zmq.curve_keypair()), [zmq.curve_keypair() for _ in hosts]
+    texts = {folder / DRIVER_FILE: _text(_DRIVER_TEXT, {"public": driver.public, "secret": driver.secret})}
+    for name, (public, secret) in zip(hosts, pairs, strict=True):
+        texts[_key_file(folder, name)] = _host_text(name, HostKeys(public, secret, driver.public))
+    lines = [_HOSTS_TEXT, *(f"{name} {public.decode()}" for name, (public, _) in zip(hosts, pairs, strict=True))]
+    texts[folder / HOSTS_FILE] = "\n".join(lines) + "\n"
+    write_new(folder, texts)
+    return list(texts)
+
+
+def add_host(directory: str | os.PathLike[str], name: str) -> Path:
+    """Make the key of one more host, and let it join.
+
+    Args:
+        directory: with the files that :func:`create_keys` has made.
+        name: of the host.
+
+    Returns:
+        The key file of the host.
+
+    Raises:
+        ConfigurationError: the name cannot be used or is taken, or the directory is not one with keys.
+    """
+    _check_name(name)
+    folder = Path(directory)
+    driver = read_driver_keys(folder / DRIVER_FILE)
+    listed = folder / HOSTS_FILE
+    if name in _read_hosts(listed).values():
+        raise ConfigurationError(f"{listed} has a host {name} already")
+    public, secret = zmq.curve_keypair()
+    path = _key_file(folder, name)
+    before = read_private(listed, Others.CANNOT_WRITE).rstrip("\n")
+    write_new(folder, {path: _host_text(name, HostKeys(public, secret, driver.public))})
+    try:
+        replace(listed, f"{before}\n{name} {public.decode()}\n")
+    except ConfigurationError:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read_driver_keys(path: str | os.PathLike[str]) -> DriverKeys:
+    """Read the key file of a driver.
+
+    Raises:
+        ConfigurationError: it is missing or malformed, or others may read it.
+    """
+    values = _read_key_file(Path(path), _DRIVER_WORDS, "driver")
+    return DriverKeys(values["public"], values["secret"])
+
+
+def read_host_keys(path: str | os.PathLike[str]) -> HostKeys:
+    """Read the key file of a host.
+
+    Raises:
+        ConfigurationError: it is missing or malformed, or others may read it.
+    """
+    values = _read_key_file(Path(path), _HOST_WORDS, "host")
+    return HostKeys(values["public"], values["secret"], values["driver"])
+
+
+def ephemeral_keys() -> tuple[DriverKeys, HostKeys]:
+    """Keys of a driver and of all its hosts, for one run: they are in memory only."""
+    driver = DriverKeys(*zmq.curve_keypair())
+    return driver, HostKeys(*zmq.curve_keypair(), driver.public)
+
+
+def is_key(value: object) -> bool:
+    """Whether something is a key in Z85 text.
+
+    >>> is_key(b"rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"), is_key(b"short")
+    (True, False)
+    """
+    if not isinstance(value, bytes) or len(value) != KEY_LENGTH or not _Z85.issuperset(value):
+        return False
+    try:
+        z85.decode(value)
+    except struct.error:
+        # Five characters can say more than the four bytes that they stand for can hold.
+        return False
+    return True
+
+
+def _check_pair(public: object, secret: object) -> None:
+    if not (is_key(public) and is_key(secret)):
+        raise ConfigurationError("this is not a pair of keys: each must be Z85 text of 40 bytes")
+    assert isinstance(secret, bytes)
+    if zmq.curve_public(secret) != public:
+        raise ConfigurationError("the public and the secret key do not belong together")
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"a host cannot be named {name!r}: use letters, digits, dots, hyphens and underscores, at most 63"
+        )
+    if f"{name}.key".lower() == DRIVER_FILE:
+        raise ConfigurationError(f"a host cannot be named {name!r}: {DRIVER_FILE} is the driver's key file")
+
+
+def _key_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.key"
+
+
+def _named(keys: Sequence[str]) -> dict[bytes, str]:
+    encoded = [key.encode() if isinstance(key, str) else b"" for key in keys]
+    for place, key in enumerate(encoded):
+        if not is_key(key):
+            raise ConfigurationError(
+                f"entry {place} of the list of hosts is not a key: it must be 40 characters of Z85"
+            )
+    if not encoded:
+        raise ConfigurationError("the list of hosts is empty: nobody could ever join")
+    return {key: f"host-{place}" for place, key in enumerate(encoded)}
+
+
+def _host_text(name: str, keys: HostKeys) -> str:
+    return _text(_HOST_TEXT.format(name), {"public": keys.public, "secret": keys.secret, "driver": keys.driver_public})
+
+
+def _text(title: str, values: Mapping[str, bytes]) -> str:
+    return "\n".join([title, *(f"{word} {value.decode()}" for word, value in values.items())]) + "\n"
+
+
+def _read_key_file(path: Path, words: Sequence[str], whose: str) -> dict[str, bytes]:
+    values: dict[str, bytes] = {}
+    for number, word, value in _lines(read_private(path, Others.CANNOT_READ)):
+        if word not in _HOST_WORDS or word in values or not is_key(value):
+            raise ConfigurationError(f"{path}, line {number}: this is not a line of a key file")
+        values[word] = value
+    if set(values) != set(words):
+        raise ConfigurationError(
+            f"{path} is not the key file of a {whose}: it must have the lines {', '.join(words)}, "
+            f"and has {', '.join(sorted(values)) or 'none of them'}"
+        )
+    return values
+
+
+def _read_hosts(path: Path) -> dict[bytes, str]:
+    """Names by public key."""
+    names: dict[bytes, str] = {}
+    for number, name, public in _lines(read_private(path, Others.CANNOT_WRITE)):
+        if not (_NAME.fullmatch(name) and is_key(public)):
+            raise ConfigurationError(f"{path}, line {number}: a name and a public key in Z85 text are needed")
+        if public in names or name in names.values():
+            raise ConfigurationError(f"{path}, line {number}: the host {name}, or its key, is in the list twice")
+        names[public] = name
+    return names
+
+
+def _lines(text: str) -> list[tuple[int, str, bytes]]:
+    """Number, first word and rest of every line that is no comment."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    words = [(number, line.split(None, 1)) for number, line in lines if line and not line.startswith("#")]
+    return [(number, first, "".join(rest).encode()) for number, (first, *rest) in words]

@@ -1,0 +1,106 @@
+"""Files that are their owner's affair: written for nobody else, and read only if that is so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from enum import IntFlag
+from pathlib import Path
+
+from parenv.errors import ConfigurationError
+
+MAX_FILE_BYTES = 1 << 20
+
+
+class Others(IntFlag):
+    """What group and others must not be able to do with a file: bits of its mode."""
+
+    CANNOT_READ = stat.S_IRWXG | stat.S_IRWXO
+    CANNOT_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def write_new(folder: Path, texts: Mapping[Path, str]) -> None:
+    """Write files that only their owner can read, from their first moment on: all of them, or none.
+
+    Args:
+        folder: where they are; made if missing, for its owner only.
+        texts: what to write, by path.
+
+    Raises:
+        ConfigurationError: one exists already, or cannot be written.
+    """
+    for path in texts:
+        if os.path.lexists(path):
+            raise ConfigurationError(f"{path} exists already, and keys are never overwritten: choose another directory")
+    written: list[Path] = []
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path, text in texts.items():
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            written.append(path)
+            with open(descriptor, "w") as file:
+                file.write(text)
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise ConfigurationError(f"cannot write keys to {folder}: {error.strerror}") from None
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file anew: whoever reads it meanwhile sees all of the old text, or all of the new one.
+
+    Raises:
+        ConfigurationError: it cannot be written, and is as it was.
+    """
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with open(descriptor, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_private(path: Path, others: Others) -> str:
+    """Read a file that others cannot reach.
+
+    Args:
+        path: of the file.
+        others: what group and others must not be able to do.
+
+    Raises:
+        ConfigurationError: it is missing, no text file, too large, or others can reach it.
+    """
+    try:
+        # Without O_NONBLOCK, a named pipe in the place of the file would keep us waiting for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _check(path, os.fstat(descriptor), others)
+            return os.read(descriptor, MAX_FILE_BYTES).decode()
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}; the command parenv keys create makes such files"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is not text") from None
+
+
+def _check(path: Path, status: os.stat_result, others: Others) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigurationError(f"{path} is not a file")
+    if status.st_size > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+    if status.st_mode & others:
+        can = "read or write" if others == Others.CANNOT_READ else "write"
+        raise ConfigurationError(
+            f"{path}: others may {can} it (mode {stat.S_IMODE(status.st_mode):04o}), so that it cannot be trusted; "
+            f"if nobody has done so yet: chmod 600 {path}"
+        )

@@ -1,0 +1,74 @@
+"""One wait for many things: messages, descriptors, and all that a connection consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Protocol
+
+import zmq
+
+Polled = zmq.Socket[bytes] | int
+MAX_WAIT_S = 1.0
+"""A signal that comes just before a system call does not interrupt it, so that Ctrl-C would wait for its end."""
+
+
+class Source(Protocol):
+    """Something that consists of several sockets and descriptors."""
+
+    def polled(self) -> Sequence[tuple[Polled, int]]:
+        """What to poll now, and for which of ``POLLIN`` and ``POLLOUT``."""
+        ...
+
+    def notice(self, ready: Container[object]) -> None:
+        """Take in what is its own affair, such as the end of a connection, given what is ready."""
+        ...
+
+
+class Waiting:
+    """Waits for any of several sources.
+
+    Args:
+        sockets: that are waited for from the beginning.
+
+    >>> Waiting().wait(0.0)
+    set()
+    """
+
+    def __init__(self, *sockets: zmq.Socket[bytes]) -> None:
+        self._poller = zmq.Poller()
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        self._descriptors: set[int] = set()
+        self._sources: dict[Source, set[Polled]] = {}
+
+    def watch(self, source: int | Source) -> None:
+        """Have :meth:`wait` return also when something of this is ready."""
+        if isinstance(source, int):
+            self._poller.register(source, zmq.POLLIN)
+            self._descriptors.add(source)
+        else:
+            self._sources[source] = set()
+
+    def unwatch(self, source: int | Source) -> None:
+        """Watch it no longer; to be said before it is closed."""
+        if isinstance(source, int):
+            self._poller.unregister(source)
+            self._descriptors.remove(source)
+            return
+        for polled in self._sources.pop(source):
+            self._poller.unregister(polled)
+
+    def wait(self, timeout_s: float) -> set[int]:
+        """Wait until something is ready, or until the limit, or :data:`MAX_WAIT_S`.
+
+        Returns:
+            The watched descriptors that are readable.
+        """
+        for source, registered in self._sources.items():
+            for polled, events in source.polled():
+                self._poller.register(polled, events)
+                registered.add(polled)
+        ready = {polled for polled, _ in self._poller.poll(round(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000))}
+        for source in self._sources:
+            source.notice(ready)
+        return self._descriptors & ready

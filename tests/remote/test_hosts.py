@@ -1,0 +1,223 @@
+"""Hosts come, leave, die and are cut off at any time: nothing is lost, nothing comes twice, nobody stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from worker_hosts import until
+
+from parenv import AsyncWorkerPool, HostLostError, RestartLimitError, Stop, WorkerOptions, WorkerTimeoutError
+from parenv.testing import LedgerEnv, check_ledger
+
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+
+
+def ledgers(count: int) -> list[Any]:
+    return [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(count)]
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class Audit:
+    """Takes rollouts of ledgers, and asks for something at certain env steps."""
+
+    def __init__(self, pool: AsyncWorkerPool) -> None:
+        self.pool, self.expected = pool, dict[int, tuple[int, ...]]()
+        self._rollouts: Iterator[Any] = pool.rollouts(Stop(seconds=50))
+
+    def take(self, env_steps: int) -> None:
+        while env_steps > 0:
+            env_steps -= check_ledger(next(self._rollouts), self.expected)
+
+    def until(self, holds: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 20.0
+        while not holds():
+            assert time.monotonic() < deadline
+            self.take(1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_when_a_host_is_killed_another_with_room_takes_its_workers(hosts: Any, mode: Any) -> None:
+    first, _ = hosts.start(2, 2)
+    with AsyncWorkerPool(
+        ledgers(6), zeros, num_workers=3, mode=mode, rollout_length=8, placement=hosts.placement()
+    ) as pool:
+        audit = Audit(pool)
+        audit.take(3000)
+        first.kill()
+        hosts.start(1)
+        audit.until(lambda: pool.statistics().worker_restarts and pool.statistics().workers_alive == 3)
+        audit.take(3000)
+        statistics = pool.statistics()
+        assert 1 <= statistics.worker_restarts <= 2
+        assert statistics.hosts == 2
+    assert len(audit.expected) == 6
+
+
+def test_a_host_that_is_told_to_leave_leaves(hosts: Any) -> None:
+    leaving, _ = hosts.start(1, 2)
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
+        audit = Audit(pool)
+        audit.take(1000)
+        leaving.terminate()
+        assert leaving.wait(10.0) == 0
+        audit.until(lambda: pool.statistics().hosts == 1 and pool.statistics().workers_alive == 2)
+        audit.take(1000)
+    assert len(audit.expected) == 2
+
+
+def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
+    (host,) = hosts.start(1)
+    with AsyncWorkerPool(
+        ledgers(2), zeros, num_workers=2, rollout_length=8, placement=hosts.placement(num_local=1)
+    ) as pool:
+        audit = Audit(pool)
+        audit.take(500)
+        host.kill()
+        audit.until(lambda: pool.statistics().workers_alive == 1)
+        generation = pool._session.crew.generation(1)
+        audit.take(500)
+        assert pool._session.crew.doing(1) == "waiting for a host"
+        hosts.start(1)
+        audit.until(lambda: pool.statistics().workers_alive == 2)
+        audit.take(500)
+        assert pool._session.crew.generation(1) == generation == 1
+    assert len(audit.expected) == 2
+
+
+def test_losing_more_hosts_than_restarts_are_allowed_ends_nothing(hosts: Any) -> None:
+    """It is no fault of the worker's."""
+    with AsyncWorkerPool(
+        ledgers(1),
+        zeros,
+        num_workers=1,
+        rollout_length=4,
+        workers=WorkerOptions(restart=_once()),
+        placement=_started(hosts),
+    ) as pool:
+        audit = Audit(pool)
+        for lost in range(3):
+            audit.take(40)
+            hosts.processes[-1].kill()
+            hosts.start(1)
+            audit.until(lambda lost=lost: pool.statistics().worker_restarts > lost)
+        audit.take(40)
+
+
+def _once() -> Any:
+    from parenv import RestartPolicy
+
+    return RestartPolicy(max_restarts=1)
+
+
+def _started(hosts: Any) -> Any:
+    hosts.start(1)
+    return hosts.placement()
+
+
+def test_without_restarts_a_lost_host_is_an_error_that_names_it(hosts: Any) -> None:
+    (host,) = hosts.start(1)
+    with AsyncWorkerPool(
+        ledgers(1), zeros, num_workers=1, workers=WorkerOptions(restart=None), placement=hosts.placement()
+    ) as pool:
+        next(pool.rollouts())
+        host.kill()
+        with pytest.raises(HostLostError, match=r"host 'host0'.*is gone: the connection to it was lost"):
+            for _ in pool.rollouts(Stop(seconds=20)):
+                pass
+
+
+def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts: Any) -> None:
+    (host,) = hosts.start(2)
+    with AsyncWorkerPool(
+        ledgers(3), zeros, num_workers=3, rollout_length=8, placement=hosts.placement(num_local=1, silence_s=1.0)
+    ) as pool:
+        audit = Audit(pool)
+        audit.take(1000)
+        host.send_signal(signal.SIGSTOP)
+        audit.until(lambda: pool.statistics().hosts == 0)
+        audit.take(100)
+        host.send_signal(signal.SIGCONT)
+        audit.until(lambda: pool.statistics().workers_alive == 3)
+        audit.take(1000)
+        assert [pool._session.crew.generation(worker) for worker in range(3)] == [0, 1, 1]
+    assert host.wait(5.0) == 0
+    assert len(audit.expected) == 3
+
+
+def test_a_pool_for_which_there_is_no_room_says_so_in_time(hosts: Any) -> None:
+    hosts.start(1)
+    with pytest.raises(WorkerTimeoutError, match=r"worker [01] .*is at: waiting for a host"):
+        AsyncWorkerPool(
+            ledgers(2),
+            zeros,
+            num_workers=2,
+            workers=WorkerOptions(start_timeout_s=3.0),
+            placement=hosts.placement(),
+        )
+    assert hosts.processes[0].wait(5.0) == 0
+
+
+def test_hosts_may_come_before_the_driver_and_after(hosts: Any) -> None:
+    hosts.start(1)
+    later = threading.Timer(1.0, hosts.start, (1,))
+    later.start()
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
+        Audit(pool).take(200)
+    later.join()
+
+
+DRIVER = """
+import sys, numpy as np, parenv
+placement = parenv.RemotePlacement(sys.argv[1], sys.argv[2] + "/driver.key", sys.argv[2] + "/hosts.pub")
+pool = parenv.AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=2, placement=placement)
+for rollout in pool.rollouts():
+    print(pool.statistics().workers_alive, flush=True)
+"""
+
+
+def test_when_the_driver_is_killed_workers_end_at_once_and_the_host_when_it_has_looked_long_enough(hosts: Any) -> None:
+    (host,) = hosts.start(2, patience_s=3.0)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, hosts.address, str(hosts.keys)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "2\n"
+        os.kill(driver.pid, signal.SIGKILL)
+        until(lambda: len(hosts.alive()) <= 2, seconds=2.0)
+        assert host.wait(8.0) == 1
+        assert "no driver" in host.stderr.read()
+    finally:
+        driver.kill()
+        driver.communicate()
+
+
+def test_a_limit_on_restarts_still_holds_for_workers_that_die_by_themselves(hosts: Any) -> None:
+    class Dying(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            os._exit(3)
+
+    hosts.start(1)
+    with (
+        AsyncWorkerPool(
+            [lambda: Dying(0)],
+            zeros,
+            num_workers=1,
+            workers=WorkerOptions(restart=_once()),
+            placement=hosts.placement(),
+        ) as pool,
+        pytest.raises(RestartLimitError, match="exited with code 3"),
+    ):
+        next(pool.rollouts())

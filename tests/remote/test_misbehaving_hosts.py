@@ -1,0 +1,285 @@
+"""Hosts whose keys are right and who misbehave: what they say is checked, and nothing of it is ever unpickled."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parenv import AsyncWorkerPool, Stop, WorkerOptions
+from parenv.memory.spaces import describe
+from parenv.placement.versions import own_versions
+from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
+from parenv.protocol.hosting import HOST, Beat, Gone, Goodbye, Join, Piece, Refuse, Start, Started, Welcome
+from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply
+from parenv.testing import LedgerEnv, check_ledger
+from parenv.transport.curve import HostSocket
+from parenv.transport.keys import read_host_keys
+from parenv.transport.waiting import Waiting
+
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class FakeHost:
+    """Speaks as a host does, and says whatever a test wants."""
+
+    def __init__(self, hosts: Any, name: str = "host5") -> None:
+        self._socket = HostSocket(hosts.address, read_host_keys(hosts.keys / f"{name}.key"))
+        self._waiting = Waiting()
+        self._waiting.watch(self._socket)
+        self.heard: list[tuple[Sender, Any]] = []
+
+    def join(self, **changed: Any) -> None:
+        versions = own_versions()
+        self.say(replace(Join(versions, "nowhere", 1, 1), **changed))
+
+    def say(self, message: Any, about: tuple[int, int] = HOST) -> None:
+        self.say_frames(to_frames(Sender(*about), message))
+
+    def say_frames(self, frames: Any) -> None:
+        self.until(lambda: self._socket.send(frames))
+
+    def hear(self, kind: type, seconds: float = 10.0) -> Any:
+        """The next message of a kind."""
+        found: list[Any] = []
+
+        def heard() -> bool:
+            while (frames := self._socket.receive()) is not None:
+                self.heard.append(from_frames(frames))
+                if isinstance(self.heard[-1][1], kind):
+                    found.append(self.heard[-1])
+                    return True
+            return False
+
+        self.until(heard, seconds)
+        return found[0]
+
+    def until(self, holds: Any, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline
+            assert self._socket.look() in ("connecting", "connected")
+            self._waiting.wait(0.05)
+
+    def close(self) -> None:
+        self._socket.close(0.0)
+
+
+@pytest.fixture
+def fake(hosts: Any) -> Iterator[FakeHost]:
+    made = FakeHost(hosts)
+    yield made
+    made.close()
+
+
+@contextmanager
+def serving(hosts: Any) -> Iterator[AsyncWorkerPool]:
+    """A pool with two workers on a host that behaves."""
+    hosts.start(2)
+    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
+        yield pool
+
+
+def take(pool: AsyncWorkerPool, expected: dict[int, tuple[int, ...]], seconds: float = 20.0, until: Any = None) -> None:
+    """Take rollouts until something holds, and some more."""
+    more = 40
+    for rollout in pool.rollouts(Stop(seconds=seconds)):
+        check_ledger(rollout, expected)
+        if until is None or until():
+            more -= 1
+            if not more:
+                return
+    raise AssertionError("it did not come to that in time")
+
+
+def refused(pool: AsyncWorkerPool, reason: str) -> Any:
+    return lambda: pool.statistics().refused_connections.get(reason, 0)
+
+
+CANARY = "canary"
+
+
+class _Canary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def frames_of(what: str, canary: bytes) -> Any:
+    """Frames that no honest host sends."""
+    piece = to_frames(Sender(0, 0), Piece(0, 0, memoryview(b"x" * 64)))
+    header = to_frames(Sender(*HOST), Goodbye())[0]
+    return {
+        "nothing": [b"x"],
+        "garbage": [b"\x00" * 40, b"garbage"],
+        "a pickle": [canary],
+        "a pickle behind a header": [bytes(header[:HEADER_BYTES]) + canary],
+        "another protocol": [bytes(piece[0][:4]) + b"\x00\x63" + bytes(piece[0][6:]), *piece[1:]],
+        "an unknown kind": [bytes(piece[0][:6]) + b"\x00\xff" + bytes(piece[0][8:]), *piece[1:]],
+    }[what]
+
+
+BAD = [
+    "nothing",
+    "garbage",
+    "a pickle",
+    "a pickle behind a header",
+    "another protocol",
+    "an unknown kind",
+]
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "not joined"])
+def test_what_cannot_be_read_is_refused_and_the_others_go_on(hosts: Any, tmp_path: Path, joined: bool) -> None:
+    with serving(hosts) as pool:
+        expected: dict[int, tuple[int, ...]] = {}
+        canary = pickle.dumps(_Canary(tmp_path / CANARY))
+        for what in BAD:
+            fake = FakeHost(hosts)
+            if joined:
+                fake.join()
+                take(pool, expected, until=lambda: pool.statistics().hosts == 2)
+                fake.hear(Welcome)
+            count = refused(pool, "malformed message")()
+            fake.say_frames(frames_of(what, canary))
+            take(pool, expected, until=lambda count=count: refused(pool, "malformed message")() == count + 1)
+            take(pool, expected, until=lambda: pool.statistics().hosts == 1)
+            fake.hear(Refuse)
+            fake.close()
+        assert not (tmp_path / CANARY).exists()
+        assert pool.statistics().worker_restarts == 0
+        assert len(expected) == 4
+
+
+def test_one_that_has_not_joined_is_not_heard(hosts: Any, fake: FakeHost) -> None:
+    with serving(hosts) as pool:
+        expected: dict[int, tuple[int, ...]] = {}
+        fake.say(Started(1), (0, 0))
+        fake.say(Failure(-1, 0, -1, "step", ["builtins", "ValueError"], "not from me", ""), (0, 0))
+        fake.say(Goodbye())
+        take(pool, expected, until=lambda: refused(pool, "has not joined")() == 3)
+        assert pool.statistics().worker_restarts == 0
+
+
+def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> None:
+    with serving(hosts) as pool:
+        expected: dict[int, tuple[int, ...]] = {}
+        fake.join()
+        take(pool, expected, until=lambda: pool.statistics().hosts == 2)
+        for message in (
+            Failure(-1, 0, -1, "step", ["builtins", "ValueError"], "not from me", ""),
+            Gone(1, 0, None, ""),
+            Commit(0, {}, None, []),
+            Piece(0, 0, memoryview(b"\xff" * 512)),
+            Started(1),
+            Ready([], 2, [], []),
+            Reply(1, pickle.dumps(_Canary(Path("never")))),
+        ):
+            fake.say(message, (0, 0))
+            fake.say(message, (1, 0))
+        fake.say(Beat([0, 1], b"\xff" * 64))
+        take(pool, expected, until=lambda: refused(pool, "old generation")() == 14)
+        statistics = pool.statistics()
+        assert (statistics.hosts, statistics.worker_restarts) == (2, 0)
+        assert pool._session.crew.doing(0) != "something that overwrote shared memory"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"versions": own_versions() | {"python": "2.7"}}, {"versions": own_versions() | {"cloudpickle": "0.1"}},
+     {"versions": own_versions() | {"parenv": "9.9"}}, {"versions": None}, {"capacity": 0}],
+    ids=["python", "cloudpickle", "parenv", "none", "no room"],
+)  # fmt: skip
+def test_a_host_that_does_not_fit_is_told_why_and_gets_no_job(
+    hosts: Any, fake: FakeHost, changed: dict[str, Any]
+) -> None:
+    with serving(hosts) as pool:
+        fake.join(**changed)
+        expected: dict[int, tuple[int, ...]] = {}
+        take(pool, expected, until=lambda: refused(pool, "version")() == 1)
+        _, refusal = fake.hear(Refuse)
+        versions = changed.get("versions") or {}
+        for name, version in versions.items():
+            if version != own_versions()[name]:
+                assert refusal.reason == f"{name} is {version} there and {own_versions()[name]} here"
+        assert not [message for _, message in fake.heard if isinstance(message, Welcome)]
+        assert pool.statistics().hosts == 1
+
+
+@pytest.mark.parametrize(
+    "what", ["no credit", "does not fit", "twice", "incomplete", "of an old generation", "ends", "too many ends"]
+)
+def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake: FakeHost, what: str) -> None:
+    """The fake host has the only worker, says what an honest one would, and then something else."""
+    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+    seen: list[Any] = []
+
+    def drive() -> None:
+        options = WorkerOptions(start_timeout_s=10.0)
+        with AsyncWorkerPool(
+            [lambda: LedgerEnv(0)], zeros, num_workers=1, rollout_length=8, workers=options, placement=hosts.placement()
+        ) as pool:
+            seen.extend(rollout.copy() for rollout in pool.rollouts(Stop(env_steps=80, seconds=20.0)))
+            seen.append(pool.statistics())
+
+    driver = threading.Thread(target=drive)
+    driver.start()
+    try:
+        fake.join()
+        worker, _ = fake.hear(Start)
+        assert worker == Sender(0, 0)
+        fake.say(Started(1), worker)
+        fake.say(Ready(list(space), 1, [], []), worker)
+        _, credit = fake.hear(Credit)
+        assert credit.sequence == 0
+        lies = {
+            "no credit": [(Piece(17, 0, memoryview(b"\xff" * 64)), worker)],
+            "does not fit": [(Piece(0, 1 << 30, memoryview(b"\xff" * 64)), worker)],
+            "twice": [(Commit(0, {}, None, []), worker)],
+            "incomplete": [(Piece(0, 0, memoryview(b"\0" * 64)), worker), (Commit(0, {}, None, []), worker)],
+            "of an old generation": [(Commit(0, {}, None, []), Sender(0, 7))],
+            "ends": [(Piece(0, 0, memoryview(b"\xff" * 4096)), worker), (Commit(0, {}, None, []), worker)],
+            "too many ends": [(Piece(0, 0, memoryview(b"\x7f" * 4096)), worker), (Commit(0, {}, None, []), worker)],
+        }
+        for message, about in lies[what]:
+            fake.say(message, about)
+        if what == "of an old generation":
+            fake.say(Goodbye())
+        else:
+            fake.hear(Refuse)
+        hosts.start(1)
+    finally:
+        driver.join(30.0)
+    *rollouts, statistics = seen
+    expected: dict[int, tuple[int, ...]] = {}
+    assert sum(check_ledger(rollout, expected) for rollout in rollouts) == 80
+    assert statistics.worker_restarts == 1
+    reason = "old generation" if what == "of an old generation" else "malformed message"
+    assert statistics.refused_connections == {reason: 1}
+
+
+def test_refusals_are_logged_without_keys(hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(hosts) as pool:
+        keys = read_host_keys(hosts.keys / "host5.key")
+        with caplog.at_level(logging.DEBUG, logger="parenv"):
+            fake.say_frames([b"garbage"])
+            take(pool, {}, until=lambda: refused(pool, "malformed message")() == 1)
+        assert "host5 sent what it may not" in caplog.text
+        for key in (keys.public, keys.secret, keys.driver_public):
+            assert key.decode() not in caplog.text

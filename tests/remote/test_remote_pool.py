@@ -1,0 +1,313 @@
+"""Workers on other machines are like workers on this one: the same rollouts, the same answers, the same errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import fields
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+import torch
+from comparison import assert_same
+
+from parenv import AsyncWorkerPool, GradientOptions, Stop, WorkerDiedError, WorkerOptions
+from parenv.testing import LedgerEnv, check_ledger
+
+
+class Agent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+
+    def act(self, observations: Any, carry: Any) -> Any:
+        raise NotImplementedError
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Categorical(logits=self.actor(observations)).sample()
+
+
+class Words(gym.Env[Any, Any]):
+    """Observations without a fixed size beside ones with one."""
+
+    observation_space = gym.spaces.Dict(
+        {"text": gym.spaces.Text(8), "box": gym.spaces.Box(-1, 1, (3,), np.float64), "n": gym.spaces.Discrete(5)}
+    )
+    action_space = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Box(-1, 1, (2,), np.float32)})
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._observation(), float(self.steps), self.steps == 5, False, {}
+
+    def _observation(self) -> Any:
+        word = "abcdefgh"[: int(self.np_random.integers(1, 8))]
+        return {"text": word, "box": self.np_random.normal(size=3).clip(-1, 1), "n": self.np_random.integers(5)}
+
+
+def lean(observations: Any) -> Any:
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def anything(observations: Any) -> Any:
+    B = len(observations["n"])
+    return {"a": np.arange(B) % 3, "b": np.zeros((B, 2), np.float32)}
+
+
+def with_values(policy: Any, rollout: Any) -> Any:
+    return {"twice": rollout.rewards * 2}
+
+
+def loss(policy: Any, rollout: Any) -> Any:
+    return policy.critic(rollout.observations).mean() + policy.actor(rollout.observations).square().mean()
+
+
+def everything(rollout: Any) -> dict[str, Any]:
+    left_out = {"episodes"}
+    plain = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name not in left_out}
+    plain["ends"] = [{part.name: getattr(ends, part.name) for part in fields(ends)} for ends in plain["ends"]]
+    return plain | {"returns": rollout.episodes.returns, "lengths": rollout.episodes.lengths}
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "cartpole": ("CartPole-v1", lean, {}),
+    "torch": ("CartPole-v1", Agent, {"postprocess": with_values}),
+    "no fixed size": (Words, anything, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sync_rollouts_are_those_of_one_machine(hosts: Any, case: str) -> None:
+    env_fn, policy, more = CASES[case]
+    torch.manual_seed(0)
+    policy = policy() if policy is Agent else policy
+    settings = {"num_envs": 5, "num_workers": 3, "mode": "sync", "rollout_length": 16, "seed": 3, **more}
+
+    def run(**placement: Any) -> list[Any]:
+        with AsyncWorkerPool(env_fn, policy, **settings, **placement) as pool:
+            return [everything(rollout.copy()) for rollout in pool.rollouts(Stop(env_steps=400))]
+
+    wanted = run()
+    hosts.start(1, 1)
+    got = run(placement=hosts.placement(num_local=1))
+    assert len(got) == len(wanted) == 5
+    for one, other in zip(got, wanted, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_every_transition_of_remote_and_local_workers_arrives_once_and_in_order(hosts: Any, mode: Any) -> None:
+    hosts.start(2, 1)
+    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(8)]
+    expected: dict[int, tuple[int, ...]] = {}
+    with AsyncWorkerPool(
+        envs, zeros, num_workers=4, mode=mode, rollout_length=16, placement=hosts.placement(num_local=1)
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=30_000)):
+            check_ledger(rollout, expected)
+        statistics = pool.statistics()
+        assert (statistics.hosts, statistics.workers_alive) == (2, 4)
+        assert statistics.bytes_received > 0
+    assert len(expected) == 8
+    assert [process.wait(5.0) for process in hosts.processes] == [0, 0]
+    assert not hosts.alive()
+
+
+def test_published_weights_act_from_the_next_rollout_on_and_cross_once_per_host(hosts: Any) -> None:
+    class Constant(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.answer = torch.nn.Parameter(torch.zeros(1))
+            self.ballast = torch.nn.Parameter(torch.zeros(100_000))
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return self.answer.long().expand(len(observations))
+
+    hosts.start(3)
+    policy = Constant()
+    with AsyncWorkerPool(
+        "CartPole-v1", policy, num_workers=3, mode="sync", rollout_length=4, placement=hosts.placement()
+    ) as pool:
+        rollouts = pool.rollouts()
+        assert not next(rollouts).actions.any()
+        before = pool.statistics().bytes_sent
+        with torch.no_grad():
+            policy.answer += 1
+        assert pool.publish(policy) == 1
+        assert next(rollouts).actions.all()
+        assert 400_000 < pool.statistics().bytes_sent - before < 500_000
+        with torch.no_grad():
+            policy.answer -= 1
+        pool.publish(policy)
+        assert pool.synchronize() == 2
+        pool.evaluate(3)
+        assert not next(rollouts).actions.any()
+
+
+def test_rounded_weights_take_half_the_bytes(hosts: Any) -> None:
+    hosts.start(1)
+    policy = torch.nn.Sequential(torch.nn.Linear(4, 20_000), torch.nn.Linear(20_000, 2))
+
+    class Greedy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = policy
+            self.count = torch.nn.Buffer(torch.arange(7))
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return self.net(observations).argmax(-1)
+
+    with AsyncWorkerPool(
+        "CartPole-v1",
+        Greedy(),
+        num_workers=1,
+        rollout_length=4,
+        placement=hosts.placement(weights="bfloat16"),
+    ) as pool:
+        before = pool.statistics().bytes_sent
+        next(pool.rollouts())
+        assert 280_000 < pool.statistics().bytes_sent - before < 300_000
+
+
+def test_gradients_are_those_of_one_machine(hosts: Any) -> None:
+    torch.manual_seed(0)
+    agent = Agent()
+
+    def run(**placement: Any) -> list[torch.Tensor]:
+        with AsyncWorkerPool(
+            "CartPole-v1",
+            agent,
+            num_envs=4,
+            num_workers=2,
+            mode="sync",
+            parallelism="gradient",
+            loss_fn=loss,
+            gradient=GradientOptions(reduction="mean"),
+            rollout_length=8,
+            seed=1,
+            **placement,
+        ) as pool:
+            gradients = []
+            for gradient in pool.gradients(Stop(env_steps=96)):
+                gradient.assign_to(agent)
+                gradients.append(torch.cat([p.grad.flatten().clone() for p in agent.parameters()]))  # type: ignore[union-attr]
+            return gradients
+
+    wanted = run()
+    hosts.start(2)
+    got = run(placement=hosts.placement())
+    assert len(got) == 3
+    assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+def test_questions_and_exceptions_cross(hosts: Any) -> None:
+    class Fragile(LedgerEnv):
+        fails = False
+
+        def step(self, action: Any) -> Any:
+            if self.fails:
+                raise ValueError("broken on purpose")
+            return super().step(action)
+
+    hosts.start(2)
+    envs = [lambda env_id=env_id: Fragile(env_id) for env_id in range(4)]
+    with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=4, placement=hosts.placement()) as pool:
+        pool.set_attr("label", ["a", "b", "c", "d"])
+        assert pool.get_attr("label") == ("a", "b", "c", "d")
+        next(pool.rollouts())
+        pool.set_attr("fails", True, env_ids=[3])
+        with pytest.raises(ValueError, match="broken on purpose") as caught:
+            for _ in pool.rollouts(Stop(seconds=20)):
+                pass
+    assert "env_id 3" in str(caught.value.__cause__)
+    assert "in step" in str(caught.value.__cause__)
+
+
+def test_an_answer_that_is_too_large_is_an_error_that_says_so(hosts: Any) -> None:
+    class Large(LedgerEnv):
+        def image(self) -> Any:
+            return np.zeros(100_000, np.uint8)
+
+    hosts.start(1)
+    with (
+        AsyncWorkerPool(
+            [lambda: Large(0)], zeros, num_workers=1, placement=hosts.placement(max_message_bytes=1 << 16)
+        ) as pool,
+        pytest.raises(TypeError, match="max_message_bytes"),
+    ):
+        pool.call("image")
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_killed_worker_is_started_again_on_its_host(hosts: Any) -> None:
+    hosts.start(2)
+    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    expected: dict[int, tuple[int, ...]] = {}
+    with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=8, placement=hosts.placement()) as pool:
+        for i, rollout in enumerate(pool.rollouts(Stop(env_steps=8000))):
+            check_ledger(rollout, expected)
+            if i in (20, 80):
+                os.kill(pool._session.crew.pid(i % 3 % 2), signal.SIGKILL)
+        statistics = pool.statistics()
+    assert statistics.worker_restarts >= 1
+    assert len(expected) == 4
+
+
+def test_a_death_without_restarts_ends_the_pool_and_its_hosts(hosts: Any) -> None:
+    (host,) = hosts.start(1)
+    with AsyncWorkerPool(
+        [lambda: LedgerEnv(0)],
+        zeros,
+        num_workers=1,
+        workers=WorkerOptions(restart=None),
+        placement=hosts.placement(),
+    ) as pool:
+        next(pool.rollouts())
+        pid = pool._session.crew.pid(0)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="SIGKILL") as caught:
+            for _ in pool.rollouts(Stop(seconds=20)):
+                pass
+        assert caught.value.pid == pid
+        assert pool.closed
+    assert host.wait(5.0) == 0
+    assert not hosts.alive()
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_worker_that_hangs_is_found_and_its_stack_shown(hosts: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Hanging(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            if self._buffer[1] == 2:
+                import threading
+
+                threading.Event().wait()
+            return super().step(action)
+
+    hosts.start(1)
+    with (
+        AsyncWorkerPool(
+            [lambda: Hanging(0)],
+            zeros,
+            num_workers=1,
+            rollout_length=4,
+            workers=WorkerOptions(restart=None, step_timeout_s=1.0),
+            placement=hosts.placement(),
+        ) as pool,
+        pytest.raises(TimeoutError, match="in step") as caught,
+    ):
+        for _ in pool.rollouts(Stop(seconds=20)):
+            pass
+    assert "step_timeout_s=1" in str(caught.value)
+    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]

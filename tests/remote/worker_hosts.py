@@ -1,0 +1,91 @@
+"""Worker hosts as processes on this machine, joined over loopback."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from parenv import RemotePlacement
+from parenv.transport.keys import create_keys
+
+MARK = "PARENV_TEST_HOST"
+
+
+class Hosts:
+    """Starts worker hosts, each with a key of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.names = [f"host{i}" for i in range(6)]
+        self.keys = directory / "keys"
+        create_keys(self.keys, self.names)
+        self.processes: list[subprocess.Popen[str]] = []
+        self._network: Any = None
+
+    def move_to(self, network: Any) -> None:
+        """From now on, hosts are started in a network of namespaces, where this process has another address."""
+        self._network = network
+        self.address = f"tcp://{network.address}:{free_port()}"
+
+    def placement(self, **more: Any) -> RemotePlacement:
+        return RemotePlacement(self.address, self.keys / "driver.key", self.keys / "hosts.pub", **more)
+
+    def start(self, *capacities: int, patience_s: float = 20.0) -> list[subprocess.Popen[str]]:
+        started = []
+        for capacity in capacities:
+            key = self.keys / f"{self.names[len(self.processes) % len(self.names)]}.key"
+            arguments = ["--connect", self.address, "--key", str(key), "--num-workers", str(capacity)]
+            command = [sys.executable, "-m", "parenv", "worker", *arguments, "--patience", str(patience_s)]
+            begin = subprocess.Popen if self._network is None else functools.partial(self._network.run, 0)
+            process = begin(
+                command,
+                env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            self.processes.append(process)
+            started.append(process)
+        return started
+
+    def alive(self) -> list[psutil.Process]:
+        """Every process that belongs to a host: itself, its zygote, its workers."""
+        return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self.mark]
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            if process.stderr is not None and not process.stderr.closed:
+                process.communicate()
+        until(lambda: not self.alive(), seconds=5.0)
+
+
+def until(holds: Callable[[], Any], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.02)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+    except psutil.Error:
+        return {}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

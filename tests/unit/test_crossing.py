@@ -1,0 +1,131 @@
+"""What crosses of a slot, and where it goes: a rollout written elsewhere is the same in the pool's slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parenv.errors import ProtocolError
+from parenv.memory.crossing import Crossing, SlotMap, crossing_bytes
+from parenv.memory.layout import Extra, RolloutSpec, slot_layout
+from parenv.memory.spaces import Leaf
+
+T = 4
+
+
+def spec_of(gradient_bytes: int = 0) -> RolloutSpec:
+    return RolloutSpec(
+        T,
+        (Leaf((), (3,), "<f4"), Leaf((), (), None)),
+        (Leaf((), (), "<i8"),),
+        (Extra("value", (2,), "<f8"),),
+        (Leaf((), (5,), "<f4"),),
+        gradient_bytes,
+    )
+
+
+def slot_map(shares: tuple[int, ...], together: bool, spec: RolloutSpec) -> SlotMap:
+    layout = slot_layout(spec, sum(shares), len(shares)) if together else slot_layout(spec, max(shares), 1)
+    memory = bytearray(128 + 3 * layout.total_bytes)
+    return SlotMap(memory, spec, 128, layout.total_bytes, together, shares, 2)
+
+
+def written(crossing: Crossing, sequence: int, ends: int, seed: int) -> Any:
+    """A slot as a worker leaves it on its host."""
+    memory = np.random.default_rng(seed).integers(0, 255, crossing.layout.total_bytes, dtype=np.uint8)
+    arrays = crossing.layout.arrays(memory)
+    record = arrays["commits", 0]
+    record["sequence"], record["num_ends"] = sequence, ends
+    table = arrays["ends", 0][:ends]
+    table["step"], table["column"] = 1, 0
+    return memory
+
+
+def pieces(crossing: Crossing, memory: Any, ends: int, size: int) -> list[tuple[int, memoryview]]:
+    ranges = [(0, crossing.layout.reserved_bytes), *((offset, ends * each) for offset, each in crossing.per_end)]
+    return [
+        (at, memoryview(memory)[at : min(at + size, offset + nbytes)])
+        for offset, nbytes in ranges
+        for at in range(offset, offset + nbytes, size)
+    ]
+
+
+@given(
+    shares=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
+    together=st.booleans(),
+    ends=st.integers(0, T),
+    gradient_bytes=st.sampled_from([0, 40]),
+    size=st.sampled_from([64, 100, 1 << 20]),
+)
+def test_what_crosses_is_there_and_nothing_else_is_touched(
+    shares: tuple[int, ...], together: bool, ends: int, gradient_bytes: int, size: int
+) -> None:
+    spec = spec_of(gradient_bytes)
+    slots = slot_map(shares, together, spec)
+    sources = []
+    for worker in range(len(shares)):
+        crossing = Crossing(slots, worker)
+        memory = written(crossing, 9, ends, worker)
+        received = 0
+        slot = 1 if together else worker
+        for offset, data in pieces(crossing, memory, ends, size):
+            crossing.write(slot, offset, data)
+            received += data.nbytes
+        assert received == crossing_bytes(crossing.layout.reserved_bytes, crossing.per_end, ends)
+        crossing.finish(slot, 9, received)
+        sources.append(crossing.layout.arrays(memory))
+    for worker, mine in enumerate(sources):
+        layout = slot_layout(spec, sum(shares), len(shares)) if together else slot_layout(spec, shares[worker], 1)
+        begin = slots.offset + (1 if together else worker) * slots.slot_bytes
+        whole = layout.arrays(memoryview(slots.memory)[begin:])
+        first, position = (sum(shares[:worker]), worker) if together else (0, 0)
+        columns = slice(first, first + shares[worker])
+        for name, values in mine.items():
+            if name[0] in ("commits", "gradients"):
+                got, wanted = whole[name][position], values[0]
+            elif name[0] in ("ends", "finals"):
+                got, wanted = whole[name][T * first : T * first + ends].copy(), values[:ends].copy()
+                if name[0] == "ends":
+                    wanted["column"] += first
+            elif name[0] in ("restarted", "carry"):
+                got, wanted = whole[name][columns], values
+            else:
+                got, wanted = whole[name][:, columns], values
+            assert got.tobytes() == wanted.tobytes(), name
+    untouched = slice(slots.offset, slots.offset + slots.slot_bytes) if together else slice(0, slots.offset)
+    assert not any(slots.memory[untouched])
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(-1, 8), (1 << 40, 8), (0, 1 << 20)], ids=["before", "behind", "larger than a slot"]
+)
+def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
+    crossing = Crossing(slot_map((2, 2), True, spec_of()), 0)
+    with pytest.raises(ProtocolError, match="does not fit"):
+        crossing.write(0, offset, memoryview(bytes(nbytes)))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["sequence", "too many ends", "negative ends", "bytes missing", "step", "column", "negative column"]
+)
+def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str) -> None:
+    slots = slot_map((2,), False, spec_of())
+    crossing = Crossing(slots, 0)
+    memory = written(crossing, 5, 2, 0)
+    arrays = crossing.layout.arrays(memory)
+    if wrong in ("too many ends", "negative ends"):
+        arrays["commits", 0]["num_ends"] = 2 * T + 1 if wrong == "too many ends" else -1
+    elif wrong in ("step", "column"):
+        arrays["ends", 0][wrong][0] = 4
+    elif wrong == "negative column":
+        arrays["ends", 0]["column"][1] = -1
+    received = 0
+    for offset, data in pieces(crossing, memory, 2, 1 << 20):
+        crossing.write(0, offset, data)
+        received += data.nbytes
+    with pytest.raises(ProtocolError):
+        crossing.finish(0, 6 if wrong == "sequence" else 5, received - (wrong == "bytes missing"))

@@ -1,0 +1,52 @@
+"""Weights cross in parts, exactly or rounded to bfloat16 with an error that is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from parenv.memory.weights import Chunk, WeightsMap, from_bfloat16, to_bfloat16, write_chunk
+from parenv.policy.snapshots import flat_layout, float32_parts
+
+
+@given(arrays(np.float32, 50, elements=st.floats(width=32)))
+def test_rounding_is_that_of_torch_and_within_its_bound(values: np.ndarray) -> None:  # type: ignore[type-arg]
+    rounded = from_bfloat16(to_bfloat16(values))
+    wanted = torch.from_numpy(values).bfloat16().float().numpy()
+    assert np.array_equal(rounded, wanted, equal_nan=True)
+    normal = np.isfinite(rounded) & (np.abs(values) >= np.finfo(np.float32).tiny)
+    assert (np.abs(rounded[normal].astype(np.float64) - values[normal]) <= np.abs(values[normal]) * 2.0**-8).all()
+
+
+@pytest.mark.parametrize("encoding", ["exact", "bfloat16"])
+@pytest.mark.parametrize("chunk_bytes", [64, 1 << 18])
+def test_a_version_arrives_where_it_was(encoding: str, chunk_bytes: int) -> None:
+    module = torch.nn.ModuleDict({"a": torch.nn.Linear(30, 20), "norm": torch.nn.BatchNorm1d(3)})
+    layout, nbytes = flat_layout(module)
+    memory = np.random.default_rng(0).integers(0, 100, 64 + 3 * nbytes, dtype=np.uint8)
+    weights = WeightsMap(memory, 64, nbytes, float32_parts(module))
+    there = np.zeros_like(memory)
+    chunks = list(weights.chunks(1, encoding, chunk_bytes))  # type: ignore[arg-type]
+    for chunk in chunks:
+        assert chunk.data.nbytes <= chunk_bytes
+        write_chunk(there, chunk)
+    begin = 64 + nbytes
+    assert not there[:begin].any()
+    assert not there[begin + nbytes :].any()
+    for tensor in layout:
+        part = slice(begin + tensor.offset, begin + tensor.offset + tensor.nbytes)
+        if encoding == "exact" or tensor.dtype != torch.float32:
+            assert (there[part] == memory[part]).all()
+        else:
+            assert np.array_equal(from_bfloat16(to_bfloat16(memory[part].view("<f4"))), there[part].view("<f4"))
+    sent = sum(chunk.data.nbytes for chunk in chunks)
+    assert sent == nbytes if encoding == "exact" else nbytes / 2 <= sent < nbytes
+
+
+def test_a_part_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError):
+        write_chunk(bytearray(64), Chunk(32, "exact", memoryview(bytes(64))))
