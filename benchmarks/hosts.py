@@ -15,7 +15,39 @@ from typing import Any
 from parenv import RemotePlacement
 from parenv.transport.keys import create_keys
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "remote"))
+DRIVER_ADDRESS = "10.97.255.1"
+
+
+@contextmanager
+def namespaces(count: int) -> Iterator[list[str]]:
+    """Network namespaces, each joined to this one by a pair of veth; needs root and ``ip``.
+
+    Args:
+        count: how many.
+
+    Yields:
+        Their names. This process has :data:`DRIVER_ADDRESS` for all of them.
+    """
+
+    def ip(command: str) -> None:
+        subprocess.run(["ip", *command.split()], check=True)
+
+    names = [f"parenv{os.getpid()}n{i}" for i in range(count)]
+    ip(f"addr add {DRIVER_ADDRESS}/32 dev lo")
+    try:
+        for i, name in enumerate(names):
+            ip(f"netns add {name}")
+            ip(f"link add pv{i}d type veth peer name pv{i}h netns {name}")
+            ip(f"addr add 10.97.{i}.1/30 dev pv{i}d")
+            ip(f"link set pv{i}d up")
+            for command in (f"addr add 10.97.{i}.2/30 dev pv{i}h", f"link set pv{i}h up", "link set lo up"):
+                ip(f"-n {name} {command}")
+            ip(f"-n {name} route add default via 10.97.{i}.1")
+        yield names
+    finally:
+        ip(f"addr del {DRIVER_ADDRESS}/32 dev lo")
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
 
 
 def free_port() -> int:
@@ -26,19 +58,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def hosts(capacities: Sequence[int], network: Any = None, **more: Any) -> Iterator[RemotePlacement]:
+def hosts(capacities: Sequence[int], within: Sequence[str] = (), **more: Any) -> Iterator[RemotePlacement]:
     """Start hosts that look for a driver, and end them.
 
     Args:
         capacities: room of each, in workers.
-        network: a ``Network`` of ``tests/remote/network.py`` with as many hosts; ``None``: loopback.
+        within: network namespaces, one for each; loopback without.
         **more: of the placement.
 
     Yields:
         The placement for one pool.
     """
     names = [f"host{i}" for i in range(len(capacities))]
-    address = f"tcp://{'127.0.0.1' if network is None else network.address}:{free_port()}"
+    address = f"tcp://{DRIVER_ADDRESS if within else '127.0.0.1'}:{free_port()}"
     with tempfile.TemporaryDirectory() as directory:
         keys = Path(directory) / "keys"
         create_keys(keys, names)
@@ -48,11 +80,9 @@ def hosts(capacities: Sequence[int], network: Any = None, **more: Any) -> Iterat
             command = [sys.executable, "-m", "parenv", "worker", "--connect", address, "--key", str(keys / names[i])]
             command[-1] += ".key"
             command += ["--num-workers", str(capacity), "--patience", "60"]
-            settings: Any = {"env": environment, "stderr": subprocess.DEVNULL}
-            if network is None:
-                processes.append(subprocess.Popen(command, **settings))
-            else:
-                processes.append(network.run(i, command, **settings))
+            if within:
+                command = ["ip", "netns", "exec", within[i], *command]
+            processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
         try:
             yield RemotePlacement(address, keys / "driver.key", keys / "hosts.pub", **more)
         finally:

@@ -6,6 +6,7 @@ python benchmarks/remote.py cartpole   one of: cartpole, pong, sleeping, publish
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from common import IdealLoops, ideal_loop, interleaved, keep, rate_alone, summary
-from hosts import hosts
+from hosts import hosts, namespaces
 from publish import publish_s, weighty_policy
 from rollouts import Agent, PixelAgent, Sleeper, make_pong, zeros
 
@@ -70,8 +71,6 @@ def pong() -> Any:
 
 def sleeping() -> Any:
     """1 to 64 workers, each with an environment that sleeps, over 4 hosts in network namespaces."""
-    from network import Network
-
     found: dict[str, Any] = {}
     for mean_ms in (2, 10):
         make_env = lambda mean_ms=mean_ms: Sleeper(mean_ms / 1000)  # noqa: E731
@@ -80,8 +79,7 @@ def sleeping() -> Any:
             settings: Any = {"num_workers": workers, "rollout_length": 128}
             share = -(-workers // 4)
             with ExitStack() as stack:
-                network = stack.enter_context(Network(4))
-                placement = stack.enter_context(hosts([share] * 4, network))
+                placement = stack.enter_context(hosts([share] * 4, stack.enter_context(namespaces(4))))
                 remote = stack.enter_context(AsyncWorkerPool(make_env, zeros, placement=placement, **settings))
                 local = stack.enter_context(AsyncWorkerPool(make_env, zeros, **settings))
                 measures = {
@@ -122,21 +120,19 @@ def publish() -> Any:
 
 def healing() -> Any:
     """Seconds from the end of a cut that lasted beyond the limit to the first rollout of a worker of that host."""
-    from network import Network
-
     seconds = []
     with (
-        Network(2) as network,
-        hosts([1, 1], network, silence_s=2.0) as placement,
+        namespaces(2) as names,
+        hosts([1, 1], names, silence_s=2.0) as placement,
         AsyncWorkerPool("CartPole-v1", zeros, num_workers=2, rollout_length=16, placement=placement) as pool,
     ):
         stream = pool.rollouts()
         for _ in range(REPEATS):
-            network.cut(1, "both")
+            subprocess.run(["ip", "link", "set", "pv1d", "down"], check=True)
             while pool.statistics().hosts == 2:
                 next(stream)
             time.sleep(3.0)  # The host must have noticed, too.
-            network.heal(1)
+            subprocess.run(["ip", "link", "set", "pv1d", "up"], check=True)
             began = time.perf_counter()
             lost = next(w for w in range(2) if pool._session.crew.doing(w) == "waiting for a host")
             while next(stream).worker != lost:

@@ -24,7 +24,7 @@ from parenv.errors import (
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout, Transitions
-from parenv.options import GradientOptions, RemotePlacement, RestartPolicy, Stop, WorkerOptions
+from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
 from parenv.pool.checkpoint import load_checkpoint, save_checkpoint
 from parenv.pool.pool import AsyncWorkerPool
@@ -56,6 +56,7 @@ __all__ = [
     "PoolClosedError",
     "PoolStatistics",
     "ProtocolError",
+    "RayPlacement",
     "RemotePlacement",
     "ReplayError",
     "RestartLimitError",

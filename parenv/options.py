@@ -215,6 +215,63 @@ class GradientOptions:
 
 
 @dataclass(frozen=True)
+class RayPlacement:
+    """Workers where a Ray cluster has room for them: Ray decides which node, and finds another when one is lost.
+
+    The cluster is the one that ``ray.init(...)`` has connected this process to, or else the one that a plain
+    ``ray.init()`` finds or starts. Each worker host is a Ray actor. Rollouts and weights do not pass through Ray: they
+    are encrypted and go through parenv's own connections, with keys made anew for each pool. These keys reach the nodes
+    as an argument of the actors and are as safe as the Ray cluster: whoever may run code in it, or read its memory or
+    where it stores its state, has them; so has whoever listens to its network, unless Ray is set up with
+    ``RAY_USE_TLS=1``.
+
+    The same version of parenv must be installed on every node. Actors, and the workers with them, run at low priority
+    (nice 15) unless the nodes were started with ``RAY_worker_niceness=0``.
+
+    Args:
+        num_workers: how many workers.
+        workers_per_host: how many of them share an actor, and with it a node, the imports and one copy of the weights.
+        resources: what a worker takes, as Ray counts it: ``"CPU"``, ``"GPU"``, ``"memory"`` in bytes, or a name of your
+            own. An actor asks for that of all its workers.
+
+    >>> RayPlacement(num_workers=5, workers_per_host=2).shares
+    (2, 2, 1)
+    >>> RayPlacement(num_workers=8, workers_per_host=4, resources={"CPU": 1, "GPU": 0.25}).needed(4)
+    {'CPU': 4.0, 'GPU': 1.0}
+    """
+
+    num_workers: int
+    workers_per_host: int = 1
+    resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+
+    def __post_init__(self) -> None:
+        for name in ("num_workers", "workers_per_host"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"RayPlacement.{name} must be an integer of at least 1, got {value!r}")
+        for name, amount in self.resources.items():
+            is_amount = isinstance(amount, int | float) and 0 <= amount < math.inf
+            if not name or not isinstance(name, str) or not is_amount:
+                raise ConfigurationError(
+                    f"RayPlacement.resources must be names with amounts of at least 0, got {name!r}: {amount!r}"
+                )
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """How many workers each host has."""
+        full, rest = divmod(self.num_workers, self.workers_per_host)
+        return (self.workers_per_host,) * full + ((rest,) if rest else ())
+
+    def needed(self, share: int) -> dict[str, float]:
+        """What a host with so many workers takes."""
+        # Ray counts in ten-thousandths.
+        return {name: round(float(amount) * share, 4) for name, amount in self.resources.items()}
+
+
+Placing = RemotePlacement | RayPlacement | None
+
+
+@dataclass(frozen=True)
 class Stop:
     """When a stream ends: at the first criterion that holds. Counted from the start of that stream.
 

@@ -12,11 +12,13 @@ from typing import Any
 from parenv.cli.subjects import Opened
 
 NAME = "parenv-bench"
+_NEEDED = ("ray", "tree", "lz4", "tensorboardX")
+"""Packages of the extra ``ray[rllib]``; its source is there without them."""
 
 
 def is_installed() -> bool:
     """Whether RLlib can be imported."""
-    return importlib.util.find_spec("ray") is not None and importlib.util.find_spec("ray.rllib") is not None
+    return all(importlib.util.find_spec(package) is not None for package in _NEEDED)
 
 
 def open_runners(make: Callable[[], Any], num_envs: int, num_workers: int, rollout_length: int) -> Opened:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.errors import ConfigurationError
-from parenv.options import Parallelism, RemotePlacement
+from parenv.options import Parallelism, RayPlacement, RemotePlacement
 from parenv.process.cores import Learner, recommended_num_workers
 
 
@@ -90,18 +90,29 @@ def by_worker(
     return found
 
 
-def check_placement(placement: Any, num_workers: int | None) -> None:
-    """Refuse a placement that is none, or does not fit the number of workers."""
+def placed_workers(placement: Any, num_workers: int | None) -> int | None:
+    """How many workers there are to be with a placement, which a :class:`~parenv.RayPlacement` says by itself.
+
+    Raises:
+        ConfigurationError: it is no placement, or does not fit the number of workers.
+    """
     if placement is None:
-        return
+        return num_workers
+    if isinstance(placement, RayPlacement):
+        if num_workers not in (None, placement.num_workers):
+            raise ConfigurationError(
+                f"num_workers={num_workers}, but RayPlacement has num_workers={placement.num_workers}: leave one out"
+            )
+        return placement.num_workers
     if not isinstance(placement, RemotePlacement):
-        raise ConfigurationError(f"placement must be None or a RemotePlacement, got {placement!r}")
+        raise ConfigurationError(f"placement must be None, a RemotePlacement or a RayPlacement, got {placement!r}")
     if not num_workers:
         raise ConfigurationError(
             f"with a RemotePlacement, num_workers says how many workers there are on all hosts, got {num_workers}"
         )
     if placement.num_local > num_workers:
         raise ConfigurationError(f"num_local={placement.num_local} is more than num_workers={num_workers}")
+    return num_workers
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

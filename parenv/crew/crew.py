@@ -327,6 +327,7 @@ class Crew:
         return WorkerTimeoutError(
             f"{len(late)} of {len(self._senders)} workers are not ready after {timeout_s:g} s: "
             + "; ".join(f"worker {w} (env_ids {span(self.env_ids(w))}) is at: {what}" for w, what in doing.items())
+            + "".join(f". {problem}" for problem in self._placement.problems())
             + ". Raise WorkerOptions.start_timeout_s if they only need longer",
             worker=first,
             env_ids=self.env_ids(first),

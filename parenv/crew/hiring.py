@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parenv.memory.weights import WeightsMap
-from parenv.options import RemotePlacement, WorkerOptions
-from parenv.placement.base import Launch
+from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
+from parenv.placement.base import Launch, Provider
+from parenv.placement.ray import RayHosts
 from parenv.placement.remote import HostsPlacement
 from parenv.transport.curve import HostListener
-from parenv.transport.keys import AllowList, read_driver_keys
+from parenv.transport.keys import AllowList, DriverKeys, ephemeral_keys, read_driver_keys
+
+HOST_ENTRY = "parenv.host.host:serve"
 
 
 def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = False) -> Callable[[int], Launch]:
@@ -32,30 +35,56 @@ def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = F
     )
 
 
-def remote_placement(entry: str, options: RemotePlacement, weights: WeightsMap | None) -> HostsPlacement:
-    """Listen for hosts.
+def remote_placement(
+    entry: str, placing: RemotePlacement | RayPlacement, weights: WeightsMap | None, options: WorkerOptions
+) -> HostsPlacement:
+    """Listen for hosts; those of Ray are started as well.
 
     Args:
         entry: ``module:function`` that a worker runs.
-        options: the user's.
+        placing: the user's.
         weights: the policy's, or ``None``.
+        options: the user's.
 
     Raises:
-        ConfigurationError: a key cannot be read, or nobody can listen at that address.
+        ConfigurationError: a key cannot be read, nobody can listen at that address, or Ray refuses the resources.
     """
+    if isinstance(placing, RemotePlacement):
+        return _listening(entry, placing, read_driver_keys(placing.key), AllowList(placing.hosts), weights, None)
+    hosts = RayHosts(placing, HOST_ENTRY, options.restart)
+    driver, key = ephemeral_keys()
+    settings = RemotePlacement(hosts.listen, key="", hosts=())
+    placement = _listening(entry, settings, driver, AllowList([key.public.decode()]), weights, hosts)
+    try:
+        hosts.start(placement.address, key)
+    except BaseException:
+        placement.close(0.0)
+        raise
+    return placement
+
+
+def _listening(
+    entry: str,
+    placing: RemotePlacement,
+    keys: DriverKeys,
+    allowed: AllowList,
+    weights: WeightsMap | None,
+    provider: Provider | None,
+) -> HostsPlacement:
     listener = HostListener(
-        options.listen,
-        read_driver_keys(options.key),
-        AllowList(options.hosts),
-        max_message_bytes=options.max_message_bytes,
-        max_connections=options.max_connections,
-        silence_s=options.silence_s,
+        placing.listen,
+        keys,
+        allowed,
+        max_message_bytes=placing.max_message_bytes,
+        max_connections=placing.max_connections,
+        silence_s=placing.silence_s,
     )
     return HostsPlacement(
         entry,
         listener,
-        num_local=options.num_local,
+        num_local=placing.num_local,
         weights=weights,
-        encoding=options.weights,
-        max_message_bytes=options.max_message_bytes,
+        encoding=placing.weights,
+        max_message_bytes=placing.max_message_bytes,
+        provider=provider,
     )

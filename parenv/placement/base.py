@@ -86,6 +86,19 @@ class Launch:
     doorbells: Sequence[Doorbell] = ()
 
 
+class Provider(Protocol):
+    """Whoever starts hosts, where that is not the user."""
+
+    def tend(self) -> None:
+        """Put another in the place of a host that has ended. Called now and then."""
+
+    def problems(self, joined: int | None = None) -> list[str]:
+        """What keeps hosts from joining, a sentence each, given how many have joined."""
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """End the hosts: by themselves within the limit, or by force after it. Idempotent."""
+
+
 class Placement(Protocol):
     """Launches workers and carries messages to and from them."""
 
@@ -115,6 +128,9 @@ class Placement(Protocol):
 
     def traffic(self) -> Traffic:
         """What has crossed a network."""
+
+    def problems(self) -> list[str]:
+        """What keeps workers from being started, a sentence each."""
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""

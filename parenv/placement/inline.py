@@ -96,6 +96,10 @@ class InlinePlacement:
         """None."""
         return Traffic()
 
+    def problems(self) -> list[str]:
+        """None that is known."""
+        return []
+
     def close(self, timeout_s: float) -> None:
         """Clean the worker up. Idempotent."""
         worker, self._worker = self._worker, None

@@ -101,6 +101,10 @@ class LocalPlacement:
         """None."""
         return Traffic()
 
+    def problems(self) -> list[str]:
+        """None that is known."""
+        return []
+
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
         launcher, socket = self._launcher, self._socket

@@ -16,7 +16,7 @@ from parenv.memory.crossing import SlotMap
 from parenv.memory.progress import LINE_BYTES, Progress, line
 from parenv.memory.shared import SharedMemory
 from parenv.memory.weights import Encoding, WeightsMap
-from parenv.placement.base import STACK_SIGNAL, Ended, Event, Launch, Received, Traffic
+from parenv.placement.base import STACK_SIGNAL, Ended, Event, Launch, Provider, Received, Traffic
 from parenv.placement.deliveries import Deliveries
 from parenv.placement.local import LocalPlacement
 from parenv.placement.roster import Roster
@@ -74,6 +74,7 @@ class HostsPlacement:
         weights: the policy's weights, or ``None``.
         encoding: how weights cross.
         max_message_bytes: what one frame from a host may have.
+        provider: starts the hosts; ``None``: the user does.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class HostsPlacement:
         weights: WeightsMap | None,
         encoding: Encoding,
         max_message_bytes: int,
+        provider: Provider | None = None,
     ) -> None:
+        self._provider = provider
         self._entry, self._listener, self._num_local = entry, listener, num_local
         self._weights, self._encoding, self._max_message_bytes = weights, encoding, max_message_bytes
         self._local = LocalPlacement(entry, beside=listener) if num_local else None
@@ -98,6 +101,7 @@ class HostsPlacement:
         self._refused: Counter[str] = Counter()
         self._sent = self._received = 0
         self._next_probe = 0.0
+        self._connections_ended = 0
         self._launch: Launch | None = None
         self._head: Any = None
         self._closed = False
@@ -186,6 +190,16 @@ class HostsPlacement:
         refused = self._refused + Counter(self._listener.refusals)
         return Traffic(self._sent, self._received, len(self._hosts), dict(refused))
 
+    @property
+    def address(self) -> str:
+        """Where hosts join."""
+        return self._listener.address
+
+    def problems(self) -> list[str]:
+        """What keeps workers from being started, a sentence each."""
+        found = [] if self._provider is None else self._provider.problems(len(self._hosts))
+        return found or [f"{len(self._hosts)} hosts have joined at {self.address}"]
+
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
         if self._closed:
@@ -200,6 +214,8 @@ class HostsPlacement:
         finally:
             if self._local is not None:
                 self._local.close(0.0)
+            if self._provider is not None:
+                self._provider.close(LINGER_S)
             self._listener.close(LINGER_S)
 
     def _place(self) -> None:
@@ -216,11 +232,13 @@ class HostsPlacement:
 
     def _probe(self) -> None:
         """A host that cannot be reached is known by what cannot be sent to it."""
-        now = time.monotonic()
-        if now >= self._next_probe:
-            self._next_probe = now + PROBE_S
+        now, ended = time.monotonic(), self._listener.ended
+        if now >= self._next_probe or ended != self._connections_ended:
+            self._next_probe, self._connections_ended = now + PROBE_S, ended
             for host in self._roster.hosts:
                 self._tell(host, Beat([], b""))
+            if self._provider is not None:
+                self._provider.tend()
 
     def _lose(self, host: bytes, why: str) -> None:
         there = self._hosts.pop(host, None)

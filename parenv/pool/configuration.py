@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from parenv.crew.arguments import at_least, check_placement, one_of, part_of
+from parenv.crew.arguments import at_least, one_of, part_of, placed_workers
 from parenv.envs.factories import Factories, as_factories
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.layout import WHOLE_EPISODES
-from parenv.options import GradientOptions, Mode, OnStale, Parallelism, RemotePlacement, WorkerOptions
+from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.journal import Script
@@ -68,7 +68,7 @@ class Plan:
     options: WorkerOptions
     record: str | os.PathLike[str] | None
     replay: Script | None
-    placement: RemotePlacement | None = None
+    placement: Placing = None
 
     @property
     def about(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def make_plan(
     options: WorkerOptions,
     record: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
-    placement: RemotePlacement | None = None,
+    placement: Placing = None,
 ) -> Plan:
     """Check the arguments of a pool.
 
@@ -150,7 +150,7 @@ def make_plan(
             'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
             'use "restart_worker"'
         )
-    check_placement(placement, num_workers)
+    num_workers = placed_workers(placement, num_workers)
     part = part_of(this_learner(), factories.count or num_envs, num_workers, parallelism)
     if seed is not None:
         at_least("seed", seed, 0)

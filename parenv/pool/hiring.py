@@ -68,7 +68,7 @@ def placement_for(plan: Plan, job: Job, weights: WeightsMap | None) -> Placement
         ConfigurationError: nobody can listen where hosts are to join.
     """
     if plan.placement is not None:
-        return remote_placement(WORKER_ENTRY, plan.placement, weights)
+        return remote_placement(WORKER_ENTRY, plan.placement, weights, plan.options)
     if not plan.inline:
         return LocalPlacement(WORKER_ENTRY)
     return InlinePlacement(

@@ -16,7 +16,7 @@ from parenv.errors import ConfigurationError, PoolBusyError, PoolClosedError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
-from parenv.options import GradientOptions, Mode, OnStale, Parallelism, RemotePlacement, Stop, WorkerOptions
+from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.pool.advice import Advice
 from parenv.pool.advising import advise, costs_of
 from parenv.pool.configuration import make_plan
@@ -96,7 +96,7 @@ class AsyncWorkerPool:
         workers: WorkerOptions | None = None,
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
-        placement: RemotePlacement | None = None,
+        placement: Placing = None,
     ) -> None:
         plan = make_plan(
             env_fn,

@@ -26,13 +26,15 @@ from parenv.transport.gate import Gate
 from parenv.transport.keys import AllowList, DriverKeys, HostKeys
 from parenv.transport.link import EVENTS, Link, State
 from parenv.transport.stream import Stream, Streams
-from parenv.transport.tcp import CURVE_BYTES, buffer, check, configure, rest
+from parenv.transport.tcp import CURVE_BYTES, buffer, check, close_monitored, configure, rest
 from parenv.transport.waiting import Polled, Source, Waiting
 from parenv.transport.zeromq import Frames
 
 WINDOW = 16
+MIN_MESSAGE_BYTES = 1024
+"""What hosts identify themselves with must get through."""
 HANDSHAKE_S = 5.0
-RECONNECT_MS = 500
+RECONNECT_MS, CONNECT_TIMEOUT_MS = 500, 1000
 MAX_UNSENT = 1 << 16
 MAX_SKIPPED = 100
 
@@ -53,7 +55,7 @@ class HostListener:
         address: where it listens, with the port.
 
     Raises:
-        ConfigurationError: the address is not one of TCP or cannot be listened at, or ``silence_s`` is out of range.
+        ConfigurationError: the address is not one of TCP or cannot be listened at, or another argument is out of range.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class HostListener:
         silence_s: float = 5.0,
     ) -> None:
         check(address, range(65536), silence_s)
+        if max_message_bytes < MIN_MESSAGE_BYTES:
+            raise ConfigurationError(f"max_message_bytes must be at least {MIN_MESSAGE_BYTES}: {max_message_bytes}")
         self._streams = Streams(max_connections, self._send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         # ZeroMQ counts identities up from C's rand(), which nobody seeds. A host that knows the next one can choose it
@@ -107,7 +111,10 @@ class HostListener:
 
     @property
     def ended(self) -> int:
-        """How many connections have ended that may have been those of hosts; :meth:`wait` returns when it grows."""
+        """How many connections have ended that may have been those of hosts; :meth:`wait` returns when it grows.
+
+        What had come over them may still be waiting in :meth:`receive`.
+        """
         return self._gate.ended
 
     def watch(self, source: int | Source) -> None:
@@ -142,7 +149,7 @@ class HostListener:
 
         Args:
             peer: as :meth:`receive` has named it.
-            frames: at least one. They are copied, and may be altered afterwards.
+            frames: at least one. Big ones are not copied, and must not be altered before there is an answer to them.
 
         Returns:
             Whether it is on its way; false where there is no such host any more, or it does not take what it is sent.
@@ -171,16 +178,18 @@ class HostListener:
         Args:
             linger_s: how long to wait for what was sent last to be on its way, in seconds.
         """
-        self._socket.close(round(linger_s * 1000))
-        self._gate.close()
-        self._context.term()
+        if not self._socket.closed:
+            close_monitored(self._socket, linger_s)
+            self._gate.close()
+            self._context.term()
 
     def _send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
         stream = self._streams.of(peer)
         if stream is None:
             return False
         try:
-            self._socket.send_multipart([peer, *frames, stream.last_frame(len(frames), credit)], zmq.NOBLOCK)
+            parts = [peer, *frames, stream.last_frame(len(frames), credit)]
+            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -231,7 +240,8 @@ class HostSocket:
         self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
         # The window is the bound: ZeroMQ's own learns late of what is gone, and would refuse what there is room for.
         self._socket.sndhwm = 0
-        self._socket.reconnect_ivl = RECONNECT_MS
+        # Or the system would ask a network that was cut for a while ever more seldom.
+        self._socket.reconnect_ivl, self._socket.connect_timeout = RECONNECT_MS, CONNECT_TIMEOUT_MS
         configure(self._socket, address, silence_s, HANDSHAKE_S)
         self._monitor = self._context.socket(zmq.PAIR)
         self._socket.monitor("inproc://parenv.monitor", EVENTS)
@@ -283,7 +293,7 @@ class HostSocket:
         """Send to the driver, or, while it is not connected yet, as soon as it is.
 
         Args:
-            frames: at least one. They are copied, and may be altered afterwards.
+            frames: at least one. Big ones are not copied, and must not be altered before there is an answer to them.
 
         Returns:
             Whether it was taken; false while :data:`WINDOW` messages wait for the driver, or if there is no connection
@@ -292,7 +302,7 @@ class HostSocket:
         if self._window == 0 or self._link.state in ("refused", "lost"):
             return False
         try:
-            self._socket.send_multipart([*frames, self._stream.last_frame(len(frames))], zmq.NOBLOCK)
+            self._socket.send_multipart([*frames, self._stream.last_frame(len(frames))], zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
         self._stream.sent_one()
@@ -312,7 +322,7 @@ class HostSocket:
             linger_s: how long to wait for what was sent last to be on its way, in seconds.
         """
         if not self._socket.closed:
-            self._socket.close(round(linger_s * 1000) if self.look() == "connected" else 0)
+            close_monitored(self._socket, linger_s if self.look() == "connected" else 0.0)
             self._monitor.close(0)
             self._context.term()
 

@@ -136,19 +136,18 @@ class Gate:
         self._bell.take()
 
     def refuse(self, reason: str, peer: str, detail: str = "") -> None:
-        """Count a refusal, and log the first of its kind.
+        """Count a refusal, and log the first of its kind before that.
 
         Args:
             reason: one of :data:`REASONS`.
             peer: its IP address.
             detail: what else there is to say.
         """
+        if (reason, peer) not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add((reason, peer))
+            why = f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
+            _log.warning("refused a connection from %s: %s; more like it are only counted", peer, why)
         self.refusals[reason] += 1
-        if (reason, peer) in self._logged or len(self._logged) >= MAX_LOGGED:
-            return
-        self._logged.add((reason, peer))
-        why = f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
-        _log.warning("refused a connection from %s: %s; more like it are only counted", peer, why)
 
     def expel(self, reason: str, fd: int, peer: str) -> None:
         """End a connection that had been let in.

@@ -56,6 +56,13 @@ def configure(socket: zmq.Socket[bytes], address: str, silence_s: float, handsha
     socket.heartbeat_ttl = silence_ms
 
 
+def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:
+    """Close a socket whose events somebody follows; what was sent is sent on for so many seconds at most."""
+    # ZeroMQ would wait for ever to report an event to a monitor that is closed before the socket is gone.
+    socket.disable_monitor()
+    socket.close(round(linger_s * 1000))
+
+
 def rest(socket: zmq.Socket[bytes], frame: zmq.Frame) -> list[Buffer]:
     """The frames of a message behind its first one."""
     frames = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parenv.errors import ConfigurationError
-from parenv.options import GradientOptions, Stop, WorkerOptions
+from parenv.options import GradientOptions, RayPlacement, Stop, WorkerOptions
 
 NOTHING: dict[str, Any] = {"env_steps": 0, "episodes": 0, "mean_return": math.nan, "seconds": 0.0}
 
@@ -92,3 +92,19 @@ def test_options_do_not_change() -> None:
 def test_gradient_options_that_make_no_sense_are_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         GradientOptions(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"num_workers": 0}, "RayPlacement.num_workers must be an integer of at least 1, got 0"),
+        ({"workers_per_host": 1.5}, "RayPlacement.workers_per_host must be an integer of at least 1, got 1.5"),
+        ({"resources": {"CPU": -1}}, "names with amounts of at least 0, got 'CPU': -1"),
+        ({"resources": {"CPU": math.nan}}, "names with amounts of at least 0, got 'CPU': nan"),
+        ({"resources": {"CPU": "1"}}, "names with amounts of at least 0, got 'CPU': '1'"),
+        ({"resources": {"": 1}}, "names with amounts of at least 0, got '': 1"),
+    ],
+)
+def test_a_ray_placement_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        RayPlacement(**{"num_workers": 1, **arguments})

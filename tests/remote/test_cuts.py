@@ -1,0 +1,140 @@
+"""A network that fails between driver and hosts, each in a namespace of its own: every transition still comes once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from network import Network, why_not
+
+from parenv import AsyncWorkerPool, Stop
+from parenv.testing import LedgerEnv, check_ledger
+
+pytestmark = [
+    pytest.mark.usefixtures("warnings_are_expected"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+SILENCE_S = 1.5
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class Run:
+    """An audited pool with one worker here and one on a host behind a network."""
+
+    def __init__(self, pool: AsyncWorkerPool, network: Network) -> None:
+        self.pool, self.network = pool, network
+        self.expected: dict[int, tuple[int, ...]] = {}
+        self.by_worker = {0: 0, 1: 0}
+        self._rollouts = pool.rollouts(Stop(seconds=50))
+
+    def until(self, holds: Callable[[], Any], seconds: float = 20.0) -> float:
+        """Take rollouts until something holds; the seconds it took."""
+        began = time.monotonic()
+        while not holds():
+            assert time.monotonic() - began < seconds, "it did not come to that in time"
+            rollout = next(self._rollouts)
+            check_ledger(rollout, self.expected)
+            for worker in rollout.env_ids.tolist():  # One sub-environment each.
+                self.by_worker[worker] += 1
+        return time.monotonic() - began
+
+    def for_some_time(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() > deadline)
+
+    def some_of_the_host(self, rollouts: int = 50) -> float:
+        wanted = self.by_worker[1] + rollouts
+        return self.until(lambda: self.by_worker[1] >= wanted)
+
+    @property
+    def generation(self) -> int:
+        return self.pool._session.crew.generation(1)
+
+
+@contextmanager
+def running(hosts: Any, silence_s: float = SILENCE_S, **settings: Any) -> Iterator[Run]:
+    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(2)]
+    with Network(1) as network:
+        hosts.move_to(network)
+        hosts.start(1)
+        placement = hosts.placement(num_local=1, silence_s=silence_s)
+        more = {"rollout_length": 8, **settings}
+        with AsyncWorkerPool(envs, zeros, num_workers=2, placement=placement, **more) as pool:
+            run = Run(pool, network)
+            run.some_of_the_host()
+            yield run
+
+
+@pytest.mark.parametrize("direction", ["to_driver", "from_driver", "both"])
+def test_a_cut_that_heals_before_the_limit_is_not_noticed(hosts: Any, direction: str) -> None:
+    with running(hosts, silence_s=4.0) as run:
+        run.network.cut(0, direction)
+        run.for_some_time(1.0)
+        run.network.heal(0)
+        run.some_of_the_host()
+        assert run.generation == 0
+        assert run.pool.statistics().worker_restarts == 0
+
+
+@pytest.mark.parametrize("direction", ["to_driver", "from_driver", "both"])
+def test_after_a_longer_cut_the_host_comes_back_as_new_within_three_seconds(hosts: Any, direction: str) -> None:
+    with running(hosts) as run:
+        run.network.cut(0, direction)
+        run.until(lambda: run.pool.statistics().hosts == 0)
+        run.for_some_time(2.0 * SILENCE_S)
+        assert len(run.network.processes(0)) <= 2, "workers of a host that is cut off must have ended"
+        assert run.generation == 1
+        run.network.heal(0)
+        assert run.some_of_the_host(1) < 3.0
+        run.some_of_the_host()
+        assert run.pool.statistics().worker_restarts == 1
+
+
+def test_a_reset_connection_is_made_anew(hosts: Any) -> None:
+    with running(hosts) as run:
+        assert run.network.reset(0) >= 1
+        run.until(lambda: run.generation == 1)
+        assert run.some_of_the_host(1) < 3.0
+        run.some_of_the_host()
+
+
+@pytest.mark.parametrize("trouble", ["delay", "loss", "bandwidth"])
+def test_a_slow_or_lossy_network_only_makes_it_slow(hosts: Any, trouble: str) -> None:
+    with running(hosts, rollout_length=64) as run:
+        if trouble == "delay":
+            run.network.delay(0, 100.0)
+        elif trouble == "loss":
+            run.network.loss(0, 5.0)
+        else:
+            run.network.bandwidth(0, 500.0)
+        run.some_of_the_host(10)
+        assert run.generation == 0
+
+
+def test_a_host_without_power_is_missed_and_may_be_replaced(hosts: Any) -> None:
+    with running(hosts) as run:
+        run.network.power_off(0)
+        run.until(lambda: run.pool.statistics().hosts == 0)
+        run.network.heal(0)
+        hosts.start(1)
+        run.some_of_the_host()
+        assert run.generation == 1
+
+
+def test_a_synchronous_round_waits_for_the_network(hosts: Any) -> None:
+    with running(hosts, mode="sync") as run:
+        run.network.cut(0)
+        began = time.monotonic()
+        for rollout in run.pool.rollouts(Stop(seconds=2.0 * SILENCE_S)):
+            check_ledger(rollout, run.expected)
+        assert time.monotonic() - began < 4.0 * SILENCE_S
+        run.network.heal(0)
+        run.until(lambda: run.generation == 1)
+        run.some_of_the_host()

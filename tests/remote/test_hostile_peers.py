@@ -1,0 +1,551 @@
+"""Whoever may not join is refused, counted and logged once, while those who may go on undisturbed."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from exchange import LIMIT_S, Exchange, as_bytes, numbered
+from proxy import GREETING_BYTES, Proxy
+
+from parenv.transport import curve
+from parenv.transport.curve import HostListener, HostSocket
+from parenv.transport.gate import REASONS
+from parenv.transport.keys import (
+    AllowList,
+    DriverKeys,
+    HostKeys,
+    add_host,
+    create_keys,
+    ephemeral_keys,
+    read_driver_keys,
+    read_host_keys,
+)
+
+MAX_BYTES = 1 << 20
+SILENCE_S = 1.0
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+
+
+def greeting(mechanism: bytes, version: bytes = b"\3\1") -> bytes:
+    return SIGNATURE + version + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+READY = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+HELLO = b"\x04\xc8\x05HELLO\x01\x00" + bytes(72) + bytes(range(120))
+
+
+class Scene:
+    """A driver and its host alpha, which talk all the time; others may come.
+
+    Attributes:
+        listener: the driver's.
+        talk: what goes on meanwhile.
+        folder: with the keys.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        create_keys(folder, ["alpha", "beta"])
+        self.driver_keys: DriverKeys = read_driver_keys(folder / "driver.key")
+        self.listener = HostListener(
+            "tcp://127.0.0.1:*",
+            self.driver_keys,
+            AllowList(folder / "hosts.pub"),
+            max_message_bytes=MAX_BYTES,
+            silence_s=SILENCE_S,
+        )
+        stack.callback(self.listener.close)
+        self.talk = stack.enter_context(Exchange(self.listener, self.host("alpha"), "alpha"))
+
+    @property
+    def address(self) -> str:
+        return self.listener.address
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        return dict(self.listener.refusals)
+
+    def keys(self, name: str) -> HostKeys:
+        return read_host_keys(self.folder / f"{name}.key")
+
+    def host(self, keys: str | HostKeys, address: str = "") -> HostSocket:
+        held = self.keys(keys) if isinstance(keys, str) else keys
+        made = HostSocket(address or self.address, held, silence_s=SILENCE_S)
+        self._stack.callback(made.close, 0.0)
+        return made
+
+    def dealer(self, keys: HostKeys | None = None) -> zmq.Socket[bytes]:
+        """A socket of ZeroMQ itself, not connected yet."""
+        context = zmq.Context()
+        self._stack.callback(context.term)
+        made = context.socket(zmq.DEALER)
+        self._stack.callback(made.close, 0)
+        if keys is not None:
+            made.curve_serverkey = keys.driver_public
+            made.curve_publickey, made.curve_secretkey = keys.public, keys.secret
+        return made
+
+    def raw(self, *sent: bytes) -> socket.socket:
+        """A TCP connection on which something has been said."""
+        port = int(self.address.rpartition(":")[2])
+        made = self._stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), LIMIT_S)))
+        made.sendall(b"".join(sent))
+        return made
+
+    def until_refused(self, reason: str, times: int = 1) -> None:
+        self.talk.until(lambda: self.listener.refusals[reason] >= times)
+
+
+@pytest.fixture
+def handshake_s() -> float:
+    return curve.HANDSHAKE_S
+
+
+@pytest.fixture
+def scene(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, handshake_s: float
+) -> Iterator[Scene]:
+    """After each test, what was logged is looked through for keys."""
+    monkeypatch.setattr(curve, "HANDSHAKE_S", handshake_s)
+    with ExitStack() as stack, caplog.at_level(logging.DEBUG):
+        made = Scene(tmp_path / "keys", stack)
+        yield made
+        made.talk.turn()
+    shown = [key for path in made.folder.glob("*.key") for key in keys_in(path) if key[:8] in caplog.text]
+    assert not shown
+    assert len(set(caplog.messages)) == len(caplog.messages), "logged twice"
+    assert {record.name for record in caplog.records} <= {"parenv"}
+
+
+def keys_in(path: Path) -> list[str]:
+    return [line.split()[1] for line in path.read_text().splitlines() if not line.startswith("#")]
+
+
+def logged_once(caplog: pytest.LogCaptureFixture, reason: str) -> bool:
+    """Whether the refusals for a reason were logged once for each address: ours, and none if it was gone too soon."""
+    messages = [message for message in caplog.messages if REASONS[reason] in message]
+    of = {f"refused a connection from {peer}: {REASONS[reason]}" for peer in ("127.0.0.1", "an unknown address")}
+    return (
+        bool(messages)
+        and all(sum(message.startswith(first) for message in messages) <= 1 for first in of)
+        and all(message.startswith(tuple(of)) for message in messages)
+    )
+
+
+def test_a_peer_without_a_key_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    peer = scene.dealer()
+    peer.connect(scene.address)
+    peer.send(b"let me in")
+    scene.talk.until(lambda: bool(scene.refusals))
+    assert not scene.talk.others
+
+
+@pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN", b"GSSAPI", b"curve", b"CURVE2"])
+def test_another_mechanism_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture, mechanism: bytes) -> None:
+    for _ in range(3):
+        scene.raw(greeting(mechanism), READY)
+    scene.until_refused("mechanism", 3)
+    assert scene.refusals == {"mechanism": 3}
+    assert logged_once(caplog, "mechanism")
+    assert not scene.talk.others
+
+
+def test_a_peer_that_offers_a_password_is_refused(scene: Scene) -> None:
+    peer = scene.dealer()
+    peer.plain_username, peer.plain_password = b"alpha", b"secret"
+    peer.connect(scene.address)
+    peer.send(b"let me in")
+    scene.talk.until(lambda: bool(scene.refusals))
+    assert not scene.talk.others
+
+
+def test_a_host_of_another_driver_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    lost = scene.host(HostKeys(scene.keys("beta").public, scene.keys("beta").secret, ephemeral_keys()[0].public))
+    lost.send([b"let me in"])
+    scene.until_refused("cipher", 2)
+    scene.talk.until(lambda: lost.look() == "connecting" and lost.broken_handshakes > 1)
+    assert set(scene.refusals) == {"cipher"}
+    assert logged_once(caplog, "cipher")
+    assert not scene.talk.others
+
+
+def test_a_key_off_the_list_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(1, 4):
+        stranger = scene.host(HostKeys(*zmq.curve_keypair(), scene.driver_keys.public))
+        stranger.send([b"let me in"])
+        scene.talk.until(lambda stranger=stranger: stranger.look() == "refused")  # type: ignore[misc]
+        assert scene.refusals == {"key": number}
+        assert not stranger.send([b"please"])
+    assert logged_once(caplog, "key")
+    assert not scene.talk.others
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], "protocol"),
+        ([bytes(range(256))], "protocol"),
+        ([b"\x16\x03\x01\x02\x00\x01\x00"], "protocol"),
+        ([SIGNATURE, b"\0\0"], "protocol"),
+        ([SIGNATURE, b"\1\5", bytes(60)], "protocol"),
+        ([greeting(b"CURVE"), b"\x04\x05\x05HELL"], "protocol"),
+        ([greeting(b"CURVE"), b"\x06" + (1 << 62).to_bytes(8, "big"), b"x" * 1000], "protocol"),
+        ([greeting(b"CURVE"), b"\x00\x05hello"], "protocol"),
+        ([greeting(b"CURVE"), HELLO], "cipher"),
+    ],
+    ids=["http", "garbage", "tls", "zmtp 1", "zmtp 2", "no command", "a giant command", "a message", "a false hello"],
+)
+def test_what_is_no_host_is_refused(
+    scene: Scene, caplog: pytest.LogCaptureFixture, said: list[bytes], reason: str
+) -> None:
+    peer = scene.raw(*said)
+    scene.until_refused(reason)
+    assert scene.refusals == {reason: 1}
+    assert logged_once(caplog, reason)
+    drain(peer)
+    scene.talk.until(lambda: scene.listener.connections == 1)
+
+
+def drain(peer: socket.socket) -> bytes:
+    """All that the driver says until it ends the connection."""
+    said = bytearray()
+    try:
+        while data := peer.recv(4096):
+            said += data
+    except ConnectionResetError:
+        pass
+    return bytes(said)
+
+
+@pytest.mark.parametrize("handshake_s", [0.5])
+@pytest.mark.parametrize(
+    "said",
+    [[], [SIGNATURE[:5]], [greeting(b"CURVE")[:40]], [greeting(b"CURVE")], [greeting(b"CURVE"), HELLO[:100]]],
+    ids=["nothing", "half a signature", "half a greeting", "a greeting", "half a hello"],
+)
+def test_whoever_stops_half_way_is_not_waited_for(
+    scene: Scene, caplog: pytest.LogCaptureFixture, said: list[bytes]
+) -> None:
+    peers = [scene.raw(*said) for _ in range(3)]
+    scene.until_refused("timeout", 3)
+    assert scene.refusals == {"timeout": 3}
+    assert logged_once(caplog, "timeout")
+    for peer in peers:
+        drain(peer)
+
+
+@pytest.mark.parametrize("said", [b"", SIGNATURE, greeting(b"CURVE"), greeting(b"CURVE") + HELLO[:100]])
+def test_a_port_scan_is_counted_and_logged_once(scene: Scene, caplog: pytest.LogCaptureFixture, said: bytes) -> None:
+    for _ in range(100):
+        scene.raw(said).close()
+    scene.until_refused("handshake", 100)
+    assert scene.refusals == {"handshake": 100}
+    assert logged_once(caplog, "handshake")
+    scene.talk.until(lambda: scene.listener.connections == 1)
+
+
+def test_a_thousand_idle_connections_shut_nobody_up(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    idle = []
+    for number in range(1000):
+        idle.append(scene.raw())
+        if number % 50 == 0:
+            scene.talk.turn()
+    scene.until_refused("too many connections", 1000 - 256 + 1)
+    assert logged_once(caplog, "too many connections")
+    scene.talk.until(lambda: scene.listener.connections <= 256)
+    assert set(scene.refusals) <= {"too many connections", "timeout"}
+    for peer in idle:
+        peer.close()
+    scene.talk.until(lambda: scene.listener.connections == 1)
+    late = scene.host("beta")
+    late.send([b"here I am"])
+    scene.talk.until(lambda: scene.talk.others == [("beta", [b"here I am"])])
+
+
+def recorded(scene: Scene) -> tuple[bytes, bytes]:
+    """What beta says to the driver, and the driver to beta."""
+    with Proxy(scene.address) as proxy:
+        host = scene.host("beta", proxy.address)
+        host.send([b"a secret"])
+        scene.talk.until(lambda: host.receive() == [b"a secret"])
+        host.close()
+        scene.talk.until(lambda: scene.listener.connections == 1)
+        return bytes(proxy.recorded[0]), bytes(proxy.recorded[1])
+
+
+@pytest.mark.parametrize(("in_steps", "reason"), [(True, "cipher"), (False, "protocol")])
+def test_a_recorded_handshake_opens_nothing(
+    scene: Scene, caplog: pytest.LogCaptureFixture, in_steps: bool, reason: str
+) -> None:
+    said, _ = recorded(scene)
+    assert scene.talk.others == [("beta", [b"a secret"])]
+    assert not scene.refusals
+    hello = GREETING_BYTES + len(HELLO)
+    peer = scene.raw(said[:hello] if in_steps else said)
+    answer = b""
+    while in_steps and b"WELCOME" not in answer:
+        answer += peer.recv(4096)
+    if in_steps:
+        peer.sendall(said[hello:])
+    scene.until_refused(reason)
+    assert b"READY" not in drain(peer)
+    assert scene.refusals == {reason: 1}
+    assert logged_once(caplog, reason)
+    assert scene.talk.others == [("beta", [b"a secret"])]
+
+
+def test_nobody_poses_as_a_driver_with_what_it_once_said(scene: Scene) -> None:
+    _, said = recorded(scene)
+    with socket.create_server(("127.0.0.1", 0)) as pretender:
+        host = scene.host("beta", f"tcp://127.0.0.1:{pretender.getsockname()[1]}")
+        host.send([b"my secret"])
+        connection, _ = pretender.accept()
+        with connection:
+            connection.sendall(said)
+            scene.talk.until(lambda: host.look() == "refused")
+            assert host.receive() is None
+            assert b"INITIATE" not in drain(connection)
+
+
+def test_a_host_trusts_only_its_driver(scene: Scene) -> None:
+    other = HostListener(
+        "tcp://127.0.0.1:*",
+        ephemeral_keys()[0],
+        AllowList([scene.keys("beta").public.decode()]),
+        max_message_bytes=1000,
+    )
+    with closing(other):
+        host = scene.host("beta", other.address)
+        host.send([b"my secret"])
+        scene.talk.until(lambda: other.refusals["cipher"] > 0)
+        assert host.look() == "connecting"
+        assert other.receive() is None
+
+
+def test_an_oversize_frame_ends_the_connection_of_its_sender_alone(scene: Scene) -> None:
+    host = scene.host("beta")
+    for size in (MAX_BYTES, MAX_BYTES + 1):
+        assert host.send([b"size", bytes(size)])
+    scene.talk.until(lambda: host.look() == "lost")
+    scene.talk.until(lambda: scene.listener.ended > 0 and bool(scene.talk.others))
+    assert [[len(frame) for frame in frames] for _, frames in scene.talk.others] == [[4, MAX_BYTES]]
+
+
+def test_a_host_that_is_removed_cannot_come_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    listed = scene.folder / "hosts.pub"
+    before = listed.read_text()
+    host = scene.host("beta")
+    scene.talk.until(lambda: host.look() == "connected")
+    listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
+    host.close()
+    back = scene.host("beta")
+    scene.talk.until(lambda: back.look() == "refused")
+    assert scene.refusals == {"key": 1}
+    listed.write_text(before)
+    again = scene.host("beta")
+    scene.talk.until(lambda: again.look() == "connected")
+    added = scene.host(read_host_keys(add_host(scene.folder, "gamma")))
+    added.send([b"new here"])
+    scene.talk.until(lambda: scene.talk.others == [("gamma", [b"new here"])])
+
+
+@pytest.mark.parametrize("handshake_s", [0.5])
+def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed = scene.folder / "hosts.pub"
+    before = listed.read_text()
+    listed.write_text("half a li")
+    host = scene.host("beta")
+    scene.until_refused("allow list", 2)
+    assert host.look() == "connecting"
+    assert logged_once(caplog, "allow list")
+    assert "hosts.pub, line 1: a name and a public key" in caplog.text
+    listed.write_text(before)
+    scene.talk.until(lambda: host.look() == "connected")
+    assert set(scene.refusals) == {"allow list"}
+
+
+def test_nobody_joins_while_nobody_answers_for_the_list(scene: Scene) -> None:
+    gate = scene.listener._gate
+    gate._end_sender.send(b"")
+    gate._thread.join()
+    gate._zap.close()
+    host = scene.host("beta")
+    host.send([b"let me in"])
+    scene.talk.until(lambda: host.look() != "connecting" or host.broken_handshakes > 1 or bool(scene.talk.others))
+    assert host.look() == "connecting"
+    assert not scene.talk.others
+
+
+@pytest.mark.parametrize("identity", [b"alpha", b"w\0\0\0\0\0\0\0\0", b"\0" * 5 + b"x", b"\1\2\3\4\5"])
+def test_nobody_chooses_the_name_of_a_connection(
+    scene: Scene, caplog: pytest.LogCaptureFixture, identity: bytes
+) -> None:
+    peer = scene.dealer(scene.keys("beta"))
+    peer.setsockopt(zmq.ROUTING_ID, identity)
+    peer.reconnect_ivl = -1
+    peer.connect(scene.address)
+    for _ in range(3):
+        peer.send(b"let me in")
+    scene.until_refused("identity")
+    scene.talk.until(lambda: scene.listener.connections == 1)
+    assert scene.refusals == {"identity": 1}
+    assert logged_once(caplog, "identity")
+    assert not scene.talk.others
+
+
+def test_nobody_takes_the_connection_of_another(scene: Scene) -> None:
+    peer = scene.dealer(scene.keys("beta"))
+    peer.setsockopt(zmq.ROUTING_ID, scene.talk.peer)
+    peer.connect(scene.address)
+    peer.send(b"let me in")
+    scene.talk.until(lambda: scene.listener.connections == 2)
+    for _ in range(20):
+        scene.talk.turn()
+    assert not scene.talk.others
+
+
+def test_nobody_knows_the_name_of_the_next_connection() -> None:
+    script = (
+        "import zmq\n"
+        "from parenv.transport.curve import HostListener, HostSocket\n"
+        "from parenv.transport.keys import AllowList, ephemeral_keys\n"
+        "driver, host = ephemeral_keys()\n"
+        "listener = HostListener('tcp://127.0.0.1:*', driver, AllowList([host.public.decode()]), "
+        "max_message_bytes=1024)\n"
+        "context, peers = zmq.Context(), []\n"
+        "for offset in range(-2, 6):\n"
+        "    peer = context.socket(zmq.DEALER)\n"
+        "    peer.curve_serverkey = host.driver_public\n"
+        "    peer.curve_publickey, peer.curve_secretkey = host.public, host.secret\n"
+        "    first = 0x6B8B4567  # Of a rand() that nobody has seeded.\n"
+        "    peer.setsockopt(zmq.ROUTING_ID, b'\\0' + (first + offset).to_bytes(4, 'big'))\n"
+        "    peer.connect(listener.address)\n"
+        "    peers.append(peer)\n"
+        "while listener.connections < len(peers):\n"
+        "    listener.wait(0.1)\n"
+        "good = HostSocket(listener.address, host)\n"
+        "good.send([b'x'])\n"
+        "while (received := listener.receive()) is None:\n"
+        "    listener.wait(1.0)\n"
+        "print(received[1:])\n"
+        "for closed in (good, listener):\n"
+        "    closed.close()\n"
+        "context.destroy(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (0, "('host-0', [b'x'])\n"), done.stderr
+
+
+Altered = Callable[[list[bytes]], bytes]
+
+
+def flip(place: int, bit: int = 0) -> Altered:
+    def flipped(frames: list[bytes]) -> bytes:
+        whole = bytearray(frames[0])
+        whole[place] ^= 1 << bit
+        return bytes(whole) + b"".join(frames[1:])
+
+    return flipped
+
+
+TAMPERINGS: dict[str, Altered] = {
+    "flags": flip(0),
+    "flag of a long frame": flip(0, 1),
+    "size": flip(1),
+    "size, by much": flip(1, 7),
+    "command": flip(4),
+    "sequence": flip(17),
+    "sequence, by much": flip(10, 6),
+    "authentication": flip(20),
+    "what is said": flip(35),
+    "the end": flip(-1, 7),
+    "cut short": lambda frames: frames[0][:-1] + b"".join(frames[1:]),
+    "shortened": lambda frames: frames[0][:1] + bytes([frames[0][1] - 1]) + frames[0][2:-1] + b"".join(frames[1:]),
+    "longer": lambda frames: frames[0] + b"x" + b"".join(frames[1:]),
+    "left out": lambda frames: b"".join(frames[1:]),
+    "two left out": lambda frames: b"".join(frames[2:]),
+    "repeated": lambda frames: frames[0] * 2 + b"".join(frames[1:]),
+    "repeated later": lambda frames: b"".join([*frames, frames[0]]),
+    "in another order": lambda frames: b"".join([frames[1], frames[0], *frames[2:]]),
+    "made up": lambda frames: b"\x00\x2d\x07MESSAGE" + bytes(37) + b"".join(frames),
+}
+
+
+class Tampering:
+    """Holds six frames back, from one on, and lets pass what is made of them."""
+
+    def __init__(self, first: int, altered: Altered) -> None:
+        self._frames: list[bytes] = []
+        self._numbers = range(first, first + 6)
+        self._altered = altered
+        self.done = False
+
+    def __call__(self, number: int, frame: bytes) -> bytes:
+        if number not in self._numbers:
+            return frame
+        self._frames.append(frame)
+        self.done = len(self._frames) == 6
+        return self._altered(self._frames) if self.done else b""
+
+
+@pytest.mark.parametrize("first", [7, 8, 9])
+@pytest.mark.parametrize("direction", ["to_driver", "to_host"])
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_whoever_is_between_can_only_break_the_connection(
+    scene: Scene, tampering: str, direction: str, first: int
+) -> None:
+    between = Tampering(first, TAMPERINGS[tampering])
+    way: dict[str, Any] = {direction: between}
+    with Proxy(scene.address, **way) as proxy:
+        host = scene.host("beta", proxy.address)
+        sent, back = [], []
+
+        def say_more() -> bool:
+            message = [b"%d" % len(sent), b"observations of %d" % len(sent)]
+            if len(sent) < 1000 and host.send(message):
+                sent.append(message)
+            while (frames := host.receive()) is not None:
+                back.append(as_bytes(frames))
+            return host.look() == "lost"
+
+        scene.talk.until(say_more)
+        assert between.done
+        arrived = [frames for name, frames in scene.talk.others if name == "beta"]
+        assert arrived == sent[: len(arrived)]
+        assert back == sent[: len(back)]
+        assert len(arrived if direction == "to_driver" else back) < len(sent)
+        scene.talk.until(lambda: scene.listener.ended > 0)
+        scene.talk.until(lambda: scene.listener.connections == 1)
+
+
+@pytest.mark.parametrize("place", range(-64, 0, 3))
+def test_no_greeting_makes_a_connection_less_than_secret(scene: Scene, place: int) -> None:
+    def altered(number: int, frame: bytes) -> bytes:
+        return bytes([frame[0] ^ 1]) if number == place else frame
+
+    for way in ({"to_driver": altered}, {"to_host": altered}):
+        with Proxy(scene.address, **way) as proxy:
+            host = scene.host("beta", proxy.address)
+            host.send([b"observations of beta"])
+            scene.talk.until(lambda host=host: host.look() != "connecting" or host.broken_handshakes > 0)  # type: ignore[misc]
+            for _ in range(3):
+                scene.talk.turn()
+            host.close()
+            assert not any(b"observations of beta" in heard for heard in proxy.recorded)
+    assert all(other == ("beta", [b"observations of beta"]) for other in scene.talk.others)
+
+
+def test_numbered_messages_differ() -> None:
+    assert len({tuple(as_bytes(numbered(number))) for number in range(300)}) == 300

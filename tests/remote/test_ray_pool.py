@@ -1,0 +1,89 @@
+"""A pool whose hosts are actors of a real Ray cluster with two nodes: one killed, one lost with its node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from ray_cluster import RayCluster, left_behind
+
+from parenv import AsyncWorkerPool, RayPlacement, Stop, WorkerOptions, WorkerTimeoutError
+from parenv.testing import LedgerEnv, check_ledger
+
+ray = pytest.importorskip("ray", reason="needs parenv[ray]")
+
+# A node that is lost is missed after several seconds, and every process of Ray imports it anew: slow on a busy machine.
+pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("warnings_are_expected")]
+SOON_S, LATE_S = 10.0, 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    cluster = RayCluster()
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, handler)
+    cluster.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(cluster: RayCluster) -> Iterator[None]:
+    """No actor, nothing that one has started, and no thread. Ray's own processes and connections stay."""
+    threads = set(threading.enumerate())
+    yield
+    limit = time.monotonic() + SOON_S
+    while (left := left_behind(cluster, threads)) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not left, f"left behind: {left}"
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster: RayCluster) -> None:
+    second = cluster.add()
+    expected: dict[int, tuple[int, ...]] = {}
+    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(6)]
+    placement = RayPlacement(num_workers=3, resources={"CPU": 0.5})
+    with AsyncWorkerPool(envs, zeros, rollout_length=8, placement=placement) as pool:
+        rollouts = pool.rollouts(Stop(seconds=2 * LATE_S))
+
+        def until(holds: Callable[[], Any]) -> None:
+            deadline = time.monotonic() + LATE_S
+            while not holds():
+                assert time.monotonic() < deadline
+                check_ledger(next(rollouts), expected)
+
+        def everybody_is_back() -> Any:
+            return pool.statistics().workers_alive == 3 and pool.statistics().hosts == 3
+
+        until(lambda: len(expected) == 6)
+        victim = pool._session.crew.pid(0)
+        actor = psutil.Process(psutil.Process(victim).ppid()).ppid()
+        os.kill(actor, signal.SIGKILL)
+        until(lambda: pool.statistics().worker_restarts == 1 and everybody_is_back())
+        cluster.remove(second)
+        until(lambda: pool.statistics().worker_restarts >= 2 and everybody_is_back())
+        enough = pool.statistics().env_steps + 2000
+        until(lambda: pool.statistics().env_steps > enough)
+        assert {pool._session.crew.generation(worker) for worker in range(3)} != {0}
+
+
+def test_what_ray_cannot_place_is_said_in_time(cluster: RayCluster) -> None:
+    with pytest.raises(WorkerTimeoutError, match="each needs CPU: 64, and no node has more than CPU: 2"):
+        AsyncWorkerPool(
+            [lambda: LedgerEnv(0)],
+            zeros,
+            workers=WorkerOptions(start_timeout_s=2.0),
+            placement=RayPlacement(num_workers=1, resources={"CPU": 64}),
+        )

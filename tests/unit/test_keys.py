@@ -1,0 +1,322 @@
+"""Keys: made once, readable by their owner only, checked before anything is started, and never shown."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import traceback
+from pathlib import Path
+
+import pytest
+import zmq
+
+from parenv.cli.main import main
+from parenv.errors import ConfigurationError
+from parenv.transport import keys as keys_module
+from parenv.transport.keys import (
+    AllowList,
+    DriverKeys,
+    HostKeys,
+    add_host,
+    create_keys,
+    ephemeral_keys,
+    is_key,
+    read_driver_keys,
+    read_host_keys,
+)
+
+
+def shows(text: str, *keys: bytes) -> bool:
+    """Whether a text shows any part of a key that helps."""
+    return any(key.decode()[start : start + 8] in text for key in keys for start in range(33))
+
+
+def modes(directory: Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+
+
+def test_what_is_made_fits_together(tmp_path: Path) -> None:
+    made = create_keys(tmp_path / "new", ["alpha", "beta.example-1"])
+    assert [path.name for path in made] == ["driver.key", "alpha.key", "beta.example-1.key", "hosts.pub"]
+    driver, allowed = read_driver_keys(made[0]), AllowList(made[3])
+    for path, name in zip(made[1:3], ("alpha", "beta.example-1"), strict=True):
+        host = read_host_keys(path)
+        assert host.driver_public == driver.public
+        assert zmq.curve_public(host.secret) == host.public
+        assert allowed.name_of(host.public) == name
+    assert allowed.name_of(driver.public) is None
+    assert not any(key.decode() in made[3].read_text() for key in (driver.secret, read_host_keys(made[1]).secret))
+
+
+def test_every_file_is_for_its_owner_only_from_its_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[int, int, int]] = []
+    really = os.open
+
+    def noting(path: str, flags: int, mode: int = 0o777) -> int:
+        descriptor = really(path, flags, mode)
+        if flags & os.O_CREAT:
+            status = os.fstat(descriptor)
+            opened.append((flags & os.O_EXCL, stat.S_IMODE(status.st_mode), status.st_size))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", noting)
+    before = os.umask(0)
+    try:
+        create_keys(tmp_path / "keys", ["alpha"])
+        add_host(tmp_path / "keys", "beta")
+    finally:
+        os.umask(before)
+    assert opened == [(os.O_EXCL, 0o600, 0)] * 5
+    assert modes(tmp_path / "keys") == {0o600}
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("taken", ["driver.key", "beta.key", "hosts.pub"])
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, taken: str) -> None:
+    (tmp_path / taken).write_text("mine")
+    with pytest.raises(ConfigurationError, match=f"{taken} exists already, and keys are never overwritten"):
+        create_keys(tmp_path, ["alpha", "beta"])
+    assert [path.name for path in tmp_path.iterdir()] == [taken]
+    assert (tmp_path / taken).read_text() == "mine"
+
+
+def test_a_link_to_nowhere_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "driver.key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match="exists already"):
+        create_keys(tmp_path, [])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_was_written_before_a_failure_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = os.open
+
+    def failing(path: str, flags: int, mode: int = 0o777) -> int:
+        if "beta" in str(path):
+            raise OSError(28, "No space left on device")
+        return really(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(ConfigurationError, match=r"cannot write keys to .*: No space left on device"):
+        create_keys(tmp_path, ["alpha", "beta"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "../alpha", "a/b", ".hidden", "a b", "driver", "Driver", "a\nb", "x" * 64, "-rf"])
+def test_a_name_must_be_one_of_a_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="a host cannot be named"):
+        create_keys(tmp_path / "keys", ["alpha", name])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_each_host_has_a_name_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="each host needs a name of its own"):
+        create_keys(tmp_path / "keys", ["alpha", "Alpha"])
+
+
+def test_a_host_is_added_and_the_others_stay(tmp_path: Path) -> None:
+    create_keys(tmp_path, ["alpha"])
+    listed = tmp_path / "hosts.pub"
+    listed.write_text(listed.read_text() + "# the new rack\n")
+    before = listed.read_text()
+    host = read_host_keys(add_host(tmp_path, "beta"))
+    assert listed.read_text() == f"{before}beta {host.public.decode()}\n"
+    assert host.driver_public == read_driver_keys(tmp_path / "driver.key").public
+    assert AllowList(listed).name_of(host.public) == "beta"
+    assert modes(tmp_path) == {0o600}
+    with pytest.raises(ConfigurationError, match="has a host beta already"):
+        add_host(tmp_path, "beta")
+
+
+def test_a_host_that_cannot_be_listed_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_keys(tmp_path, ["alpha"])
+    names, before = set(os.listdir(tmp_path)), (tmp_path / "hosts.pub").read_text()
+
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(ConfigurationError, match=r"cannot write .*hosts.pub: Input/output error"):
+        add_host(tmp_path, "beta")
+    assert set(os.listdir(tmp_path)) == names
+    assert (tmp_path / "hosts.pub").read_text() == before
+
+
+def test_whoever_reads_the_list_meanwhile_sees_all_of_it(tmp_path: Path) -> None:
+    create_keys(tmp_path, ["alpha"])
+    allowed, alpha = AllowList(tmp_path / "hosts.pub"), read_host_keys(tmp_path / "alpha.key").public
+    seen: set[str | None] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.add(allowed.name_of(alpha))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for number in range(30):
+        add_host(tmp_path, f"host-{number}")
+    done.set()
+    thread.join(10)
+    assert seen == {"alpha"}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o777])
+def test_a_key_that_others_can_reach_is_not_used(tmp_path: Path, mode: int) -> None:
+    create_keys(tmp_path, ["alpha"])
+    for name, read in (("driver.key", read_driver_keys), ("alpha.key", read_host_keys)):
+        (tmp_path / name).chmod(mode)
+        with pytest.raises(ConfigurationError, match=rf"others may read or write it \(mode 0{mode:o}\).*chmod 600"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_list_that_others_can_write_is_not_used(tmp_path: Path, mode: int) -> None:
+    create_keys(tmp_path, ["alpha"])
+    listed = tmp_path / "hosts.pub"
+    listed.chmod(0o644)
+    AllowList(listed)
+    listed.chmod(mode)
+    with pytest.raises(ConfigurationError, match="others may write it"):
+        AllowList(listed)
+
+
+def test_what_is_no_key_file_is_refused_and_not_shown(tmp_path: Path) -> None:
+    create_keys(tmp_path, ["alpha"])
+    path, good = tmp_path / "alpha.key", (tmp_path / "alpha.key").read_text()
+    host, driver = read_host_keys(path), read_driver_keys(tmp_path / "driver.key")
+    secret = host.secret.decode()
+    cases = {
+        "empty": "",
+        "a line less": "\n".join(good.splitlines()[:3]),
+        "a line twice": good + good.splitlines()[2] + "\n",
+        "another word": good.replace("secret ", "sacred "),
+        "a short key": good.replace(secret, secret[:-1]),
+        "a character that Z85 lacks": good.replace(secret, secret[:-1] + "~"),
+        "more than four bytes hold": good.replace(secret, "#####" + secret[5:]),
+        "no spaces": good.replace("secret ", "secret"),
+        "the keys of two": good.replace(secret, driver.secret.decode()),
+        "of the driver": (tmp_path / "driver.key").read_text(),
+    }
+    for case, text in cases.items():
+        path.write_text(text)
+        with pytest.raises(ConfigurationError) as caught:
+            read_host_keys(path)
+        told = "".join(traceback.format_exception(caught.value))
+        assert not shows(told, host.public, host.secret, driver.public, driver.secret), case
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="is not text"):
+        read_host_keys(path)
+    path.write_text(good)
+    with pytest.raises(
+        ConfigurationError, match="is not the key file of a driver: it must have the lines public, secret"
+    ):
+        read_driver_keys(path)
+
+
+def test_what_cannot_be_read_says_what_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"cannot read .*: No such file or directory; .* parenv keys create makes"
+    ):
+        read_host_keys(tmp_path / "missing.key")
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        read_host_keys(tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        read_driver_keys(tmp_path / "pipe")
+
+
+def test_keys_are_never_shown() -> None:
+    driver, host = ephemeral_keys()
+    everything = (driver.public, driver.secret, host.public, host.secret)
+    for kept in (driver, host, [driver, host], AllowList([host.public.decode()])):
+        assert not shows(f"{kept} {kept!r} {kept!s}", *everything)
+    assert (str(driver), repr(host)) == ("DriverKeys(not shown)", "HostKeys(not shown)")
+    assert shows(str(driver.secret), *everything), "or the search finds nothing"
+    with pytest.raises(ConfigurationError, match="do not belong together") as caught:
+        DriverKeys(host.public, driver.secret)
+    assert not shows("".join(traceback.format_exception(caught.value)), *everything)
+    with pytest.raises(ConfigurationError, match="driver's public key is not a key") as caught:
+        HostKeys(host.public, host.secret, driver.public[:-1])
+    assert not shows("".join(traceback.format_exception(caught.value)), *everything)
+    with pytest.raises(ConfigurationError, match="not a pair of keys"):
+        DriverKeys(b"", b"")
+
+
+def test_ephemeral_keys_are_new_each_time() -> None:
+    made = {key for _ in range(3) for pair in ephemeral_keys() for key in (pair.public, pair.secret)}
+    assert len(made) == 12
+    assert all(is_key(key) for key in made)
+
+
+def test_the_list_follows_its_file(tmp_path: Path) -> None:
+    create_keys(tmp_path, ["alpha", "beta"])
+    listed = tmp_path / "hosts.pub"
+    allowed = AllowList(str(listed))
+    alpha, beta = (read_host_keys(tmp_path / f"{name}.key").public for name in ("alpha", "beta"))
+    assert (allowed.name_of(alpha), allowed.name_of(beta)) == ("alpha", "beta")
+    kept = [line for line in listed.read_text().splitlines() if not line.startswith("alpha")]
+    listed.write_text("\n".join(kept))
+    assert (allowed.name_of(alpha), allowed.name_of(beta)) == (None, "beta")
+    listed.write_text(f"gamma\t {alpha.decode()}\n\n   # nobody else\n")
+    assert (allowed.name_of(alpha), allowed.name_of(beta)) == ("gamma", None)
+    for broken in ("alpha", f"alpha {alpha.decode()[:-1]}", f"a/b {alpha.decode()}", f"a {alpha.decode()}\n" * 2):
+        listed.write_text(broken)
+        with pytest.raises(ConfigurationError, match=r"hosts.pub, line \d"):
+            allowed.name_of(alpha)
+    listed.unlink()
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        allowed.name_of(alpha)
+
+
+def test_a_list_of_keys_needs_no_file() -> None:
+    hosts = [ephemeral_keys()[1].public for _ in range(2)]
+    allowed = AllowList([public.decode() for public in hosts])
+    assert [allowed.name_of(public) for public in hosts] == ["host-0", "host-1"]
+    assert allowed.name_of(ephemeral_keys()[1].public) is None
+
+
+def test_a_bad_list_is_refused_and_not_shown(tmp_path: Path) -> None:
+    public = ephemeral_keys()[1].public
+    with pytest.raises(ConfigurationError, match="the list of hosts is empty"):
+        AllowList([])
+    with pytest.raises(ConfigurationError, match="entry 1 of the list of hosts is not a key") as caught:
+        AllowList([public.decode(), public.decode()[1:]])
+    assert not shows(str(caught.value), public)
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        AllowList(tmp_path / "missing.pub")
+
+
+def test_a_giant_file_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.pub"
+    with open(path, "w") as file:
+        file.truncate(1 << 40)
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="larger than"):
+        AllowList(path)
+
+
+def test_the_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "keys"
+    assert main(["keys", "create", str(directory), "alpha"]) == 0
+    assert main(["keys", "add", str(directory), "beta"]) == 0
+    said = capsys.readouterr().out
+    allowed = AllowList(directory / "hosts.pub")
+    for name in ("alpha", "beta"):
+        host = read_host_keys(directory / f"{name}.key")
+        assert allowed.name_of(host.public) == name
+        assert str(directory / f"{name}.key") in said
+        assert not shows(said, host.public, host.secret, host.driver_public)
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "add", str(tmp_path), "alpha"]) == 2
+    assert "parenv keys: cannot read" in capsys.readouterr().err
+    assert main(["keys", "create", str(tmp_path), "a/b"]) == 2
+    assert "parenv keys: a host cannot be named 'a/b'" in capsys.readouterr().err
+
+
+def test_keys_have_the_documented_length() -> None:
+    assert {len(key) for pair in ephemeral_keys() for key in (pair.public, pair.secret)} == {keys_module.KEY_LENGTH}
