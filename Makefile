@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types soak bench clean
+.PHONY: demo test lint types soak fuzz bench clean
 
 demo: .venv/demo
 	.venv/bin/python examples/demo.py
@@ -19,6 +19,13 @@ lint: .venv/dev
 
 types: .venv/dev
 	.venv/bin/mypy
+
+fuzz: .venv/dev
+	$(PIP) --editable ".[fuzz]"
+	cd tests && ../.venv/bin/python -m fuzz.inputs ../build/fuzz/real
+	mkdir -p build/fuzz/found
+	cd tests && ../.venv/bin/python -m fuzz.fuzz_frames -max_total_time=600 -max_len=60000 -rss_limit_mb=3000 \
+		-timeout=10 -artifact_prefix=../build/fuzz/ ../build/fuzz/found ../build/fuzz/real fuzz/corpus
 
 bench: .venv/dev
 	.venv/bin/python benchmarks/all.py

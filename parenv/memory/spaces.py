@@ -7,6 +7,7 @@ functions dispatch on the class of the space, so that a subclass is treated as i
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,15 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, ProtocolError
 
 Tree = Any
 """Arrays, nested in dicts and tuples as the space is."""
+
+MAX_SPACE_BYTES = 1 << 28
+"""What a space that is rebuilt may take, so that no description of a few bytes takes gigabytes."""
+
+_DTYPE = re.compile(r"[|<>][biuf][0-9]{1,2}")
 
 
 @dataclass(frozen=True)
@@ -205,42 +211,120 @@ class OpaqueSpace(Space[Any]):
 
 
 def rebuild(description: Any) -> Space[Any]:
-    """The space of a description made by :func:`describe`.
+    """The space of a description made by :func:`describe`, which may come from anywhere.
+
+    Raises:
+        ProtocolError: it is no such description, or its :func:`cost` is above :data:`MAX_SPACE_BYTES`.
 
     >>> rebuild(describe(spaces.Tuple([spaces.Discrete(3), spaces.Text(4)])))
     Tuple(Discrete(3), Text(1, 4, charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz))
     """
+    try:
+        if cost(description) <= MAX_SPACE_BYTES:
+            with np.errstate(all="ignore"):
+                return _rebuild(description)
+    except Exception as error:
+        raise ProtocolError(f"malformed description of a space: {error}") from error
+    raise ProtocolError(f"a space that takes more than {MAX_SPACE_BYTES} bytes cannot travel")
+
+
+def cost(description: Any) -> int:
+    """What the space of a description takes at most, in bytes.
+
+    Raises:
+        Exception: of any kind, where it is no description made by :func:`describe`.
+    """
+    kind, *rest = description
+    return _BYTES_PER_SPACE + int(_COST[kind](*rest))
+
+
+def _rebuild(description: Any) -> Space[Any]:
     kind, *rest = description
     space: Space[Any] = _REBUILD[kind](*rest)
     return space
 
 
 def _rebuild_box(low: Any, high: Any, shape: list[int], dtype: str) -> spaces.Box:
-    with np.errstate(all="ignore"):
-        return spaces.Box(
-            np.broadcast_to(low, shape).astype(dtype),
-            np.broadcast_to(high, shape).astype(dtype),
-            dtype=np.dtype(dtype).type,
-        )
+    of = _dtype(dtype, "biuf")
+    return spaces.Box(_bound(low, shape, of), _bound(high, shape, of), tuple(shape), dtype=of.type)
 
+
+def _bound(bound: Any, shape: list[int], dtype: np.dtype[Any]) -> Any:
+    """A number where Gymnasium takes one, since it makes an array of it in a fraction of the memory and time."""
+    typed = _numbers(bound, "biuf").astype(dtype)
+    return typed.item() if not typed.shape and dtype.kind != "b" else np.broadcast_to(typed, shape).copy()
+
+
+# Gymnasium copies what a Graph or a stacked Sequence is made of, and the copies in that too: nested in one another 30
+# deep, which takes a few hundred bytes to say, they would fill any memory.
+_COPIES = 3
+_BYTES_PER_SPACE = 1 << 14
+_BYTES_PER_CHARACTER = 64
+_MAX_DIMENSIONS = 64
+
+_COST: dict[str, Any] = {
+    "opaque": len,
+    "box": lambda low, high, shape, dtype: _items(shape) * _bounds(_dtype(dtype, "biuf")),
+    "discrete": lambda n, start, dtype: 0,
+    "multi_discrete": lambda nvec, start, dtype: nvec.nbytes + start.nbytes,
+    "multi_binary": lambda n: _items(n if type(n) is list else [n]) * _bounds(np.dtype(np.int8)),
+    "text": lambda least, most, characters: _BYTES_PER_CHARACTER * len(characters),
+    "sequence": lambda feature, stack: cost(feature) * (_COPIES if stack else 1),
+    "graph": lambda node, edge: _COPIES * (cost(node) + (0 if edge is None else cost(edge))),
+    "one_of": lambda parts: sum(map(cost, parts)),
+    "dict": lambda parts: sum(map(cost, parts.values())),
+    "tuple": lambda parts: sum(map(cost, parts)),
+}
 
 _REBUILD: dict[str, Any] = {
-    "opaque": OpaqueSpace,
+    "opaque": lambda text: OpaqueSpace(_typed(str, text)),
     "box": _rebuild_box,
-    "discrete": lambda n, start, dtype: spaces.Discrete(n, start=start, dtype=_type(dtype)),
-    "multi_discrete": lambda nvec, start, dtype: spaces.MultiDiscrete(nvec, dtype=_type(dtype), start=start),
+    "discrete": lambda n, start, dtype: spaces.Discrete(
+        _typed(int, n), start=_typed(int, start), dtype=_dtype(dtype).type
+    ),
+    "multi_discrete": lambda nvec, start, dtype: spaces.MultiDiscrete(
+        _numbers(nvec), dtype=_dtype(dtype).type, start=_numbers(start)
+    ),
     "multi_binary": spaces.MultiBinary,
-    "text": lambda least, most, characters: spaces.Text(most, min_length=least, charset=characters),
-    "sequence": lambda feature, stack: spaces.Sequence(rebuild(feature), stack=stack),
-    "graph": lambda node, edge: spaces.Graph(rebuild(node), None if edge is None else rebuild(edge)),
-    "one_of": lambda parts: spaces.OneOf([rebuild(part) for part in parts]),
-    "dict": lambda parts: spaces.Dict(OrderedDict((key, rebuild(part)) for key, part in parts.items())),
-    "tuple": lambda parts: spaces.Tuple([rebuild(part) for part in parts]),
+    "text": lambda least, most, characters: spaces.Text(
+        _typed(int, most), min_length=_typed(int, least), charset=_typed(str, characters)
+    ),
+    "sequence": lambda feature, stack: spaces.Sequence(_rebuild(feature), stack=_typed(bool, stack)),
+    "graph": lambda node, edge: spaces.Graph(_rebuild(node), None if edge is None else _rebuild(edge)),
+    "one_of": lambda parts: spaces.OneOf([_rebuild(part) for part in parts]),
+    "dict": lambda parts: spaces.Dict(OrderedDict((key, _rebuild(part)) for key, part in parts.items())),
+    "tuple": lambda parts: spaces.Tuple([_rebuild(part) for part in parts]),
 }
 
 
-def _type(dtype: str) -> Any:
-    return np.dtype(dtype).type
+def _bounds(dtype: np.dtype[Any]) -> int:
+    """Bytes of the two bounds of one element of a Box, and of whether it has them."""
+    return 2 * (dtype.itemsize + 1)
+
+
+def _typed(kind: type[Any], value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
+
+
+def _items(shape: Any) -> int:
+    if type(shape) is not list or len(shape) > _MAX_DIMENSIONS or any(_typed(int, length) < 0 for length in shape):
+        raise ValueError("that is no shape")
+    return math.prod(shape)
+
+
+def _numbers(array: Any, kinds: str = "iu") -> Any:
+    if not isinstance(array, np.ndarray | np.generic) or array.dtype.kind not in kinds:
+        raise TypeError("that is no array of numbers")
+    return array
+
+
+def _dtype(text: Any, kinds: str = "iu") -> np.dtype[Any]:
+    if not _DTYPE.fullmatch(text) or text[1] not in kinds:
+        raise ValueError(f"{text!r} is no dtype of numbers")
+    dtype: np.dtype[Any] = np.dtype(text)
+    return dtype
 
 
 def _compact(bound: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,26 @@ from gymnasium import Space
 from gymnasium.spaces import GraphInstance
 
 from parenv.errors import NotDataError, ProtocolError
-from parenv.memory.spaces import describe, rebuild
+from parenv.memory.spaces import MAX_SPACE_BYTES, cost, describe, rebuild
 
 Buffer = bytes | bytearray | memoryview
+MAX_DEPTH = 64
+"""Lists in lists, and what else may hold something."""
+MAX_INTEGER_DIGITS = 4300
+"""More of them Python does not read."""
+MAX_KEYS_OF_ONE_HASH = 256
+"""In one dict. A grid of coordinates has 2 to the number of its dimensions, since -1 and -2 have the same hash."""
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _PLAIN = (bool, int, float, str, type(None))
 _BIT_GENERATORS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
-MAX_DEPTH = 64
-MAX_INTEGER_BITS = 4096
+_LARGEST_INTEGER = 10**MAX_INTEGER_DIGITS - 1
+_LEAST_INTEGER = -_LARGEST_INTEGER
+_KINDS = "biufcSUmM"
+_DTYPE = re.compile(r"[|<>](?:[biufc][0-9]{1,2}|[SU][1-9][0-9]{0,9}|[mM]8(?:\[[0-9]{0,10}[a-zA-Z]{1,2}\])?)")
+_LAST_POSITION = {"MT19937": 624, "Philox": 4}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -48,23 +61,26 @@ def unpack(text: Buffer, buffers: Sequence[Buffer]) -> Any:
     """Decode what :func:`pack` made. Arrays are read-only views of their buffers.
 
     Raises:
-        ProtocolError: the text or a buffer is malformed.
+        ProtocolError: the text or a buffer is malformed, or the spaces in it take more than
+            :data:`~parenv.memory.spaces.MAX_SPACE_BYTES` bytes.
     """
+    taking = _Buffers(buffers)
     try:
-        return _unpack(json.loads(str(text, "utf-8")), buffers)
+        value = _unpack(json.loads(str(text, "utf-8")), taking, 0)
+        if taking.taken != len(buffers):
+            raise ValueError(f"it comes with {len(buffers)} buffers and refers to {taking.taken}")
+        return value
     except Exception as error:
         raise ProtocolError(f"malformed data in a message: {error}") from error
 
 
 def _pack(value: Any, buffers: list[Buffer], where: str, depth: int) -> Any:
+    if type(value) in _PLAIN:
+        if type(value) is int and not _LEAST_INTEGER <= value <= _LARGEST_INTEGER:
+            raise NotDataError(f"{where} is an integer of more than {MAX_INTEGER_DIGITS} digits, which cannot travel")
+        return value
     if depth > MAX_DEPTH:
         raise NotDataError(f"{where} is nested more than {MAX_DEPTH} deep")
-    if type(value) in _PLAIN:
-        if type(value) is int and value.bit_length() > MAX_INTEGER_BITS:
-            raise NotDataError(
-                f"{where} is an integer of {value.bit_length()} bits; at most {MAX_INTEGER_BITS} can travel"
-            )
-        return value
     if type(value) is list:
         return [_pack(item, buffers, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     return _pack_tagged(value, buffers, where, depth)
@@ -102,43 +118,116 @@ def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> d
 
 def _pack_array(value: np.ndarray[Any, Any] | np.generic, buffers: list[Buffer], where: str) -> dict[str, Any]:
     array = np.asarray(value)
-    if array.dtype.kind not in "?biufcSUmM":
+    if array.dtype.kind not in _KINDS:
         raise NotDataError(f"{where} is an array of dtype {array.dtype}, which cannot leave a worker as plain data")
     buffers.append(array.tobytes())
     tag = "scalar" if isinstance(value, np.generic) else "array"
     return {tag: [array.dtype.str, list(array.shape), len(buffers) - 1]}
 
 
-def _unpack(node: Any, buffers: Sequence[Buffer]) -> Any:
+class _Buffers(list[Buffer]):
+    """The buffers of a message. Each is taken once and in order, so that few bytes cannot stand for many copies."""
+
+    taken = 0
+    space_bytes = 0
+
+    def take(self, index: Any) -> Buffer:
+        if index != self.taken:
+            raise ValueError(f"it refers to buffer {index!r} where buffer {self.taken} follows")
+        buffer = self[self.taken]
+        self.taken += 1
+        return buffer
+
+
+def _unpack(node: Any, buffers: _Buffers, depth: int) -> Any:
     if type(node) is list:
-        return [item if type(item) in _PLAIN else _unpack(item, buffers) for item in node]
+        if depth > MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        return [item if type(item) in _PLAIN else _unpack(item, buffers, depth + 1) for item in node]
     if type(node) is not dict:
         return node
+    if depth > MAX_DEPTH:
+        raise ValueError(_TOO_DEEP)
     if len(node) != 1:
         raise ValueError("a tagged value has exactly one tag")
     ((tag, body),) = node.items()
-    if tag == "tuple":
-        return tuple(_unpack(item, buffers) for item in body)
     if tag == "dict":
-        return {_unpack(key, buffers): _unpack(item, buffers) for key, item in body}
+        return _dict(body, buffers, depth + 1)
+    if tag == "array":
+        return _array(body, buffers)
     if tag == "bytes":
-        return b"" if body is None else bytes(buffers[body])
+        return b"" if body is None else bytes(buffers.take(body))
     if tag == "memory":
-        return memoryview(buffers[body])
+        return memoryview(buffers.take(body))
+    if tag == "tuple" and type(body) is list:
+        return tuple([item if type(item) in _PLAIN else _unpack(item, buffers, depth + 1) for item in body])
+    if tag == "scalar":
+        return _scalar(body, buffers)
     if tag == "graph":
-        return GraphInstance(*(_unpack(item, buffers) for item in body))
+        return GraphInstance(*(_unpack(item, buffers, depth + 1) for item in body))
     if tag == "space":
-        return rebuild(_unpack(body, buffers))
+        return _space(_unpack(body, buffers, depth + 1), buffers)
     if tag == "generator":
-        return _generator(_unpack(body, buffers))
-    if tag in ("array", "scalar"):
-        dtype, shape, index = body
-        array = np.frombuffer(buffers[index], dtype=np.dtype(str(dtype))).reshape(shape)
-        return array[()] if tag == "scalar" else array
+        return _generator(_unpack(body, buffers, depth + 1))
     raise ValueError(f"unknown tag {tag!r}")
 
 
+def _dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
+    if len(body) > MAX_KEYS_OF_ONE_HASH:
+        return _large_dict(body, buffers, depth)
+    found = {_unpack(key, buffers, depth): _unpack(item, buffers, depth) for key, item in body}
+    if len(found) != len(body):
+        raise ValueError("a key comes twice in a dict")
+    return found
+
+
+def _large_dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
+    """Looks at the hashes first: a dict of keys that were made to collide takes time quadratic in their number."""
+    pairs = [(_unpack(key, buffers, depth), _unpack(item, buffers, depth)) for key, item in body]
+    if max(Counter(hash(key) for key, _ in pairs).values()) > MAX_KEYS_OF_ONE_HASH:
+        raise ValueError(f"more than {MAX_KEYS_OF_ONE_HASH} keys of a dict have the same hash")
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice in a dict")
+    return found
+
+
+@lru_cache(maxsize=256)
+def _dtype(text: str) -> np.dtype[Any]:
+    """Only what ``dtype.str`` gives: numpy reads other words too, among them those of structures and objects."""
+    if _DTYPE.fullmatch(text) and (dtype := np.dtype(text)).str == text:
+        return dtype
+    raise ValueError(f"{text!r} is no dtype of plain data")
+
+
+def _array(body: Any, buffers: _Buffers) -> np.ndarray[Any, Any]:
+    dtype, shape, index = body
+    array = np.frombuffer(buffers.take(index), dtype=_dtype(dtype)).reshape(shape)
+    if list(array.shape) != shape:
+        raise ValueError(f"{shape} is no shape")
+    return array
+
+
+def _scalar(body: Any, buffers: _Buffers) -> Any:
+    array = _array(body, buffers)
+    if array.shape:
+        raise ValueError("a scalar has no shape")
+    return array[()]
+
+
+def _space(description: Any, buffers: _Buffers) -> Space[Any]:
+    buffers.space_bytes += cost(description)
+    if buffers.space_bytes > MAX_SPACE_BYTES:
+        raise ValueError(f"its spaces take more than {MAX_SPACE_BYTES} bytes")
+    return rebuild(description)
+
+
 def _generator(state: Any) -> np.random.Generator:
-    bit_generator = _BIT_GENERATORS[state["bit_generator"]](0)
+    name = state["bit_generator"]
+    bit_generator = _BIT_GENERATORS[name](0)
+    # Numpy checks neither of the two positions, and reads memory outside the state with another one.
+    position = state["state"]["pos"] if name == "MT19937" else state.get("buffer_pos", 0)
+    if type(position) is not int or not 0 <= position <= _LAST_POSITION.get(name, 0):
+        raise ValueError(f"a {name} has no position {position!r}")
     bit_generator.state = state
     return np.random.Generator(bit_generator)

@@ -14,6 +14,7 @@ from parenv.protocol.messages import KINDS, Message
 
 PROTOCOL_VERSION = 2
 _MAGIC = b"PENV"
+_LEAST_INTEGER, _LARGEST_INTEGER = -(1 << 63), (1 << 63) - 1
 _HEADER = struct.Struct("!4sHHII")
 HEADER_BYTES = _HEADER.size
 AnyMessage = Message | HostMessage
@@ -64,4 +65,6 @@ def _build(kind: type[AnyMessage], values: Any) -> AnyMessage:
     for (name, wanted), value in zip(expected, values, strict=True):
         if wanted is not None and type(value) is not wanted:
             raise ProtocolError(f"{kind.__name__}.{name} must be {wanted.__name__}, got {type(value).__name__}")
+        if wanted is int and not _LEAST_INTEGER <= value <= _LARGEST_INTEGER:
+            raise ProtocolError(f"{kind.__name__}.{name} is an integer of more than 64 bits")
     return kind(*values)

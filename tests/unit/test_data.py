@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
+import sys
 import warnings
 from typing import Any
 
@@ -17,7 +19,7 @@ from gymnasium.spaces import GraphInstance
 from hypothesis import given, settings
 
 from parenv.errors import NotDataError, ProtocolError
-from parenv.protocol.data import MAX_DEPTH, pack, unpack
+from parenv.protocol.data import MAX_DEPTH, MAX_INTEGER_DIGITS, pack, unpack
 
 SETTINGS = settings(max_examples=80, deadline=None)
 DTYPES = (
@@ -248,7 +250,28 @@ def test_flipped_bits_and_missing_ends_raise_nothing_but_protocol_errors(value: 
         '{"pickle":"gASVBAAAAAAAAABLAS4="}',
         '{"tuple":[],"dict":[]}',
         "{}",
+        '{"array":["|V8",[1],0]}',
+        '{"array":["T",[8],0]}',
+        '{"array":["a8",[1],0]}',
+        '{"array":["f8",[1],0]}',
+        '{"array":["i4,f4",[1],0]}',
+        '{"array":["<i8",[true],0]}',
+        '{"array":["<i8",[-1],0]}',
+        '{"array":["<i4",[-7],0]}',
+        '{"array":["<i8","",0]}',
+        '{"array":["<i8",1,0]}',
+        '{"array":["<i8",[1],-1]}',
+        '{"array":["<i8",[1],1]}',
+        '{"array":["<i8",[1],[]]}',
+        '{"scalar":["<i8",[1],0]}',
+        '{"bytes":-1}',
+        '{"tuple":"ab"}',
+        '{"tuple":{"bytes":0}}',
+        '{"dict":["abc"]}',
+        '{"dict":{"abc":1}}',
+        '{"dict":[[1,2],[1,3]]}',
         "[" * 100_000,
+        '{"tuple":[' * 300 + "]}" * 300,
         "1" * 5000,
         "",
         "\udcff",
@@ -258,6 +281,69 @@ def test_flipped_bits_and_missing_ends_raise_nothing_but_protocol_errors(value: 
 def test_what_is_malformed_is_a_protocol_error(text: str) -> None:
     with pytest.raises(ProtocolError, match="malformed data in a message"):
         unpack(text.encode(errors="surrogateescape"), [bytes(8)])
+
+
+@pytest.mark.parametrize(
+    ("text", "buffers"),
+    [
+        ('[{"bytes":0},{"bytes":0}]', 1),
+        ('[{"array":["|u1",[8],0]},{"array":["|u1",[8],0]}]', 1),
+        ('[{"array":["|u1",[8],1]},{"bytes":0}]', 2),
+        ('[{"bytes":0}]', 2),
+        ("[]", 1),
+    ],
+)
+def test_a_buffer_that_is_not_taken_once_and_in_order_is_refused(text: str, buffers: int) -> None:
+    with pytest.raises(ProtocolError, match="buffer"):
+        unpack(text.encode(), [bytes(8)] * buffers)
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1])
+@pytest.mark.parametrize(
+    ("before", "after"), [("[", "]"), ('{"tuple":[', "]}"), ('{"dict":[[1,', "]]}")], ids=["list", "tuple", "dict"]
+)
+def test_no_deeper_than_may_be_sent_is_what_may_come(before: str, after: str, levels: int) -> None:
+    text = (before * levels + "[1]" + after * levels).encode()
+    if levels <= MAX_DEPTH:
+        assert pack(unpack(text, [])) == (text, [])
+    else:
+        with pytest.raises(ProtocolError, match=f"nested more than {MAX_DEPTH} deep"):
+            unpack(text, [])
+
+
+def test_the_largest_integer_that_may_come_may_be_sent() -> None:
+    value = int("9" * MAX_INTEGER_DIGITS)
+    assert unpack(*pack([value, -value])) == [value, -value]
+    with pytest.raises(NotDataError, match=rf"more than {MAX_INTEGER_DIGITS} digits"):
+        pack([value + 1])
+
+
+def test_keys_made_to_have_the_same_hash_are_refused() -> None:
+    period = sys.hash_info.modulus
+    text, buffers = pack({period * i: 0 for i in range(1, 2000)})
+    with pytest.raises(ProtocolError, match="same hash"):
+        unpack(text, buffers)
+
+
+def test_cells_of_a_grid_are_keys_though_many_have_the_same_hash() -> None:
+    values = dict.fromkeys(itertools.product(range(-2, 3), repeat=6), 1.5)
+    assert unpack(*pack(values)) == values
+
+
+GENERATORS = {name: np.random.Generator(getattr(np.random, name)(3)) for name in ("MT19937", "Philox")}
+
+
+@pytest.mark.parametrize("position", [-1, -(1 << 31), 625, 1 << 20, 1 << 40, 0.5, None, [1]])
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_random_generator_that_would_read_outside_its_memory_is_refused(name: str, position: Any) -> None:
+    state = dict(GENERATORS[name].bit_generator.state)
+    if name == "Philox":
+        state["buffer_pos"] = position
+    else:
+        state["state"] = {**state["state"], "pos": position}
+    text, buffers = pack(state)
+    with pytest.raises(ProtocolError, match="malformed data"):
+        unpack(b'{"generator":' + text + b"}", buffers)
 
 
 def test_a_scalar_of_characters_that_do_not_exist_is_a_protocol_error() -> None:

@@ -75,6 +75,10 @@ def test_another_version_is_refused_with_both_versions() -> None:
         ([header(kind=KINDS.index(Commit)) + b'["1",{}]'], "malformed data"),
         ([header(kind=KINDS.index(Commit)) + b'["1",null,null,null]'], "Commit.sequence must be int, got str"),
         ([header(kind=KINDS.index(Commit)) + b"[true,null,null,null]"], "Commit.sequence must be int, got bool"),
+        (
+            [header(kind=KINDS.index(Commit)) + b"[9223372036854775808,0,0,0]"],
+            "Commit.sequence is an integer of more than",
+        ),
         ([header(kind=KINDS.index(Credit)) + b'[0,0,0,0,"x"]'], "Credit.snapshot must be bytes, got str"),
         ([header(kind=KINDS.index(Failure)) + b"[0,0,0,null,[],1,1]"], "Failure.doing must be str, got NoneType"),
     ],

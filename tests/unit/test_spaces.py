@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 from gymnasium import Space, spaces
 from hypothesis import given, settings
 
-from parenv.errors import ConfigurationError
-from parenv.memory.spaces import Leaf, OpaqueSpace, describe, flatten, leaves, rebuild, unflatten
+from parenv.errors import ConfigurationError, ProtocolError
+from parenv.memory.spaces import MAX_SPACE_BYTES, Leaf, OpaqueSpace, describe, flatten, leaves, rebuild, unflatten
 from parenv.protocol.data import pack, unpack
 
 SETTINGS = settings(max_examples=60, deadline=None)
@@ -191,3 +192,107 @@ def test_a_multi_binary_with_a_shape_of_one_dimension_travels() -> None:
 @pytest.mark.parametrize("value", [{0: "a", 1: "b"}, {7: "a"}], ids=str)
 def test_unflatten_leaves_a_dict_that_is_a_value_of_a_custom_space_alone(value: Any) -> None:
     assert unflatten(leaves(spaces.Tuple([Moods(), spaces.Discrete(2)])), [value, 1]) == (value, 1)
+
+
+SMALL, LARGE = np.array(0, "|u1"), np.array(9, "|u1")
+STACKED: Any = ["discrete", 2, 0, "<i8"]
+for _ in range(31):
+    STACKED = ["sequence", STACKED, True]
+GRAPHS_OF_GRAPHS: Any = ["discrete", 2, 0, "<i8"]
+for _ in range(31):
+    GRAPHS_OF_GRAPHS = ["graph", GRAPHS_OF_GRAPHS, None]
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        ["box", SMALL, LARGE, [10**9], "|u1"],
+        ["box", SMALL, LARGE, [1 << 31, 1 << 31, 4], "|u1"],
+        ["box", SMALL.astype("f8"), LARGE, [MAX_SPACE_BYTES // 8 + 1], "<f8"],
+        ["tuple", [["box", SMALL, LARGE, [MAX_SPACE_BYTES // 3], "|u1"]] * 4],
+        ["multi_binary", 10**12],
+        ["multi_binary", [10**6, 10**6]],
+        ["sequence", ["box", SMALL, LARGE, [MAX_SPACE_BYTES // 2 + 1], "|u1"], True],
+        ["graph", ["discrete", 2, 0, "<i8"], ["box", SMALL, LARGE, [MAX_SPACE_BYTES // 2 + 1], "|u1"]],
+        ["tuple", [["multi_binary", 1]] * 100_000],
+        STACKED,
+        GRAPHS_OF_GRAPHS,
+    ],
+    ids=lambda description: str(description)[:60],
+)
+def test_a_description_of_a_few_bytes_does_not_take_gigabytes(description: Any) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=f"more than {MAX_SPACE_BYTES} bytes"):
+            rebuild(description)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 1, (2160, 3840, 3), np.float32),
+        spaces.Tuple([spaces.Discrete(2)] * 2000),
+        spaces.Sequence(spaces.Sequence(spaces.Sequence(spaces.Discrete(2), stack=True), stack=True), stack=True),
+        spaces.Text(1 << 30, charset="".join(map(chr, range(0x4E00, 0x9FFF)))),
+        spaces.MultiDiscrete(np.full((300, 300), 5)),
+    ],
+    ids=["images of 4K", "2000 spaces", "sequences of sequences", "Chinese", "a large MultiDiscrete"],
+)
+def test_large_spaces_of_users_travel(space: Space[Any]) -> None:
+    assert travelled(space) == space
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        None,
+        3,
+        "box",
+        [],
+        ["box"],
+        ["no such space"],
+        [["box"]],
+        ["opaque", 3],
+        ["opaque", None],
+        ["box", SMALL, LARGE, [-3], "|u1"],
+        ["box", SMALL, LARGE, [2, -1000], "|u1"],
+        ["box", SMALL, LARGE, [2.5], "|u1"],
+        ["box", SMALL, LARGE, "ab", "|u1"],
+        ["box", SMALL, LARGE, [2], "O"],
+        ["box", SMALL, LARGE, [2], "|V8"],
+        ["box", SMALL, LARGE, [2], "<U9"],
+        ["box", SMALL, LARGE, [2], "i4,f4"],
+        ["box", SMALL, LARGE, [2], 3],
+        ["box", np.array("a"), LARGE, [2], "|u1"],
+        ["box", np.array(np.datetime64(5, "s")), LARGE, [2], "|u1"],
+        ["box", LARGE, SMALL, [2], "|u1"],
+        ["discrete", -1, 0, "<i8"],
+        ["discrete", 10**400, 0, "<i8"],
+        ["discrete", 2, 0, "<f8"],
+        ["discrete", "2", 0, "<i8"],
+        ["multi_discrete", np.array(["a"]), SMALL, "<i8"],
+        ["multi_discrete", [10**30], [0], "<i8"],
+        ["multi_discrete", np.array([2.5]), np.array([0]), "<i8"],
+        ["multi_binary", 2.5],
+        ["multi_binary", -4],
+        ["multi_binary", [3, -4]],
+        ["multi_binary", "a"],
+        ["text", 5, 3, "ab"],
+        ["text", 0, 3, 7],
+        ["text", 0, 3, ["ab"]],
+        ["sequence", ["discrete", 2, 0, "<i8"]],
+        ["sequence", 3, True],
+        ["graph", 3, None],
+        ["one_of", 3],
+        ["dict", [1, 2]],
+        ["dict", {"a": 1}],
+        ["tuple", {"a": ["discrete", 2, 0, "<i8"]}],
+    ],
+    ids=str,
+)
+def test_a_malformed_description_is_a_protocol_error(description: Any) -> None:
+    with pytest.raises(ProtocolError, match="malformed description of a space"):
+        rebuild(description)

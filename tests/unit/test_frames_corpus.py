@@ -1,0 +1,163 @@
+"""What the fuzzer has found worth keeping, and messages damaged in every systematic way."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pickle
+import random
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzz.inputs import CORPUS, check, examples, join, split
+
+from parenv.errors import ProtocolError
+from parenv.memory.spaces import MAX_SPACE_BYTES
+from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import KINDS, Message, Reply
+
+# Some of what comes about makes numpy or Gymnasium warn, once.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EXAMPLES = examples()
+HEADER_BYTES, SENDER_OFFSET = 16, 8
+KEPT = sorted(CORPUS.iterdir())
+
+
+def flipped(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def test_the_container_gives_back_the_frames_of_any_message() -> None:
+    for frames in EXAMPLES.values():
+        assert split(join(frames)) == frames
+    assert split(b"\0\3ab") == [b"ab"]
+    assert split(b"\0\0\0") == [b""]
+
+
+def test_each_kind_of_message_is_among_those_the_fuzzer_begins_with() -> None:
+    assert {type(from_frames(frames)[1]) for frames in EXAMPLES.values()} == set(KINDS)
+    assert all(check(frames) for frames in EXAMPLES.values())
+
+
+def test_what_the_fuzzer_kept_is_a_message_or_is_refused() -> None:
+    verdicts = [check(split(path.read_bytes())) for path in KEPT]
+    assert len(verdicts) > 100
+    assert 0 < sum(verdicts) < len(verdicts)
+    assert sum(path.stat().st_size for path in KEPT) < 300_000
+
+
+def test_what_the_fuzzer_kept_takes_no_more_memory_than_a_space_may() -> None:
+    tracemalloc.start()
+    try:
+        for path in KEPT:
+            frames = split(path.read_bytes())
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            try:
+                from_frames(frames)
+            except ProtocolError:
+                pass
+            assert tracemalloc.get_traced_memory()[1] - before < 1.5 * MAX_SPACE_BYTES, path
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_the_fuzzer_kept_imports_nothing() -> None:
+    for frames in EXAMPLES.values():
+        check(frames)
+    before = set(sys.modules)
+    for path in KEPT:
+        check(split(path.read_bytes()))
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_flipped_bit_in_the_header_is_refused_or_names_another_sender(name: str) -> None:
+    head, *buffers = EXAMPLES[name]
+    for at, bit in itertools.product(range(HEADER_BYTES), range(8)):
+        frames = [flipped(head, at, bit), *buffers]
+        found = check(frames)
+        assert found or at < SENDER_OFFSET
+        assert not found or at >= 6
+        if at >= SENDER_OFFSET:
+            assert from_frames(frames)[0] != Sender(1, 2)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_frame_cut_off_anywhere_is_refused_or_is_other_bytes(name: str) -> None:
+    head, *buffers = EXAMPLES[name]
+    for length in range(len(head)):
+        assert not check([head[:length], *buffers])
+    for number, buffer in enumerate(buffers):
+        for length in range(len(buffer)):
+            check([head, *buffers[:number], buffer[:length], *buffers[number + 1 :]])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_flipped_bits_and_random_bytes_of_bodies_are_a_message_or_are_refused(name: str) -> None:
+    rng = random.Random(name)
+    head, *buffers = EXAMPLES[name]
+    for at, bit in itertools.product(range(HEADER_BYTES, len(head)), range(8)):
+        check([flipped(head, at, bit), *buffers])
+    for number, buffer in enumerate(buffers):
+        for _ in range(5):
+            check([head, *buffers[:number], rng.randbytes(len(buffer)), *buffers[number + 1 :]])
+    for _ in range(20):
+        check([head[:HEADER_BYTES] + rng.randbytes(len(head) - HEADER_BYTES), *buffers])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_frames_in_disorder_are_a_message_or_are_refused(name: str) -> None:
+    frames = EXAMPLES[name]
+    head, *buffers = frames
+    for order in itertools.islice(itertools.permutations(frames), 720):
+        assert order[0] == head or not check(order)
+        check(order)
+    for number in range(len(frames)):
+        assert not check(frames[:number] + frames[number + 1 :])
+        assert not check(frames[: number + 1] + frames[number:])
+    for extra in (b"", b"\0", head, b"x" * 65_000):
+        assert not check([*frames, extra])
+        assert not check([head + extra, *buffers]) or not extra
+        assert not check([head[:HEADER_BYTES] + extra + head[HEADER_BYTES:], *buffers]) or not extra
+
+
+def canary(path: Path) -> bytes:
+    """A pickle that makes a directory when it is loaded."""
+    return b"cposix\nmkdir\n(S'" + str(path).encode() + b"'\ntR."
+
+
+def test_the_canary_is_alive(tmp_path: Path) -> None:
+    pickle.loads(canary(tmp_path / "sung"))
+    assert (tmp_path / "sung").is_dir()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_no_pickle_is_loaded_wherever_it_stands(kind: type[Message], tmp_path: Path) -> None:
+    song = canary(tmp_path / "sung")
+    padded = np.frombuffer(song + bytes(-len(song) % 8), "<i8")
+    as_any = [song, {song: song}, padded, np.array(song), song.decode(), np.str_(song.decode())]
+    values: dict[str, Any] = {"int": 1, "str": song.decode(), "bytes": song, "Any": as_any}
+    message = kind(*(values[str(f.type)] for f in dataclasses.fields(kind)))
+    frames = [bytes(frame) for frame in to_frames(Sender(1, 2), message)]
+    assert check(frames)
+    for number in range(len(frames)):
+        check([*frames[:number], song, *frames[number + 1 :]])
+        check([*frames[:number], frames[number] + song, *frames[number + 1 :]])
+    check([frames[0][:HEADER_BYTES] + song, *frames[1:]])
+    assert not (tmp_path / "sung").exists()
+
+
+@pytest.mark.parametrize("tag", ["array", "scalar", "generator", "space", "graph"])
+@pytest.mark.parametrize("dtype", ["O", "|O", "|O8", "object", "|V9", "i4,O", "|S{}"])
+def test_no_pickle_is_loaded_by_what_reads_buffers(tag: str, dtype: str, tmp_path: Path) -> None:
+    song = canary(tmp_path / "sung")
+    text = f'[1,{{"{tag}":["{dtype.format(len(song))}",[],0]}}]'.encode()
+    head = bytes(to_frames(Sender(1, 2), Reply(1, None))[0])[:HEADER_BYTES]
+    assert check([head + text, song]) == (dtype == "|S{}" and tag in ("array", "scalar"))
+    assert not (tmp_path / "sung").exists()
