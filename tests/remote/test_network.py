@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from .network import Network, why_not
+from network import Network, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

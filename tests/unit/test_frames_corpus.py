@@ -17,8 +17,8 @@ from fuzz.inputs import CORPUS, check, examples, join, split
 
 from parenv.errors import ProtocolError
 from parenv.memory.spaces import MAX_SPACE_BYTES
+from parenv.protocol.frames import ALL_KINDS as KINDS
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.protocol.messages import KINDS, Message, Reply
 
 # Some of what comes about makes numpy or Gymnasium warn, once.
 pytestmark = pytest.mark.filterwarnings("ignore")
