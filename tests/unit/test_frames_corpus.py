@@ -18,7 +18,9 @@ from fuzz.inputs import CORPUS, check, examples, join, split
 from parenv.errors import ProtocolError
 from parenv.memory.spaces import MAX_SPACE_BYTES
 from parenv.protocol.frames import ALL_KINDS as KINDS
+from parenv.protocol.frames import AnyMessage as Message
 from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import Reply
 
 # Some of what comes about makes numpy or Gymnasium warn, once.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -142,7 +144,13 @@ def test_no_pickle_is_loaded_wherever_it_stands(kind: type[Message], tmp_path: P
     song = canary(tmp_path / "sung")
     padded = np.frombuffer(song + bytes(-len(song) % 8), "<i8")
     as_any = [song, {song: song}, padded, np.array(song), song.decode(), np.str_(song.decode())]
-    values: dict[str, Any] = {"int": 1, "str": song.decode(), "bytes": song, "Any": as_any}
+    values: dict[str, Any] = {
+        "int": 1,
+        "str": song.decode(),
+        "bytes": song,
+        "memoryview": memoryview(song),
+        "Any": as_any,
+    }
     message = kind(*(values[str(f.type)] for f in dataclasses.fields(kind)))
     frames = [bytes(frame) for frame in to_frames(Sender(1, 2), message)]
     assert check(frames)
