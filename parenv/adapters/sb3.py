@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Env, Wrapper
 from gymnasium.vector import AutoresetMode
 
-from parenv.memory.infos import FINAL_OBSERVATION
+from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.options import WorkerOptions
 from parenv.vector.configuration import OnWorkerDeath
 from parenv.vector.env import ParallelVectorEnv

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.host.host import PATIENCE_S, leaving_on_signals, serve
+from parenv.host.host import PATIENCE_S, serve
 from parenv.transport.keys import read_host_keys
 
 
@@ -46,5 +48,13 @@ def _run(options: argparse.Namespace) -> int:
         options.num_workers,
         patience_s=options.patience,
         tell=lambda words: print(f"parenv worker: {words}", file=sys.stderr, flush=True),
-        is_leaving=leaving_on_signals(),
+        is_leaving=_leaving_on_signals(),
     )
+
+
+def _leaving_on_signals() -> Callable[[], bool]:
+    """A function that says whether SIGTERM or SIGINT has come."""
+    came: list[int] = []
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda number, frame: came.append(number))
+    return lambda: bool(came)

@@ -90,7 +90,7 @@ def by_worker(
     return found
 
 
-def placed_workers(placement: Any, num_workers: int | None) -> int | None:
+def placed_workers(placement: Any, num_workers: Any) -> Any:
     """How many workers there are to be with a placement, which a :class:`~parenv.RayPlacement` says by itself.
 
     Raises:
@@ -106,9 +106,9 @@ def placed_workers(placement: Any, num_workers: int | None) -> int | None:
         return placement.num_workers
     if not isinstance(placement, RemotePlacement):
         raise ConfigurationError(f"placement must be None, a RemotePlacement or a RayPlacement, got {placement!r}")
-    if not num_workers:
+    if not num_workers or isinstance(num_workers, str):
         raise ConfigurationError(
-            f"with a RemotePlacement, num_workers says how many workers there are on all hosts, got {num_workers}"
+            f"with a RemotePlacement, num_workers says how many workers there are on all hosts, got {num_workers!r}"
         )
     if placement.num_local > num_workers:
         raise ConfigurationError(f"num_local={placement.num_local} is more than num_workers={num_workers}")

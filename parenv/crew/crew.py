@@ -152,10 +152,6 @@ class Crew:
         elif isinstance(message, Call):
             self._open_calls[worker].add(message.sequence)
 
-    def fileno(self) -> int:
-        """Readable when a worker may have ended."""
-        return self._placement.fileno()
-
     def signal(self, worker: int, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started."""
         self._placement.signal(self._senders[worker], signum, alone)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parenv.memory.weights import WeightsMap
-from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
-from parenv.placement.base import Launch, Provider
+from parenv.options import Placing, RayPlacement, RemotePlacement, WorkerOptions
+from parenv.placement.base import Launch, Provider, SteppingPlacement
+from parenv.placement.local import LocalPlacement
 from parenv.placement.ray import RayHosts
 from parenv.placement.remote import HostsPlacement
 from parenv.transport.curve import HostListener
@@ -86,5 +87,20 @@ def _listening(
         weights=weights,
         encoding=placing.weights,
         max_message_bytes=placing.max_message_bytes,
+        silence_s=placing.silence_s,
         provider=provider,
     )
+
+
+def stepping_placement(entry: str, placing: Placing, options: WorkerOptions) -> SteppingPlacement:
+    """Where workers that step run: on this machine, or where hosts join.
+
+    Args:
+        entry: ``module:function`` that a worker runs.
+        placing: the user's.
+        options: the user's.
+
+    Raises:
+        ConfigurationError: a key cannot be read, or nobody can listen at that address.
+    """
+    return LocalPlacement(entry) if placing is None else remote_placement(entry, placing, None, options)

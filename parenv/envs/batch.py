@@ -11,7 +11,8 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.errors import ObservationError
 from parenv.memory.board import Board
-from parenv.memory.infos import FINAL_OBSERVATION, InfoWriter
+from parenv.memory.infos import InfoWriter
+from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import flatten, is_single, unflatten
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import select
-import signal
 import struct
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
+from parenv.host.rows import HostRows
 from parenv.memory.progress import Progress, line
 from parenv.memory.shared import SharedMemory
 from parenv.memory.weights import Chunk, write_chunk
@@ -31,6 +31,8 @@ from parenv.protocol.hosting import (
     Join,
     Piece,
     Refuse,
+    Ring,
+    RowPlan,
     Signal,
     SlotPlan,
     Stack,
@@ -129,6 +131,7 @@ class Visit:
         self._mapping: Any = None
         self._max_message_bytes = 0
         self._stacks: tuple[int, int] | None = None
+        self._rows: HostRows | None = None
         self._plans: dict[int, SlotPlan] = {}
         self._running: dict[Sender, bool] = {}
         self._next_beat = 0.0
@@ -172,6 +175,8 @@ class Visit:
             if self._local is not None:
                 for worker in self._running:
                     self._local.send(worker, Close())
+                if self._rows is not None:
+                    self._rows.close()
                 self._local.close(GRACE_S if self._outcome is Outcome.LEFT else 0.0)
         finally:
             self._flush()
@@ -188,7 +193,9 @@ class Visit:
         if self._local is None:
             self._waiting.wait(patience_s)
         else:
-            for event in self._local.wait(patience_s):
+            events = self._local.wait(patience_s)
+            self._pass_answers()
+            for event in events:
                 self._relay(event)
             self._report_pids()
         while self._outcome is None and (frames := self._driver.receive()) is not None:
@@ -200,6 +207,11 @@ class Visit:
             if self._launch is not None and not self._outbox:
                 self._beat()
         self._flush()
+
+    def _pass_answers(self) -> None:
+        """Pass on what workers have answered on boards, before what they have said."""
+        for worker, answers in self._rows.answers() if self._rows is not None else ():
+            self._say(answers, worker)
 
     def _beat(self) -> None:
         workers = [worker.worker for worker in self._running]
@@ -217,6 +229,7 @@ class Visit:
         """Pass on what has come of a worker; a commit behind what it commits."""
         sender = event.sender
         if isinstance(event, Ended):
+            self._beat()
             self._running.pop(sender, None)
             self._say(Gone(event.pid, event.exit_code, event.signal, event.refused), sender)
             return
@@ -264,6 +277,8 @@ class Visit:
         if isinstance(message, Start):
             Progress(self._mapping, sender.worker).begin("starting")
             self._running[sender] = False
+            if self._rows is not None:
+                self._rows.start(sender)
             local.start(launch, [sender])
         elif isinstance(message, Signal):
             local.signal(sender, message.signum, bool(message.alone))
@@ -271,6 +286,8 @@ class Visit:
                 self._say(Stack(self._read_stack()), sender)
         elif isinstance(message, SlotPlan):
             self._make_room(sender.worker, message)
+        elif isinstance(message, RowPlan | Ring) and self._rows is not None:
+            self._rows.obey(sender, message)
         elif not isinstance(message, HOST_KINDS):
             if isinstance(message, Close):
                 Progress(self._mapping, sender.worker).closing[0] = True
@@ -282,15 +299,16 @@ class Visit:
         self._max_message_bytes = welcome.max_message_bytes
         self._stacks = os.pipe()
         os.set_blocking(self._stacks[0], False)
+        self._local = LocalPlacement(welcome.entry, beside=self._driver)
+        self._rows = HostRows(self._memory, self._local) if welcome.doorbells else None
         self._launch = Launch(
             memory_fd=self._memory.fd,
             job=welcome.job,
             preload=tuple(welcome.preload),
             environment=dict(welcome.environment),
             threads=welcome.threads,
-            descriptors=(self._stacks[1],),
+            descriptors=(self._stacks[1], *(self._rows.bell.descriptors if self._rows is not None else ())),
         )
-        self._local = LocalPlacement(welcome.entry, beside=self._driver)
 
     def _make_room(self, worker: int, plan: SlotPlan) -> None:
         self._plans[worker] = plan
@@ -326,11 +344,3 @@ def _too_large(message: Any, size: int, limit: int) -> Failure:
         message=f"{size:,} bytes in one piece, more than RemotePlacement(max_message_bytes={limit:,}) lets cross",
         traceback="",
     )
-
-
-def leaving_on_signals() -> Callable[[], bool]:
-    """A function that says whether SIGTERM or SIGINT has come. For the main thread of a process."""
-    came: list[int] = []
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda number, frame: came.append(number))
-    return lambda: bool(came)

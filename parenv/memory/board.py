@@ -100,9 +100,14 @@ class Board:
         self.view_actions([leaf.dtype for leaf in spec.actions])
 
     def view_actions(self, dtypes: Sequence[str | None]) -> None:
-        """Have actions lie there in these dtypes, which need not be those of the space."""
+        """Have actions lie there in these dtypes, which need not be those of the space.
+
+        Each row begins where it does in any other dtype, so that rows are apart whatever lies there.
+        """
         N, leaves = self.spec.num_envs, self.spec.actions
         self.actions = [
-            None if raw is None else np.ndarray((N, *leaf.shape), dtype, raw)
+            None
+            if raw is None
+            else np.ndarray((N, *leaf.shape), dtype, raw, 0, (raw.strides[0], *np.empty(leaf.shape, dtype).strides))
             for leaf, raw, dtype in zip(leaves, self._raw_actions, dtypes, strict=True)
         ]

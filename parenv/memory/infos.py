@@ -1,43 +1,48 @@
 """Infos of sub-environments as rows of bytes, and back as the dict of arrays that Gymnasium makes of them.
 
 An info is a dict of any shape, but the same shapes come again and again. A worker names each shape that it meets,
-its *kind*, once, and from then on writes only the number of the kind and the packed values. What does not fit (strings,
-lists, objects, too many values, too many kinds) travels by message instead.
-
-A kind is nested tuples, and so plain data: ``("dict", ((key, kind), ...))``, ``("tuple", (kind, ...))``,
-``("array", dtype, shape)``, or the name of a scalar: ``"int"``, ``"float"``, ``"bool"``, ``"none"`` for Python's own,
-a dtype such as ``"<f4"`` for numpy's.
+its :mod:`kind <parenv.memory.kinds>`, once, and from then on writes only the number of the kind and the packed values.
+What does not fit (strings, lists, objects, too many values, too many kinds) travels by message instead.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-Kind = Any
-MAX_KINDS = 256
-FINAL_OBSERVATION = "final_obs"
-BY_MESSAGE = -1
+from parenv.errors import ProtocolError
+from parenv.memory.kinds import (
+    BY_MESSAGE,
+    DTYPES,
+    FINAL_OBSERVATION,
+    FORMATS,
+    MAX_KINDS,
+    OBJECTS,
+    DoesNotFitError,
+    Kind,
+    array_bytes,
+    format_of,
+    kind_of,
+    parts_of,
+)
 
-_NUMPY_SCALARS: dict[type, str] = {
-    np.dtype(name).type: np.dtype(name).str
-    for name in ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
-}
-_SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool", type(None): "none", **_NUMPY_SCALARS}
-_FORMATS = {
-    "int": "q", "float": "d", "bool": "?7x", "none": "",
-    "|b1": "?7x", "|i1": "b7x", "<i2": "h6x", "<i4": "i4x", "<i8": "q",
-    "|u1": "B7x", "<u2": "H6x", "<u4": "I4x", "<u8": "Q",
-    "<f4": "f4x", "<f8": "d",
-}  # fmt: skip
-_DTYPES = {"int": "<i8", "float": "<f8", "bool": "?", "none": "?"}
-_OBJECTS = {"none", "|b1"}
-"""Scalars for which Gymnasium makes arrays of objects."""
+
+class Announced(dict[int, Any]):
+    """What came by message, by the number under which the board refers to it.
+
+    Args:
+        what: for the error where there is none.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __missing__(self, number: int) -> Any:
+        raise ProtocolError(f"a worker refers to {self._what} that it has not sent: {number}")
 
 
 class InfoWriter:
@@ -64,68 +69,26 @@ class InfoWriter:
         try:
             if known is None:
                 values: list[Any] = []
-                kind = _kind_of(info, values)
+                kind = kind_of(info, values)
                 known = self._known.get(kind) or self._learn(kind)
                 if all(type(part) is str for _, part in kind[1]) and "none" not in [part for _, part in kind[1]]:
                     self._flat[shape] = known
             else:
                 values = list(info.values())
             known[1](self._buffer, env_id * self._row_bytes, *values)
-        except (_DoesNotFitError, struct.error, OverflowError):
+        except (DoesNotFitError, struct.error, OverflowError):
             self._kinds[env_id] = BY_MESSAGE
             return False
         self._kinds[env_id] = known[0]
         return True
 
     def _learn(self, kind: Kind) -> tuple[int, Callable[..., None]]:
-        packer = struct.Struct("<" + _format(kind))
+        packer = struct.Struct("<" + format_of(kind))
         if packer.size > self._row_bytes or len(self._known) == MAX_KINDS:
-            raise _DoesNotFitError
+            raise DoesNotFitError
         known = self._known[kind] = (self._number(len(self._known)), packer.pack_into)
         self.new.append((known[0], kind))
         return known
-
-
-class _DoesNotFitError(Exception):
-    pass
-
-
-def _kind_of(value: Any, values: list[Any], in_observation: bool = False) -> Kind:
-    scalar = _SCALARS.get(type(value))
-    if scalar is not None:
-        if scalar != "none":
-            values.append(value)
-        return scalar
-    if type(value) is dict:
-        parts = []
-        for key, part in value.items():
-            if type(key) is not str:
-                raise _DoesNotFitError
-            parts.append((key, _kind_of(part, values, in_observation or key == FINAL_OBSERVATION)))
-        return ("dict", tuple(parts))
-    if type(value) is np.ndarray and value.dtype.kind in "?biuf":
-        values.append(value.tobytes())
-        return ("array", value.dtype.str, value.shape)
-    if type(value) is tuple and in_observation:
-        return ("tuple", tuple(_kind_of(part, values, True) for part in value))
-    raise _DoesNotFitError
-
-
-def _format(kind: Kind) -> str:
-    if isinstance(kind, str):
-        return _FORMATS[kind]
-    if kind[0] == "array":
-        nbytes = _array_bytes(kind)
-        return f"{nbytes}s{-nbytes % 8}x"
-    return "".join(_format(part) for part in _parts(kind))
-
-
-def _array_bytes(kind: Kind) -> int:
-    return int(np.dtype(kind[1]).itemsize * math.prod(kind[2]))
-
-
-def _parts(kind: Kind) -> list[Kind]:
-    return [part for _, part in kind[1]] if kind[0] == "dict" else list(kind[1])
 
 
 class InfoReader:
@@ -139,7 +102,7 @@ class InfoReader:
 
     def __init__(self, kinds: Any, infos: Any, add_info: Callable[[Any, Any, int, int], Any]) -> None:
         self._kinds, self._infos, self._add_info = kinds, infos, add_info
-        self._nodes: dict[int, _Dict] = {}
+        self._nodes: dict[int, _Dict] = Announced("a kind of info")
         self._by_kind: dict[Kind, _Dict] = {}
 
     def learn(self, number: int, kind: Kind) -> None:
@@ -209,7 +172,7 @@ class _Value:
 
     def __init__(self, column: Any, code: str) -> None:
         self.column, self._code = column, code
-        self._is_object = code in _OBJECTS
+        self._is_object = code in OBJECTS
 
     def empty(self, n: int) -> Any:
         if self._is_object:
@@ -230,7 +193,7 @@ class _Value:
         if self._code == "array":
             return self.column[row, ...].copy()
         one = self.column[row]
-        return one.item() if self._code in _DTYPES else one
+        return one.item() if self._code in DTYPES else one
 
     def whole(self, n: int, rows: Any) -> Any:
         """For all positions at once, as an array of its own."""
@@ -288,12 +251,12 @@ def _pairs(n: int, positions: Sequence[int] | None, rows: Any) -> tuple[Any, Any
 def _node(kind: Kind, infos: Any, offset: int) -> tuple[Any, int]:
     """What reads a kind whose bytes begin at an offset of each row, and where they end."""
     if isinstance(kind, str):
-        column = _column(infos, offset, _DTYPES.get(kind, kind), ())
-        return _Value(column, kind), offset + struct.calcsize("<" + _FORMATS[kind])
+        column = _column(infos, offset, DTYPES.get(kind, kind), ())
+        return _Value(column, kind), offset + struct.calcsize("<" + FORMATS[kind])
     if kind[0] == "array":
-        return _Value(_column(infos, offset, kind[1], kind[2]), "array"), offset + -(-_array_bytes(kind) // 8) * 8
+        return _Value(_column(infos, offset, kind[1], kind[2]), "array"), offset + -(-array_bytes(kind) // 8) * 8
     parts = []
-    for part in _parts(kind):
+    for part in parts_of(kind):
         node, offset = _node(part, infos, offset)
         parts.append(node)
     if kind[0] == "tuple":

@@ -8,6 +8,7 @@ import numpy as np
 
 from parenv.memory.layout import ALIGNMENT, aligned
 
+WAITING_FOR_A_HOST = "waiting for a host"
 DOING = (
     "starting",
     "waiting",
@@ -23,7 +24,7 @@ DOING = (
     "loading the policy",
     "closing",
     "commit",
-    "waiting for a host",
+    WAITING_FOR_A_HOST,
 )
 """What a worker can be doing; the words that error messages use."""
 _DOING_BITS = 8

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from parenv.memory.crossing import SlotMap
-from parenv.process.doorbell import Doorbell
+from parenv.memory.rows import BoardMap
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
 
@@ -73,8 +73,7 @@ class Launch:
         preload: modules to import before the first worker starts.
         environment: environment variables to set before any import.
         threads: threads per worker.
-        descriptors: more of them for every worker, behind memory and job.
-        doorbells: by worker, the bell at which its process listens, behind those; it is rung for every message.
+        descriptors: more of them for every worker, behind memory and job; those of its doorbell, if any, come last.
     """
 
     memory_fd: int
@@ -83,7 +82,6 @@ class Launch:
     environment: dict[str, str]
     threads: int
     descriptors: tuple[int, ...] = ()
-    doorbells: Sequence[Doorbell] = ()
 
 
 class Provider(Protocol):
@@ -114,9 +112,6 @@ class Placement(Protocol):
     def wait(self, timeout_s: float) -> list[Event]:
         """Everything that has happened; waits up to the limit for the first thing to happen."""
 
-    def fileno(self) -> int:
-        """Readable when a worker may have ended, without a message; -1 where none can end."""
-
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
 
@@ -134,3 +129,43 @@ class Placement(Protocol):
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
+
+
+class Bell(Protocol):
+    """Wakes a worker, wherever it is.
+
+    Attributes:
+        ring: adds a number to what the worker will be woken with, see :mod:`parenv.process.doorbell`.
+    """
+
+    ring: Callable[[int], object]
+
+    def close(self) -> None:
+        """Give back what it takes. Idempotent."""
+
+
+class Poller(Protocol):
+    """Waits for workers, as ``select.poll`` waits for descriptors."""
+
+    def poll(self, timeout_ms: float, /) -> list[tuple[int, int]]:
+        """Wait up to the limit: the descriptor if it is readable, and another number if workers may have ended."""
+
+
+class SteppingPlacement(Placement, Protocol):
+    """Beside all that, has workers step sub-environments: on a board, woken by doorbells."""
+
+    silence_s: float
+    """Seconds for which a worker may be silent because of a network."""
+
+    def bell(self, worker: int) -> Bell:
+        """Make the doorbell of the next process of a worker; it is rung for every message too."""
+
+    def lay_out_board(self, board: BoardMap) -> None:
+        """Hear where the rows of a vector env lie, before any worker is told.
+
+        Raises:
+            ConfigurationError: they cannot cross a network as they are.
+        """
+
+    def poller(self, descriptor: int) -> Poller:
+        """What waits for a descriptor, and for workers that may have ended without a message."""

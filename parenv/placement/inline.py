@@ -77,10 +77,6 @@ class InlinePlacement:
         self._events.clear()
         return events
 
-    def fileno(self) -> int:
-        """None: this process does not end without us."""
-        return -1
-
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Not for this process."""
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import time
 from collections.abc import Sequence
 
 from parenv.errors import ProtocolError
 from parenv.memory.crossing import SlotMap
+from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
-from parenv.placement.base import Ended, Event, Launch, Received, Traffic
+from parenv.placement.base import Ended, Event, Launch, Poller, Received, Traffic
 from parenv.process.doorbell import MESSAGE, Doorbell
 from parenv.process.launcher import Exited, Launcher, ZygoteSpec
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
-from parenv.transport.waiting import Source
+from parenv.transport.waiting import Source, Waiting
 from parenv.transport.zeromq import DriverSocket, remaining
 
 KILL_TIMEOUT_S = 2.0
@@ -32,6 +34,8 @@ class LocalPlacement:
         beside: a socket for which :meth:`wait` returns as well.
     """
 
+    silence_s = 0.0
+
     def __init__(self, entry: str, beside: Source | None = None) -> None:
         self._entry, self._beside = entry, beside
         self._launcher: Launcher | None = None
@@ -40,7 +44,9 @@ class LocalPlacement:
         self._host: Launcher | None = None
         self._address = ""
         self._handles: dict[int, Sender] = {}
+        self._doorbells: dict[int, Doorbell] = {}
         self._bells: dict[Sender, Doorbell] = {}
+        self._watched: set[int] = set()
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
@@ -50,8 +56,8 @@ class LocalPlacement:
             self._handles[handle] = worker
             arguments = {"address": self._address, "worker": worker.worker, "generation": worker.generation}
             descriptors = (launch.memory_fd, job.fd, *launch.descriptors)
-            if launch.doorbells:
-                self._bells[worker] = bell = launch.doorbells[worker.worker]
+            if worker.worker in self._doorbells:
+                self._bells[worker] = bell = self._doorbells[worker.worker]
                 descriptors += bell.descriptors
             launcher.launch(handle, self._entry, arguments, descriptors)
 
@@ -69,20 +75,47 @@ class LocalPlacement:
         An end is reported behind every message that had come before it.
         """
         if self._socket is None:
+            if self._beside is not None:
+                alone = Waiting()
+                alone.watch(self._beside)
+                alone.wait(timeout_s)
             return []
+        ready = self._socket.wait(timeout_s)
         if self._launcher is None:
-            self._socket.wait(timeout_s)
             return self._received()
-        exited = self._launcher.events() if self._socket.wait(timeout_s) else []
+        exited = self._launcher.events() if self._launcher.fileno() in ready else []
         if self._launcher.lost:
             self._socket.unwatch(self._launcher.fileno())
             self._launcher.close()
             self._launcher = None
         return self._received() + [self._ended(exit) for exit in exited]
 
-    def fileno(self) -> int:
-        """Readable when a worker has started or ended."""
-        return -1 if self._launcher is None else self._launcher.fileno()
+    def bell(self, worker: int) -> Doorbell:
+        """Make the doorbell of the next process of a worker; it is rung for every message too."""
+        bell = self._doorbells[worker] = Doorbell()
+        return bell
+
+    def lay_out_board(self, board: BoardMap) -> None:
+        """Workers on this machine write onto the driver's own board."""
+
+    def poller(self, descriptor: int) -> Poller:
+        """What waits for a descriptor, and for processes that have ended."""
+        poll = select.poll()
+        for watched in (descriptor, *([] if self._launcher is None else [self._launcher.fileno()])):
+            poll.register(watched, select.POLLIN)
+        return poll
+
+    def watch(self, descriptor: int) -> None:
+        """Have :meth:`wait` return also while this descriptor is readable, which somebody else has to read."""
+        self._watched.add(descriptor)
+        if self._socket is not None:
+            self._socket.watch(descriptor)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Watch it no longer."""
+        self._watched.discard(descriptor)
+        if self._socket is not None:
+            self._socket.unwatch(descriptor)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
@@ -147,6 +180,8 @@ class LocalPlacement:
                 self._socket = DriverSocket(self._address)
                 if self._beside is not None:
                     self._socket.watch(self._beside)
+                for descriptor in self._watched:
+                    self._socket.watch(descriptor)
             self._socket.watch(self._launcher.fileno())
         if self._job is None:
             self._job = SharedMemory(len(launch.job))

@@ -8,16 +8,18 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.crossing import SlotMap
-from parenv.memory.progress import LINE_BYTES, Progress, line
+from parenv.memory.progress import Progress
+from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.weights import Encoding, WeightsMap
-from parenv.placement.base import STACK_SIGNAL, Ended, Event, Launch, Provider, Received, Traffic
-from parenv.placement.deliveries import Deliveries
+from parenv.placement.base import STACK_SIGNAL, Bell, Ended, Event, Launch, Poller, Provider, Received, Traffic
+from parenv.placement.boards import HostBell, HostsPoller
+from parenv.placement.exchange import Exchange, check_end, take_lines
 from parenv.placement.local import LocalPlacement
 from parenv.placement.roster import Roster
 from parenv.placement.versions import disagreement
@@ -25,7 +27,7 @@ from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
 from parenv.protocol.hosting import (
     HOST,
     HOST_KINDS,
-    PIECE_BYTES,
+    Answers,
     Beat,
     Gone,
     Goodbye,
@@ -36,10 +38,9 @@ from parenv.protocol.hosting import (
     Stack,
     Start,
     Started,
-    Weights,
     Welcome,
 )
-from parenv.protocol.messages import Call, Commit, Credit, Layout, Message
+from parenv.protocol.messages import Message
 from parenv.transport.curve import HostListener
 from parenv.transport.zeromq import remaining
 
@@ -49,19 +50,6 @@ STACK_TIMEOUT_S = 1.5
 MAX_STACK_BYTES = 1 << 15
 MAX_MESSAGES_AT_ONCE = 64
 _log = logging.getLogger("parenv")
-
-
-@dataclass
-class _Host:
-    """A worker host that has joined.
-
-    Args:
-        name: what the list of allowed keys calls it, and its machine.
-        weights: by place, the version whose weights it has.
-    """
-
-    name: str
-    weights: dict[int, int] = field(default_factory=dict)
 
 
 class HostsPlacement:
@@ -74,6 +62,7 @@ class HostsPlacement:
         weights: the policy's weights, or ``None``.
         encoding: how weights cross.
         max_message_bytes: what one frame from a host may have.
+        silence_s: after which a host counts as lost, in seconds.
         provider: starts the hosts; ``None``: the user does.
     """
 
@@ -86,16 +75,19 @@ class HostsPlacement:
         weights: WeightsMap | None,
         encoding: Encoding,
         max_message_bytes: int,
+        silence_s: float,
         provider: Provider | None = None,
     ) -> None:
+        self.silence_s = silence_s
         self._provider = provider
         self._entry, self._listener, self._num_local = entry, listener, num_local
-        self._weights, self._encoding, self._max_message_bytes = weights, encoding, max_message_bytes
+        self._max_message_bytes = max_message_bytes
+        self._exchange = Exchange(num_local, weights, encoding, max_message_bytes)
         self._local = LocalPlacement(entry, beside=listener) if num_local else None
         self._roster = Roster()
-        self._hosts: dict[bytes, _Host] = {}
+        self._present: dict[int, Sender] = {}
+        self._hosts: dict[bytes, str] = {}
         self._pids: dict[Sender, int] = {}
-        self._deliveries: Deliveries | None = None
         self._events: deque[Event] = deque()
         self._stacks: dict[Sender, str] = {}
         self._refused: Counter[str] = Counter()
@@ -113,6 +105,7 @@ class HostsPlacement:
             self._head = memory.map()
             memory.close()
         self._launch = launch
+        self._present.update((worker.worker, worker) for worker in workers)
         here = [worker for worker in workers if worker.worker < self._num_local]
         if self._local is not None and here:
             self._local.start(launch, here)
@@ -124,7 +117,26 @@ class HostsPlacement:
 
     def lay_out(self, slots: SlotMap) -> None:
         """Hear where rollouts lie, before any worker is told."""
-        self._deliveries = Deliveries(slots, self._num_local)
+        self._exchange.lay_out(slots)
+
+    def bell(self, worker: int) -> Bell:
+        """Make the doorbell of the next process of a worker, on this machine or for its host, wherever that will be."""
+        self._exchange.use_doorbells()
+        if self._local is not None and worker < self._num_local:
+            return self._local.bell(worker)
+        return HostBell(partial(self._request, worker))
+
+    def lay_out_board(self, board: BoardMap) -> None:
+        """Hear where the rows of a vector env lie, before any worker is told.
+
+        Raises:
+            ConfigurationError: a row has more bytes than a host may send in one frame.
+        """
+        self._exchange.lay_out_board(board)
+
+    def poller(self, descriptor: int) -> Poller:
+        """What waits for a descriptor, and for hosts."""
+        return HostsPoller(self.wait, self._events, self._local, descriptor)
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
@@ -134,15 +146,8 @@ class HostsPlacement:
         host = self._roster.host_of(to)
         if host is None:
             return
-        if isinstance(message, Layout) and self._deliveries is not None:
-            plan, message = self._deliveries.plan(to.worker, message)
-            self._tell(host, plan, to)
-        elif isinstance(message, Credit) and self._deliveries is not None:
-            self._bring_weights(host, message.policy_version, message.weights_slot)
-            message = self._deliveries.expect(to, message)
-        elif isinstance(message, Call) and message.policy_version >= 0:
-            self._bring_weights(host, message.policy_version, message.weights_slot)
-        self._tell(host, message, to)
+        for part, is_about in self._exchange.outgoing(host, to, message):
+            self._tell(host, part, to if is_about else HOST)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Everything that has happened; waits up to the limit for the first thing to happen."""
@@ -157,10 +162,6 @@ class HostsPlacement:
         self._events.clear()
         return events
 
-    def fileno(self) -> int:
-        """Readable when a worker on this machine may have ended."""
-        return -1 if self._local is None else self._local.fileno()
-
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker; one that asks for its stack waits until that has come, or not in time."""
         if self._local is not None and worker.worker < self._num_local:
@@ -168,6 +169,7 @@ class HostsPlacement:
             return
         host = self._roster.host_of(worker)
         if host is not None:
+            self._stacks.pop(worker, None)
             self._tell(host, Signal(int(signum), int(alone)), worker)
             if signum == STACK_SIGNAL:
                 self._take_stack(worker)
@@ -218,6 +220,12 @@ class HostsPlacement:
                 self._provider.close(LINGER_S)
             self._listener.close(LINGER_S)
 
+    def _request(self, worker: int, number: int) -> None:
+        """Have a worker on a host see what is requested of it, and ring its doorbell; of one that is gone, nothing."""
+        host = self._roster.host_of(self._present[worker])
+        if host is not None:
+            self._tell(host, self._exchange.requests(worker, number), self._present[worker])
+
     def _place(self) -> None:
         for worker, host in self._roster.place():
             Progress(self._head, worker.worker).begin("starting")
@@ -241,19 +249,19 @@ class HostsPlacement:
                 self._provider.tend()
 
     def _lose(self, host: bytes, why: str) -> None:
-        there = self._hosts.pop(host, None)
-        if there is None:
+        name = self._hosts.pop(host, None)
+        if name is None:
             return
         lost = self._roster.leave(host)
-        _log.warning("%s is gone with %d workers: %s", there.name, len(lost), why)
+        self._exchange.forget_host(host)
+        _log.warning("%s is gone with %d workers: %s", name, len(lost), why)
         for worker in lost:
             pid = self._forget(worker)
-            self._events.append(Ended(worker, pid, None, None, "", f"{there.name} is gone: {why}"))
+            self._events.append(Ended(worker, pid, None, None, "", f"{name} is gone: {why}"))
 
     def _forget(self, worker: Sender) -> int:
         """Take nothing more from a worker that has ended; its process id."""
-        if self._deliveries is not None:
-            self._deliveries.forget(worker)
+        self._exchange.forget_worker(worker)
         return self._pids.pop(worker, -1)
 
     def _hear(self) -> None:
@@ -287,7 +295,7 @@ class HostsPlacement:
         launch = self._launch
         if launch is None or self._closed:
             return
-        self._hosts[host] = _Host(f"host {name!r} (machine {join.name}, pid {join.pid})")
+        self._hosts[host] = f"host {name!r} (machine {join.name!r}, pid {join.pid})"
         welcome = Welcome(
             entry=self._entry,
             job=launch.job,
@@ -296,15 +304,16 @@ class HostsPlacement:
             threads=launch.threads,
             head_bytes=len(self._head),
             max_message_bytes=self._max_message_bytes,
+            doorbells=int(self._exchange.doorbells),
         )
         self._tell(host, welcome)
-        _log.info("%s has joined with room for %d workers", self._hosts[host].name, join.capacity)
+        _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
         self._roster.join(host, join.capacity)
         self._place()
 
     def _obey(self, host: bytes, sender: Sender, message: Any) -> None:
         if isinstance(message, Beat):
-            self._take_lines(host, message)
+            take_lines(self._head, {worker.worker for worker in self._roster.workers_of(host)}, message)
         elif isinstance(message, Goodbye):
             self._lose(host, "it was told to leave")
         elif self._roster.host_of(sender) != host:
@@ -312,29 +321,17 @@ class HostsPlacement:
         elif isinstance(message, Started):
             self._pids[sender] = message.pid
         elif isinstance(message, Gone):
+            check_end(message)
             self._roster.ended(sender)
             self._forget(sender)
             self._events.append(Ended(sender, message.pid, message.exit_code, message.signal, message.refused))
             self._place()
-        elif isinstance(message, Piece) and self._deliveries is not None:
-            self._deliveries.write(sender, message)
         elif isinstance(message, Stack):
             self._stacks[sender] = message.text
-        elif isinstance(message, HOST_KINDS):
+        elif isinstance(message, HOST_KINDS) and not isinstance(message, Piece | Answers):
             raise ProtocolError(f"a host may not say {type(message).__name__}")
-        else:
-            if isinstance(message, Commit) and self._deliveries is not None:
-                self._deliveries.finish(sender, message)
+        elif self._exchange.take(self._head, sender, message):
             self._events.append(Received(sender, message))
-
-    def _take_lines(self, host: bytes, beat: Beat) -> None:
-        here = {worker.worker for worker in self._roster.workers_of(host)}
-        if not isinstance(beat.workers, list) or len(beat.lines) != LINE_BYTES * len(beat.workers):
-            raise ProtocolError("a beat has a line for each worker that it names")
-        for i, worker in enumerate(beat.workers):
-            # Of one that has ended meanwhile there is nothing to know.
-            if worker in here:
-                line(self._head, worker)[:] = beat.lines[LINE_BYTES * i : LINE_BYTES * (i + 1)]
 
     def _take_stack(self, worker: Sender) -> None:
         """Pass on the stack that a worker was asked for, when it has come, to the pipe of workers on this machine."""
@@ -345,12 +342,3 @@ class HostsPlacement:
         text = self._stacks.pop(worker, "").encode()[:MAX_STACK_BYTES]
         if text and self._launch is not None:
             os.write(self._launch.descriptors[0], text)
-
-    def _bring_weights(self, host: bytes, version: int, place: int) -> None:
-        """See to it that a host has a version, once for all its workers."""
-        there = self._hosts.get(host)
-        if self._weights is None or there is None or there.weights.get(place) == version:
-            return
-        there.weights[place] = version
-        for chunk in self._weights.chunks(place, self._encoding, PIECE_BYTES):
-            self._tell(host, Weights(*chunk))

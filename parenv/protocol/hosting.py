@@ -54,8 +54,9 @@ class Welcome:
         preload: modules to import before the first worker starts.
         environment: variables to set before any import.
         threads: per worker.
-        head_bytes: size of the memory before the slots.
+        head_bytes: size of the memory before the slots, or before the board.
         max_message_bytes: what a frame may have.
+        doorbells: 1: workers listen at doorbells and answer on a board, 0: they do not.
     """
 
     entry: str
@@ -65,6 +66,7 @@ class Welcome:
     threads: int
     head_bytes: int
     max_message_bytes: int
+    doorbells: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,38 @@ class Weights:
 
     offset: int
     encoding: str
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Driver: where this worker's rows of a board lie in the host's memory; columns as ``[offset, bytes per row]``.
+
+    Args:
+        share: how many rows.
+        memory_bytes: what the memory must have for the whole board.
+        requests: the columns that cross with every :class:`Ring`.
+        answers: those of which every answered row crosses.
+        infos: the one of which a row crosses where there is an info.
+    """
+
+    share: int
+    memory_bytes: int
+    requests: Any
+    answers: Any
+    infos: Any
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Driver: what is requested of this worker, and what to ring at its doorbell.
+
+    Args:
+        number: as in :mod:`parenv.process.doorbell`; 0 where a message follows that is about these requests.
+        data: the requests of all its rows, column by column.
+    """
+
+    number: int
     data: memoryview
 
 
@@ -183,6 +217,21 @@ class Beat:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """Host: rows that this worker has answered.
+
+    Args:
+        rows: counted from the worker's first one, rising.
+        line: the worker's, see :mod:`parenv.memory.progress`.
+        data: these rows, column by column, and the infos of those that have one.
+    """
+
+    rows: Any
+    line: bytes
+    data: memoryview
+
+
+@dataclass(frozen=True)
 class Stack:
     """Host: what this worker wrote when it was asked for its stack, perhaps nothing."""
 
@@ -190,7 +239,22 @@ class Stack:
 
 
 HostMessage = (
-    Join | Refuse | Welcome | Start | Signal | SlotPlan | Weights | Goodbye | Started | Gone | Piece | Beat | Stack
+    Join
+    | Refuse
+    | Welcome
+    | Start
+    | Signal
+    | SlotPlan
+    | Weights
+    | Goodbye
+    | Started
+    | Gone
+    | Piece
+    | Beat
+    | Stack
+    | RowPlan
+    | Ring
+    | Answers
 )
 HOST_KINDS: tuple[type[HostMessage], ...] = (
     Join,
@@ -206,4 +270,7 @@ HOST_KINDS: tuple[type[HostMessage], ...] = (
     Piece,
     Beat,
     Stack,
+    RowPlan,
+    Ring,
+    Answers,
 )

@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from parenv.crew.arguments import at_least, one_of, split
+from parenv.crew.arguments import at_least, one_of, placed_workers, split
 from parenv.envs.factories import Factories, as_factories
 from parenv.errors import ConfigurationError
-from parenv.options import WorkerOptions
+from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 
 OnWorkerDeath = Literal["raise", "restart"]
@@ -41,6 +41,7 @@ class VectorPlan:
         options: of the workers.
         seed: root of the seeds that nobody gives.
         cores: one for each worker to keep to, or ``None``.
+        placement: where workers run; ``None``: on this machine.
     """
 
     factories: Factories
@@ -55,6 +56,7 @@ class VectorPlan:
     options: WorkerOptions
     seed: int
     cores: tuple[int, ...] | None
+    placement: Placing = None
 
     @property
     def num_envs(self) -> int:
@@ -75,6 +77,7 @@ def make_vector_plan(
     step_timeout_s: float | None,
     on_worker_death: OnWorkerDeath,
     options: WorkerOptions,
+    placement: Placing = None,
 ) -> VectorPlan:
     """Check the arguments of a vector env.
 
@@ -112,6 +115,7 @@ def make_vector_plan(
     at_least("batch_size", batch_size, 1)
     if batch_size > num_envs:
         raise ConfigurationError(f"batch_size={batch_size} is more than the {num_envs} sub-environments there are")
+    num_workers = placed_workers(placement, num_workers)
     workers = _workers(num_workers, num_envs, max_concurrency)
     return VectorPlan(
         factories=factories,
@@ -125,7 +129,8 @@ def make_vector_plan(
         on_worker_death=on_worker_death,
         options=options,
         seed=int(np.random.SeedSequence().entropy) % 2**63,  # type: ignore[arg-type]
-        cores=own_cores(workers) if options.threads == 1 else None,
+        cores=own_cores(workers) if options.threads == 1 and placement is None else None,
+        placement=placement,
     )
 
 

@@ -12,7 +12,7 @@ from gymnasium import Env, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parenv.options import WorkerOptions
+from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import usable_cores
 from parenv.vector.arguments import each_seed, each_value, without_mask
 from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan, parallel_pays
@@ -47,6 +47,11 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         on_worker_death: ``"raise"``: a dead worker closes the env; ``"restart"``: it is started again, the current
             episodes of its sub-environments are truncated and flagged in ``infos["worker_restarted"]``.
         workers: how workers are set up and how long they may take to start and to close.
+        placement: where workers run; ``None``: on this machine. On hosts, every step costs a round trip over the
+            network, where it costs some microseconds here: prefer :class:`AsyncWorkerPool` across machines, or
+            :meth:`send` to one half of the sub-environments while the other is under way. ``num_workers`` has to be
+            given, and counts the workers on all hosts; a host that is lost is the death of its workers, and those that
+            are restarted wait up to ``WorkerOptions.start_timeout_s`` for another.
 
     Raises:
         ConfigurationError: an argument is wrong, or cannot be honoured.
@@ -78,6 +83,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         step_timeout_s: float | None = None,
         on_worker_death: OnWorkerDeath = "raise",
         workers: WorkerOptions | None = None,
+        placement: Placing = None,
     ) -> None:
         plan = make_vector_plan(
             env_fns,
@@ -91,6 +97,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             step_timeout_s=step_timeout_s,
             on_worker_death=on_worker_death,
             options=workers or WorkerOptions(),
+            placement=placement,
         )
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker

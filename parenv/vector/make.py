@@ -10,6 +10,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from parenv.errors import ConfigurationError
+from parenv.options import Placing
 from parenv.vector.env import ParallelVectorEnv
 
 
@@ -19,6 +20,7 @@ def make_vec(
     vectorization_mode: str | None = None,
     vector_kwargs: dict[str, Any] | None = None,
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
+    placement: Placing = None,
     **kwargs: Any,
 ) -> ParallelVectorEnv:
     """``gymnasium.make_vec`` for :class:`ParallelVectorEnv`.
@@ -29,6 +31,8 @@ def make_vec(
         vectorization_mode: ``None`` or ``"async"``.
         vector_kwargs: arguments of :class:`ParallelVectorEnv`.
         wrappers: applied to each sub-environment, in this order.
+        placement: where workers run, as in :class:`ParallelVectorEnv`, which then needs
+            ``vector_kwargs={"num_workers": ...}``; ``None``: on this machine.
         **kwargs: for ``gymnasium.make``.
 
     Raises:
@@ -49,6 +53,8 @@ def make_vec(
     known = spec.kwargs
     num_envs = known.pop("num_envs", num_envs)
     vector_kwargs = known.pop("vector_kwargs", vector_kwargs) or {}
+    if placement is not None:
+        vector_kwargs = {**vector_kwargs, "placement": placement}
     wrappers = known.pop("wrappers", wrappers) or ()
     known.pop("vectorization_mode", None)
     arguments = {**known, **kwargs}

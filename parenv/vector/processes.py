@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import operator
-import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from parenv.crew.crew import Crew
-from parenv.crew.hiring import local_launch
+from parenv.crew.hiring import local_launch, stepping_placement
 from parenv.crew.pickling import pickled
 from parenv.crew.stacks import Stacks
-from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError
+from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
 from parenv.memory.board import Board, BoardSpec
-from parenv.memory.progress import Progress, header_bytes, lines
+from parenv.memory.progress import WAITING_FOR_A_HOST, Progress, header_bytes, lines
+from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch
-from parenv.placement.local import LocalPlacement
 from parenv.process.doorbell import ALL, Doorbell
 from parenv.protocol.messages import Actions, Ready, Remarks, Rows
 from parenv.transport.zeromq import MAX_WAIT_S
@@ -47,7 +46,7 @@ class _Question:
 
 
 class ProcessTeam:
-    """Worker processes on this machine.
+    """Worker processes, on this machine or on hosts.
 
     Args:
         plan: checked.
@@ -59,14 +58,17 @@ class ProcessTeam:
         self._plan = plan
         payload = pickled({"env_fns": plan.factories, "workers": plan.options}, job)
         self._with_launch = local_launch(WORKER_ENTRY, payload, plan.options)
+        self._placement = stepping_placement(WORKER_ENTRY, plan.placement, plan.options)
+        # A host that does not say that a worker has ended is itself known to be lost only after its silence.
+        self._kill_timeout_s = KILL_TIMEOUT_S + 2.0 * self._placement.silence_s
         self._memory = SharedMemory(header_bytes(workers))
         head = self._memory.map()
         self._progress = [Progress(head, worker) for worker in range(workers)]
         _, self._said, self._noted, _ = lines(head, workers).T
-        self._bells = [Doorbell() for _ in range(workers)]
+        self._bells = [self._placement.bell(worker) for worker in range(workers)]
         self._answers = Doorbell()
         self._stacks = Stacks()
-        self._crew = Crew(LocalPlacement(WORKER_ENTRY), self._progress, plan.shares)
+        self._crew = Crew(self._placement, self._progress, plan.shares)
         self._first = [sum(plan.shares[:worker]) for worker in range(workers)]
         self._workers, self._firsts = np.repeat(np.arange(workers), plan.shares), np.repeat(self._first, plan.shares)
         self._ordered = [0] * workers
@@ -105,7 +107,9 @@ class ProcessTeam:
         self._memory.grow(offset + nbytes)
         self._memory.reserve(offset, nbytes - spec.num_envs * spec.info_bytes)
         self._rows = Rows(offset, spec.num_envs, spec.info_bytes)
-        self._board = Board(spec, self._memory.map(), offset)
+        mapping = self._memory.map()
+        self._board = Board(spec, mapping, offset)
+        self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._plan.shares))
         for worker in range(len(self._bells)):
             self._crew.say(worker, self._rows)
         return self._board
@@ -221,14 +225,11 @@ class ProcessTeam:
             self._stacks.close()
 
     def _watch(self) -> None:
-        self._poll = select.poll()
-        self._poll.register(self._crew.fileno(), select.POLLIN)
-        self._poll.register(self._answers.fileno(), select.POLLIN)
+        self._poll = self._placement.poller(self._answers.fileno())
 
     def _launch(self) -> Launch:
         launch = self._with_launch(self._memory.fd)
-        shared = (self._stacks.descriptor, *self._answers.descriptors)
-        return replace(launch, descriptors=shared, doorbells=tuple(self._bells))
+        return replace(launch, descriptors=(self._stacks.descriptor, *self._answers.descriptors))
 
     def _hear(self, timeout_s: float) -> None:
         try:
@@ -243,13 +244,25 @@ class ProcessTeam:
         left = deadline - time.monotonic()
         if left > 0:
             self._hear(left)
+        elif self._crew.doing(worker) == WAITING_FOR_A_HOST:
+            raise self._give_up(self._without_host(worker, limit))
         else:
             self._cut(worker, limit)
+
+    def _without_host(self, worker: int, limit: str) -> WorkerTimeoutError:
+        env_ids = self._crew.env_ids(worker)
+        return WorkerTimeoutError(
+            f"worker {worker} (env_ids {span(env_ids)}) has found no host with room for it within {limit} s. Start "
+            "another, or raise WorkerOptions.start_timeout_s",
+            worker=worker,
+            env_ids=env_ids,
+            doing=WAITING_FOR_A_HOST,
+        )
 
     def _cut(self, worker: int, limit: str) -> None:
         self._hung[worker] = self._stacks.timeout_error(self._crew, worker, limit)
         self._crew.signal(worker, signal.SIGKILL, alone=False)
-        deadline = time.monotonic() + KILL_TIMEOUT_S
+        deadline = time.monotonic() + self._kill_timeout_s
         while worker in self._hung:
             if time.monotonic() > deadline:
                 raise self._give_up(WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker))
@@ -276,7 +289,7 @@ class ProcessTeam:
         plan, board, crew = self._plan, self._board, self._crew
         env_ids = np.arange(self._first[worker], self._first[worker] + plan.shares[worker])
         self._bells[worker].close()
-        self._bells[worker] = Doorbell()
+        self._bells[worker] = self._placement.bell(worker)
         self._said[worker] = self._ordered[worker] = 0
         generation = crew.restart(self._launch(), worker)
         self._watch()

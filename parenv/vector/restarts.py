@@ -8,7 +8,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 
 from parenv.memory.board import Board
-from parenv.memory.infos import FINAL_OBSERVATION
+from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.spaces import unflatten
 from parenv.vector.results import Results, add_info
 

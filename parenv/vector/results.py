@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from parenv.memory.board import Board
-from parenv.memory.infos import InfoReader
+from parenv.memory.infos import Announced, InfoReader
 from parenv.memory.spaces import flatten, is_single, unflatten
 from parenv.protocol.messages import Remarks
 
@@ -30,7 +30,7 @@ class Results:
             i: [None] * board.spec.num_envs for i, leaf in enumerate(self._leaves) if leaf.dtype is None
         }
         self._infos = InfoReader(board.info_kinds, board.infos, add_info)
-        self._by_message: dict[int, Any] = {}
+        self._by_message: dict[int, Any] = Announced("an info of env_id")
 
     def take(self, remarks: Sequence[Remarks]) -> None:
         """Take note of what came by message."""

@@ -18,6 +18,7 @@ from parenv.envs.seeding import environment_seed
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.infos import InfoWriter
+from parenv.memory.kinds import kind_numbers
 from parenv.memory.progress import Progress
 from parenv.memory.spaces import describe, leaves
 from parenv.options import WorkerOptions
@@ -95,7 +96,7 @@ class StepStation:
         """Be told where the board is."""
         workers, worker = len(self._job.shares), self._sender.worker
         self._board = board
-        self.info_writer = InfoWriter(board.info_kinds, board.infos, lambda i: 1 + worker + i * workers)
+        self.info_writer = InfoWriter(board.info_kinds, board.infos, kind_numbers(worker, workers).__getitem__)
         self.batch = EnvBatch(
             self.envs,
             self.first_env_id,

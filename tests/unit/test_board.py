@@ -60,6 +60,14 @@ def test_actions_may_lie_there_in_other_dtypes() -> None:
     one.actions[0][:], one.actions[1][:] = 0.1, 2
     assert (other.actions[0] == 0.1).all()
     assert other.actions[1].tolist() == [2] * 5
+    one.actions[1][3], other.actions[1][4] = 1, 7
+    one.view_actions(["<f4", "<i8"])
+    assert [row.view(np.int8)[0] for row in one.actions[1].reshape(5, 1)] == [2, 2, 2, 1, 7]
+
+
+def test_actions_may_have_no_numbers() -> None:
+    board = Board(spec(acted=spaces.Box(0, 1, (0, 2), np.float32)), np.zeros(1 << 16, np.uint8))
+    assert board.actions[0].shape == (5, 0, 2)
 
 
 def test_a_space_that_is_one_array_is_one_action() -> None:

@@ -15,6 +15,8 @@ from hypothesis import example, given, settings
 
 from parenv.memory import infos as module
 from parenv.memory.infos import InfoReader, InfoWriter
+from parenv.memory.kinds import is_kind
+from parenv.protocol.data import pack, unpack
 from parenv.vector.results import add_info
 
 N, WORKERS, INFO_BYTES = 4, 2, 256
@@ -57,6 +59,7 @@ class Wire:
             if info and not writer.write(env_id, info):
                 self.by_message[env_id] = copy.deepcopy(info)
             for number, kind in writer.new:
+                assert is_kind(unpack(*pack(kind)), INFO_BYTES)
                 self.reader.learn(number, kind)
             writer.new = []
 

@@ -1,0 +1,82 @@
+"""The host's side of vector envs: its workers' boards and doorbells, as the driver's are for workers on its machine."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+
+from parenv.memory.progress import Progress, line
+from parenv.memory.rows import WorkerRows
+from parenv.memory.shared import SharedMemory
+from parenv.placement.local import LocalPlacement
+from parenv.process.doorbell import Doorbell
+from parenv.protocol.frames import Sender
+from parenv.protocol.hosting import PIECE_BYTES, Answers, Ring, RowPlan
+
+
+class HostRows:
+    """Passes requests on to workers, and collects what they have answered.
+
+    Args:
+        memory: of the host.
+        local: starts the workers.
+
+    Attributes:
+        bell: is rung by every worker that has answered.
+    """
+
+    def __init__(self, memory: SharedMemory, local: LocalPlacement) -> None:
+        self._memory, self._local = memory, local
+        self._head = memory.map()
+        self.bell = Doorbell()
+        self._poll = select.poll()
+        self._poll.register(self.bell.fileno(), select.POLLIN)
+        local.watch(self.bell.fileno())
+        self._bells: dict[Sender, Doorbell] = {}
+        self._rows: dict[Sender, WorkerRows] = {}
+
+    def start(self, sender: Sender) -> None:
+        """Prepare for a process in a worker's place."""
+        for before in [other for other in self._bells if other.worker == sender.worker]:
+            self._bells.pop(before).close()
+            self._rows.pop(before, None)
+        self._bells[sender] = self._local.bell(sender.worker)
+        progress = Progress(self._head, sender.worker)
+        progress.said[0] = progress.noted[0] = 0
+
+    def obey(self, sender: Sender, message: RowPlan | Ring) -> None:
+        """Make room for a worker's rows, or pass on what is requested of them; nothing where that process is gone.
+
+        Raises:
+            MemoryError: there is not that much memory.
+        """
+        if isinstance(message, RowPlan):
+            self._rows[sender] = self._lay_out(message)
+        elif sender in self._rows:
+            self._rows[sender].write_requests(message.data)
+            self._bells[sender].ring(message.number)
+
+    def answers(self) -> Iterator[tuple[Sender, Answers]]:
+        """What workers have answered since the last time."""
+        if self._poll.poll(0):
+            self.bell.take()
+        for sender, of_one in self._rows.items():
+            for rows, data in of_one.answers(PIECE_BYTES):
+                yield sender, Answers(rows, bytes(line(self._head, sender.worker)), data)
+
+    def close(self) -> None:
+        """Close the bells, for which nobody waits from now on."""
+        self._local.unwatch(self.bell.fileno())
+        for bell in (self.bell, *self._bells.values()):
+            bell.close()
+
+    def _lay_out(self, plan: RowPlan) -> WorkerRows:
+        if plan.memory_bytes > self._memory.size:
+            self._memory.grow(plan.memory_bytes)
+        for offset, row_bytes in (*plan.requests, *plan.answers):
+            if row_bytes:
+                self._memory.reserve(offset, plan.share * row_bytes)
+        rows = WorkerRows(self._memory.map(), plan.share, plan.requests, plan.answers, plan.infos)
+        # What another process has left there is not news, and what this one answers is, even by the same number.
+        rows.forget()
+        return rows

@@ -1,0 +1,140 @@
+"""The shapes of infos: how one is named, and which there can be.
+
+A kind is nested tuples, and so plain data: ``("dict", ((key, kind), ...))``, ``("tuple", (kind, ...))``,
+``("array", dtype, shape)``, or the name of a scalar: ``"int"``, ``"float"``, ``"bool"``, ``"none"`` for Python's own,
+a dtype such as ``"<f4"`` for numpy's.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+
+Kind = Any
+MAX_KINDS = 256
+MAX_DEPTH, MAX_DIMENSIONS, MAX_ITEMS = 64, 32, 1 << 32
+FINAL_OBSERVATION = "final_obs"
+BY_MESSAGE = -1
+
+_NUMPY_SCALARS: dict[type, str] = {
+    np.dtype(name).type: np.dtype(name).str
+    for name in ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
+}
+_SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool", type(None): "none", **_NUMPY_SCALARS}
+FORMATS = {
+    "int": "q", "float": "d", "bool": "?7x", "none": "",
+    "|b1": "?7x", "|i1": "b7x", "<i2": "h6x", "<i4": "i4x", "<i8": "q",
+    "|u1": "B7x", "<u2": "H6x", "<u4": "I4x", "<u8": "Q",
+    "<f4": "f4x", "<f8": "d",
+}  # fmt: skip
+DTYPES = {"int": "<i8", "float": "<f8", "bool": "?", "none": "?"}
+OBJECTS = {"none", "|b1"}
+"""Scalars for which Gymnasium makes arrays of objects."""
+_ARRAY_DTYPES = {
+    np.dtype(code).newbyteorder(order).str  # type: ignore[arg-type,unused-ignore]
+    for code in "?" + np.typecodes["AllInteger"] + "efdg"
+    for order in "<>"
+}
+
+
+class DoesNotFitError(Exception):
+    """Something is of no kind, and has to travel by message."""
+
+
+def kind_of(value: Any, values: list[Any], in_observation: bool = False) -> Kind:
+    """The kind of an info, or of a part of one.
+
+    Args:
+        value: the info.
+        values: what is to be packed is added here.
+        in_observation: whether it is part of an observation, where tuples are told from other values.
+
+    Raises:
+        DoesNotFitError: there is something in it that has no kind.
+    """
+    scalar = _SCALARS.get(type(value))
+    if scalar is not None:
+        if scalar != "none":
+            values.append(value)
+        return scalar
+    if type(value) is dict:
+        parts = []
+        for key, part in value.items():
+            if type(key) is not str:
+                raise DoesNotFitError
+            parts.append((key, kind_of(part, values, in_observation or key == FINAL_OBSERVATION)))
+        return ("dict", tuple(parts))
+    if type(value) is np.ndarray and value.dtype.kind in "?biuf":
+        values.append(value.tobytes())
+        return ("array", value.dtype.str, value.shape)
+    if type(value) is tuple and in_observation:
+        return ("tuple", tuple(kind_of(part, values, True) for part in value))
+    raise DoesNotFitError
+
+
+def format_of(kind: Kind) -> str:
+    """How the values of a kind are packed, for :mod:`struct`."""
+    if isinstance(kind, str):
+        return FORMATS[kind]
+    if kind[0] == "array":
+        nbytes = array_bytes(kind)
+        return f"{nbytes}s{-nbytes % 8}x"
+    return "".join(format_of(part) for part in parts_of(kind))
+
+
+def array_bytes(kind: Kind) -> int:
+    """What an array of this kind takes."""
+    return int(np.dtype(kind[1]).itemsize * math.prod(kind[2]))
+
+
+def parts_of(kind: Kind) -> list[Kind]:
+    """The kinds in a dict or tuple."""
+    return [part for _, part in kind[1]] if kind[0] == "dict" else list(kind[1])
+
+
+def kind_numbers(worker: int, num_workers: int) -> range:
+    """The numbers that a worker gives to its kinds, different from all other workers' numbers.
+
+    >>> list(kind_numbers(1, 2))[:3]
+    [2, 4, 6]
+    """
+    return range(1 + worker, 1 + worker + MAX_KINDS * num_workers, num_workers)
+
+
+def is_kind(kind: Any, info_bytes: int) -> bool:
+    """Whether this is the kind of an info that fits, where anybody may have sent it.
+
+    Args:
+        kind: plain data.
+        info_bytes: room for one info.
+
+    >>> is_kind(("dict", (("a", "<f4"), ("b", ("array", "<i8", (2,))))), 32), is_kind(("dict", (("a", "O"),)), 32)
+    (True, False)
+    """
+    is_dict = type(kind) is tuple and kind[:1] == ("dict",) and _is_kind(kind, info_bytes, False, 0)
+    return is_dict and struct.calcsize("<" + format_of(kind)) <= info_bytes
+
+
+def _is_kind(kind: Any, info_bytes: int, in_observation: bool, depth: int) -> bool:
+    if type(kind) is not tuple or depth > MAX_DEPTH:
+        return type(kind) is str and kind in FORMATS
+    match kind:
+        case ("array", str() as dtype, tuple() as shape):
+            return dtype in _ARRAY_DTYPES and _is_shape(shape) and array_bytes(kind) <= info_bytes
+        case ("dict", tuple() as parts):
+            named = all(type(part) is tuple and len(part) == 2 and type(part[0]) is str for part in parts)
+            return named and all(
+                _is_kind(part, info_bytes, in_observation or key == FINAL_OBSERVATION, depth + 1) for key, part in parts
+            )
+        case ("tuple", tuple() as parts):
+            return in_observation and all(_is_kind(part, info_bytes, True, depth + 1) for part in parts)
+    return False
+
+
+def _is_shape(shape: tuple[Any, ...]) -> bool:
+    """Whether numpy can make arrays of this shape; of one without items as well."""
+    sizes = len(shape) <= MAX_DIMENSIONS and all(type(size) is int and size >= 0 for size in shape)
+    return sizes and math.prod(max(size, 1) for size in shape) <= MAX_ITEMS

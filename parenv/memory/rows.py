@@ -1,0 +1,176 @@
+"""One worker's rows of a board as raw bytes, which cross between two boards of the same layout.
+
+The driver's board has all rows. A worker on a host has a board there, laid out alike and at the same offset, of which
+only its own rows are used. What is requested crosses whole, what is answered row by row.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parenv.errors import ProtocolError
+from parenv.memory.board import BoardSpec
+from parenv.memory.kinds import BY_MESSAGE
+
+REQUESTED = ("requested", "orders", "actions")
+ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")
+
+
+@dataclass(frozen=True)
+class BoardMap:
+    """Where the rows of every worker lie in the driver's memory.
+
+    Args:
+        memory: the driver's, all of it.
+        spec: what the board holds.
+        offset: where it begins, in bytes.
+        shares: rows of each worker.
+    """
+
+    memory: Any
+    spec: BoardSpec
+    offset: int
+    shares: tuple[int, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Where the board ends."""
+        return self.offset + self.spec.fields()[1]
+
+    def columns(self, worker: int, names: Sequence[str]) -> list[list[int]]:
+        """``[offset, bytes per row]`` of these fields, beginning at a worker's first row, in the order of the names.
+
+        Args:
+            worker: index of the worker.
+            names: as in :class:`~parenv.memory.board.BoardSpec`; a field of several leaves has a column for each.
+        """
+        first, placed = sum(self.shares[:worker]), []
+        for field in sorted((f for f in self.spec.fields()[0] if f.name[0] in names), key=lambda f: _place(f, names)):
+            row_bytes = np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))
+            placed.append([self.offset + field.offset + first * row_bytes, row_bytes])
+        return placed
+
+
+class WorkerRows:
+    """The rows of one worker, on either side.
+
+    Args:
+        memory: buffer with the board.
+        share: how many rows.
+        requests: ``[offset, bytes per row]`` of the columns that the driver writes, those of :data:`REQUESTED`.
+        answers: of the columns that the worker writes, those of :data:`ANSWERED`.
+        infos: of the infos.
+
+    Attributes:
+        row_bytes: what one answered row takes at most.
+    """
+
+    def __init__(
+        self,
+        memory: Any,
+        share: int,
+        requests: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        infos: Sequence[int],
+    ) -> None:
+        def column(offset: int, row_bytes: int) -> Any:
+            return np.ndarray((share, row_bytes), np.uint8, memory, offset)
+
+        self._share = share
+        self._requests, self._answers = [column(*one) for one in requests], [column(*one) for one in answers]
+        self._infos = column(*infos)
+        self._requested, self._finished = (of[0].view("<i8")[:, 0] for of in (self._requests, self._answers))
+        self._kinds = self._answers[1].view("<i4")[:, 0]
+        self._fixed_bytes = sum(one.shape[1] for one in self._answers)
+        self.row_bytes = self._fixed_bytes + self._infos.shape[1]
+        self._seen = self._finished.copy()
+
+    def requests(self) -> memoryview:
+        """A copy of what is requested of all rows."""
+        return np.concatenate([column.reshape(-1) for column in self._requests]).data
+
+    def write_requests(self, data: memoryview) -> None:
+        """Write what :meth:`requests` has given elsewhere."""
+        block, begin = np.frombuffer(data, np.uint8), 0
+        for column in self._requests:
+            column.reshape(-1)[:] = block[begin : begin + column.size]
+            begin += column.size
+
+    def forget(self) -> None:
+        """Whatever is answered from now on is news, even by the number of an earlier answer."""
+        self._finished[:] = -1
+        self._kinds[:] = 0
+        self._seen = self._finished.copy()
+
+    def answers(self, most_bytes: int) -> list[tuple[list[int], memoryview]]:
+        """What was answered since the last time: rows counted from the worker's first one, and a copy of their bytes.
+
+        Args:
+            most_bytes: of one copy, unless a single row has more.
+        """
+        # The worker writes a row before its number: what is copied behind the numbers is at least as new as they are.
+        finished = self._finished.copy()
+        changed = np.flatnonzero(finished != self._seen)
+        self._seen = finished
+        each = max(1, most_bytes // self.row_bytes)
+        return [self._copied(changed[i : i + each], finished) for i in range(0, len(changed), each)]
+
+    def write_answers(self, rows: Any, data: memoryview, kinds: range) -> None:
+        """Write what :meth:`answers` has given on a host.
+
+        Args:
+            rows: as given there.
+            data: as given there.
+            kinds: numbers that the worker may give to the kinds of its infos.
+
+        Raises:
+            ProtocolError: these are not answers to requests of these rows; nothing was written.
+        """
+        self._check_rows(rows)
+        n, block = len(rows), np.frombuffer(data, np.uint8)
+        if block.size < n * self._fixed_bytes:
+            raise ProtocolError(f"{n} rows have at least {n * self._fixed_bytes} bytes, not {block.size}")
+        parts, begin = [], 0
+        for column in self._answers:
+            parts.append(block[begin : begin + n * column.shape[1]].reshape(n, column.shape[1]))
+            begin += parts[-1].size
+        noted = self._check_parts(np.array(rows), parts, kinds)
+        infos = block[begin:]
+        if infos.size != len(noted) * self._infos.shape[1]:
+            raise ProtocolError(f"{len(noted)} infos have {len(noted) * self._infos.shape[1]} bytes, not {infos.size}")
+        self._infos[noted] = infos.reshape(len(noted), self._infos.shape[1])
+        for column, part in zip(self._answers[::-1], parts[::-1], strict=True):
+            column[rows] = part
+
+    def _copied(self, rows: Any, finished: Any) -> tuple[list[int], memoryview]:
+        where = slice(None) if len(rows) == self._share else rows
+        parts = [column[where].reshape(-1) for column in self._answers]
+        parts[0], parts[1] = finished[rows].view(np.uint8), parts[1].copy()
+        noted = rows[parts[1].view("<i4") > 0]
+        return rows.tolist(), np.concatenate([*parts, self._infos[noted].reshape(-1)]).data
+
+    def _check_rows(self, rows: Any) -> None:
+        if not isinstance(rows, list) or not 0 < len(rows) <= self._share or any(type(row) is not int for row in rows):
+            raise ProtocolError(f"answers are to 1 to {self._share} rows, as integers")
+        if rows[0] < 0 or rows[-1] >= self._share or any(map(operator.ge, rows, rows[1:])):
+            raise ProtocolError(f"rows must be rising numbers from 0 to {self._share - 1}")
+
+    def _check_parts(self, rows: Any, parts: Sequence[Any], allowed: range) -> Any:
+        """Check what numbers can be checked; the rows that have an info."""
+        finished, kinds = np.frombuffer(parts[0].tobytes(), "<i8"), np.frombuffer(parts[1].tobytes(), "<i4")
+        if (finished > self._requested[rows]).any():
+            raise ProtocolError("a request is answered that was never made")
+        if unknown := [kind for kind in set(kinds.tolist()) - {0, BY_MESSAGE} if kind not in allowed]:
+            raise ProtocolError(f"the infos of this worker cannot be of kind {unknown[0]}")
+        if any((part > 1).any() for part in parts[3:5]):
+            raise ProtocolError("terminated and truncated are 0 or 1")
+        return rows[kinds > 0]
+
+
+def _place(field: Any, names: Sequence[str]) -> tuple[int, Any]:
+    return names.index(field.name[0]), field.name[1]

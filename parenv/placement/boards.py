@@ -1,0 +1,168 @@
+"""The driver's side of vector envs whose workers run on hosts: requests go out, answers come in onto its own board."""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from parenv.errors import ConfigurationError, ProtocolError
+from parenv.memory.kinds import is_kind, kind_numbers
+from parenv.memory.progress import LINE_BYTES, line
+from parenv.memory.rows import ANSWERED, REQUESTED, BoardMap, WorkerRows
+from parenv.placement.base import Event
+from parenv.placement.local import LocalPlacement
+from parenv.protocol.hosting import Answers, Ring, RowPlan
+from parenv.protocol.messages import Remarks
+
+HOSTS = -1
+"""Stands for hosts, which have no descriptor, where a descriptor stands for what is ready."""
+
+
+class HostBell:
+    """The doorbell of a worker on a host.
+
+    Args:
+        ring: sends a number there.
+    """
+
+    def __init__(self, ring: Callable[[int], object]) -> None:
+        self.ring = ring
+
+    def close(self) -> None:
+        """The host has the bell, and closes it."""
+
+
+class HostsPoller:
+    """Waits for hosts, and for a descriptor that workers on this machine make readable.
+
+    Args:
+        wait: of the placement.
+        events: of the placement, where what :attr:`wait` returns is kept for its next call.
+        local: where workers on this machine run, or ``None``.
+        descriptor: that one.
+    """
+
+    def __init__(
+        self, wait: Callable[[float], list[Event]], events: deque[Event], local: LocalPlacement | None, descriptor: int
+    ) -> None:
+        self._wait, self._events, self._local, self._descriptor = wait, events, local, descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def poll(self, timeout_ms: float, /) -> list[tuple[int, int]]:
+        """Wait up to the limit: the descriptor if it is readable, and :data:`HOSTS` if there are events.
+
+        Answers of hosts are written onto the board, and are no events.
+        """
+        if self._local is None:
+            self._events.extend(self._wait(timeout_ms / 1000.0))
+        else:
+            # Only here: nobody reads it while something else is awaited, and what is readable ends every wait.
+            self._local.watch(self._descriptor)
+            try:
+                self._events.extend(self._wait(timeout_ms / 1000.0))
+            finally:
+                self._local.unwatch(self._descriptor)
+        return self._poll.poll(0) + [(HOSTS, select.POLLIN)] * bool(self._events)
+
+
+class Boards:
+    """What crosses between the driver's board and those of hosts.
+
+    Attributes:
+        used: whether workers step, and have doorbells.
+    """
+
+    def __init__(self) -> None:
+        self.used = False
+        self._board: BoardMap | None = None
+        self._rows: dict[int, WorkerRows] = {}
+
+    def lay_out(self, board: BoardMap, num_local: int, max_message_bytes: int) -> None:
+        """Hear where the board is.
+
+        Args:
+            board: the driver's.
+            num_local: workers on this machine, the first ones.
+            max_message_bytes: what a host may send in one frame.
+
+        Raises:
+            ConfigurationError: a row is larger.
+        """
+        self._board = board
+        for worker in range(num_local, len(board.shares)):
+            columns = board.columns(worker, REQUESTED), board.columns(worker, ANSWERED)
+            rows = WorkerRows(board.memory, board.shares[worker], *columns, *board.columns(worker, ("infos",)))
+            if rows.row_bytes > max_message_bytes:
+                raise ConfigurationError(
+                    f"a sub-environment's observation, reward and info have {rows.row_bytes:,} bytes, more than "
+                    f"RemotePlacement(max_message_bytes={max_message_bytes:,}) lets cross: raise it"
+                )
+            self._rows[worker] = rows
+
+    def plan(self, worker: int) -> RowPlan:
+        """What the host of a worker has to know before that is told of its rows."""
+        board = self._board
+        assert board is not None
+        (infos,) = board.columns(worker, ("infos",))
+        return RowPlan(
+            share=board.shares[worker],
+            memory_bytes=board.memory_bytes,
+            requests=board.columns(worker, REQUESTED),
+            answers=board.columns(worker, ANSWERED),
+            infos=infos,
+        )
+
+    def requests(self, worker: int, number: int) -> Ring:
+        """What is requested of a worker now, and a number to ring."""
+        return Ring(number, self._rows[worker].requests())
+
+    def take(self, head: Any, worker: int, answers: Answers) -> None:
+        """Write answers onto the driver's board, as a worker on this machine would have.
+
+        Args:
+            head: the driver's memory, with the worker's line.
+            worker: whose they are.
+            answers: as they came.
+
+        Raises:
+            ProtocolError: they are not answers to what was requested of this worker; nothing was written.
+        """
+        if worker not in self._rows or self._board is None:
+            raise ProtocolError(f"worker {worker} has no rows to answer")
+        if len(answers.line) != LINE_BYTES:
+            raise ProtocolError(f"the line of a worker has {LINE_BYTES} bytes, not {len(answers.line)}")
+        self._rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._board.shares)))
+        line(head, worker)[:] = answers.line
+
+    def check(self, worker: int, remarks: Remarks) -> None:
+        """Check remarks that came from a host.
+
+        Raises:
+            ProtocolError: they are not about rows of this worker, or name a kind of info that there cannot be.
+        """
+        if worker not in self._rows or self._board is None:
+            raise ProtocolError(f"worker {worker} has no rows to remark on")
+        board = self._board
+        first = sum(board.shares[:worker])
+        mine, numbers = range(first, first + board.shares[worker]), kind_numbers(worker, len(board.shares))
+        for number, kind in _pairs(remarks.kinds):
+            if number not in numbers or not is_kind(kind, board.spec.info_bytes):
+                raise ProtocolError("a kind of info is announced that there cannot be")
+        for (env_id, value), wanted in [
+            *((pair, dict | None) for pair in _pairs(remarks.infos)),
+            *((pair, list | None) for pair in _pairs(remarks.observations)),
+        ]:
+            if env_id not in mine or not isinstance(value, wanted):
+                raise ProtocolError(f"a remark is not about a sub-environment of worker {worker}")
+
+
+def _pairs(values: Any) -> list[tuple[int, Any]]:
+    """Pairs of an integer and something."""
+    if type(values) is not list:
+        raise ProtocolError("remarks are lists")
+    if not all(type(pair) is list and len(pair) == 2 and type(pair[0]) is int for pair in values):
+        raise ProtocolError("a remark is a pair of a number and what it is about")
+    return [(number, value) for number, value in values]

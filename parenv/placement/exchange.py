@@ -1,0 +1,153 @@
+"""What crosses between the driver and workers on hosts beside their messages: weights, rollouts, rows of boards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from parenv.errors import ProtocolError
+from parenv.memory.crossing import SlotMap
+from parenv.memory.progress import LINE_BYTES, line
+from parenv.memory.rows import BoardMap
+from parenv.memory.weights import Encoding, WeightsMap
+from parenv.placement.boards import Boards
+from parenv.placement.deliveries import Deliveries
+from parenv.protocol.frames import AnyMessage, Sender
+from parenv.protocol.hosting import PIECE_BYTES, Answers, Beat, Gone, Piece, Weights
+from parenv.protocol.messages import Call, Commit, Credit, Layout, Remarks, Rows
+
+
+class Exchange:
+    """Adds to what the driver says what a host needs for it, and takes in what hosts send of their memory.
+
+    Args:
+        num_local: how many workers, the first ones, are on no host.
+        weights: the policy's weights, or ``None``.
+        encoding: how weights cross.
+        max_message_bytes: what one frame from a host may have.
+    """
+
+    def __init__(self, num_local: int, weights: WeightsMap | None, encoding: Encoding, max_message_bytes: int) -> None:
+        self._num_local, self._weights, self._encoding = num_local, weights, encoding
+        self._max_message_bytes = max_message_bytes
+        self._boards = Boards()
+        self._deliveries: Deliveries | None = None
+        self._brought: dict[bytes, dict[int, int]] = {}
+
+    @property
+    def doorbells(self) -> bool:
+        """Whether workers listen at doorbells and answer on a board."""
+        return self._boards.used
+
+    def use_doorbells(self) -> None:
+        """From now on they do."""
+        self._boards.used = True
+
+    def lay_out(self, slots: SlotMap) -> None:
+        """Hear where rollouts lie."""
+        self._deliveries = Deliveries(slots, self._num_local)
+
+    def lay_out_board(self, board: BoardMap) -> None:
+        """Hear where the rows of a vector env lie.
+
+        Raises:
+            ConfigurationError: a row has more bytes than a host may send in one frame.
+        """
+        self._boards.lay_out(board, self._num_local, self._max_message_bytes)
+
+    def outgoing(self, host: bytes, to: Sender, message: AnyMessage) -> Iterator[tuple[AnyMessage, bool]]:
+        """What to say to a host in place of a message to one of its workers, and whether it is about that worker."""
+        if isinstance(message, Layout) and self._deliveries is not None:
+            plan, message = self._deliveries.plan(to.worker, message)
+            yield plan, True
+        elif isinstance(message, Credit) and self._deliveries is not None:
+            yield from self._missing_weights(host, message.policy_version, message.weights_slot)
+            message = self._deliveries.expect(to, message)
+        elif isinstance(message, Rows):
+            yield self._boards.plan(to.worker), True
+        elif isinstance(message, Call) and self._boards.used:
+            yield self.requests(to.worker, 0), True
+        elif isinstance(message, Call) and message.policy_version >= 0:
+            yield from self._missing_weights(host, message.policy_version, message.weights_slot)
+        yield message, True
+
+    def requests(self, worker: int, number: int) -> AnyMessage:
+        """What is requested of a worker on its board now, and a number to ring."""
+        return self._boards.requests(worker, number)
+
+    def take(self, head: Any, sender: Sender, message: Any) -> bool:
+        """Take in what comes of a worker.
+
+        Args:
+            head: the driver's memory.
+            sender: the worker, which is on the host that this comes from.
+            message: of any kind.
+
+        Returns:
+            Whether it is also for whoever speaks with that worker.
+
+        Raises:
+            ProtocolError: it does not fit what that worker was asked for.
+        """
+        if isinstance(message, Answers):
+            self._boards.take(head, sender.worker, message)
+            return False
+        if isinstance(message, Piece | Commit):
+            if self._deliveries is None:
+                raise ProtocolError(f"worker {sender.worker} was asked for no rollout")
+            if isinstance(message, Piece):
+                self._deliveries.write(sender, message)
+                return False
+            self._deliveries.finish(sender, message)
+        elif isinstance(message, Remarks):
+            self._boards.check(sender.worker, message)
+        return True
+
+    def forget_worker(self, worker: Sender) -> None:
+        """Take nothing more from a worker that has ended."""
+        if self._deliveries is not None:
+            self._deliveries.forget(worker)
+
+    def forget_host(self, host: bytes) -> None:
+        """A host is gone, with the weights that it had."""
+        self._brought.pop(host, None)
+
+    def _missing_weights(self, host: bytes, version: int, place: int) -> Iterator[tuple[AnyMessage, bool]]:
+        """A version, unless the host has it: it crosses once for all workers there."""
+        brought = self._brought.setdefault(host, {})
+        if self._weights is None or brought.get(place) == version:
+            return
+        brought[place] = version
+        for chunk in self._weights.chunks(place, self._encoding, PIECE_BYTES):
+            yield Weights(*chunk), False
+
+
+def take_lines(head: Any, here: set[int], beat: Beat) -> None:
+    """Note what workers on a host are doing.
+
+    Args:
+        head: the driver's memory.
+        here: indices of the workers that are there; of others there is nothing to know any more.
+        beat: of the host.
+
+    Raises:
+        ProtocolError: it does not have a line for each worker that it names.
+    """
+    workers = beat.workers
+    if type(workers) is not list or not all(type(worker) is int for worker in workers):
+        raise ProtocolError("a beat names workers by their numbers")
+    if len(beat.lines) != LINE_BYTES * len(workers):
+        raise ProtocolError("a beat has a line for each worker that it names")
+    for i, worker in enumerate(workers):
+        if worker in here:
+            line(head, worker)[:] = beat.lines[LINE_BYTES * i : LINE_BYTES * (i + 1)]
+
+
+def check_end(gone: Gone) -> None:
+    """Check how a worker is said to have ended.
+
+    Raises:
+        ProtocolError: not by a code or a signal.
+    """
+    if not all(how is None or type(how) is int for how in (gone.exit_code, gone.signal)):
+        raise ProtocolError("a process ends with a code or by a signal")

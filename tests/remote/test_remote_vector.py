@@ -1,0 +1,553 @@
+"""A vector env whose workers run on hosts: to the bit what SyncVectorEnv makes of the same calls, whatever dies.
+
+Most hosts here are threads of this process, which start at once and share its helper process. What is about the loss of
+a host has hosts of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from comparison import assert_same
+from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import parenv
+from parenv import ConfigurationError, HostLostError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
+from parenv.errors import NotDataError
+from parenv.host.host import serve
+from parenv.testing import LedgerEnv
+from parenv.testing.ledger import episode_length, ledger_reward
+from parenv.transport.keys import read_host_keys
+
+MODES = list(AutoresetMode)
+CLOCK = ("t",)
+N = 5
+
+
+class NearHosts:
+    """Worker hosts in threads of this process."""
+
+    def __init__(self, hosts: Any) -> None:
+        self._hosts = hosts
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
+        self.exit_codes: list[int] = []
+
+    def start(self, *capacities: int) -> None:
+        for capacity in capacities:
+            key = read_host_keys(self._hosts.keys / f"{self._hosts.names[-1 - len(self._threads)]}.key")
+            leaving = threading.Event()
+            thread = threading.Thread(target=self._serve, args=(key, capacity, leaving))
+            self._threads.append((thread, leaving))
+            thread.start()
+
+    def placement(self, **more: Any) -> Any:
+        return self._hosts.placement(**more)
+
+    def leave(self, host: int) -> None:
+        thread, leaving = self._threads[host]
+        leaving.set()
+        thread.join(10.0)
+        assert not thread.is_alive()
+
+    def end(self) -> None:
+        for host in range(len(self._threads)):
+            self.leave(host)
+
+    def _serve(self, key: Any, capacity: int, leaving: threading.Event) -> None:
+        code = serve(
+            self._hosts.address,
+            key,
+            capacity,
+            patience_s=10.0,
+            tell=lambda words: None,
+            is_leaving=leaving.is_set,
+        )
+        self.exit_codes.append(code)
+
+
+@pytest.fixture
+def near(hosts: Any) -> Iterator[NearHosts]:
+    made = NearHosts(hosts)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+class Words(gym.Env[Any, Any]):
+    """Observations, actions and infos of every sort, those without a fixed size among them."""
+
+    observation_space = spaces.Dict(
+        {
+            "text": spaces.Text(8),
+            "graph": spaces.Graph(spaces.Box(-9, 9, (2,), np.float64), None),
+            "box": spaces.Box(-9, 9, (3,), np.float64),
+            "n": spaces.Discrete(5),
+        }
+    )
+    action_space = spaces.Dict({"said": spaces.Text(4), "move": spaces.Box(-1, 1, (2,), np.float32)})
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observation(), {"fresh": True}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        draw = int(self.np_random.integers(4))
+        info = [
+            {},
+            {"x": 1.5, "nested": {"steps": self.steps}},
+            {"word": action["said"], "x": 2.0},
+            {"array": np.full(3, self.steps, np.int32), "pair": [1, "a"]},
+        ][draw]
+        return self._observation(), float(action["move"].sum()), self.steps == 5, draw == 3 and self.steps > 3, info
+
+    def _observation(self) -> Any:
+        random = self.np_random
+        nodes = int(random.integers(1, 4))
+        return {
+            "text": "abcdefgh"[: int(random.integers(1, 8))],
+            "graph": spaces.GraphInstance(random.normal(size=(nodes, 2)).clip(-9, 9), None, None),
+            "box": random.normal(size=3).clip(-9, 9),
+            "n": random.integers(5),
+        }
+
+
+def recorded() -> Any:
+    return gym.wrappers.RecordEpisodeStatistics(gym.make("MountainCarContinuous-v0", max_episode_steps=6))
+
+
+class Told(LedgerEnv):
+    """Does at action 1 what it is told to, and has things to ask for."""
+
+    render_mode = "rgb_array"
+    label = "none"
+
+    def __init__(self, env_id: int, act: Callable[[], Any] = lambda: None) -> None:
+        super().__init__(env_id)
+        self._act = act
+
+    def step(self, action: Any) -> Any:
+        if action:
+            self._act()
+        return super().step(action)
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self._buffer[0], np.uint8)
+
+    def add(self, one: int, other: int = 0) -> int:
+        return int(self._buffer[0]) + one + other
+
+    def wait(self) -> None:
+        time.sleep(0.5)
+
+
+def told(act: Callable[[], Any] = lambda: None, num_envs: int = N) -> list[Callable[[], Any]]:
+    return [lambda env_id=env_id: Told(env_id, act) for env_id in range(num_envs)]  # type: ignore[misc]
+
+
+def actions_for(*env_ids: int, num_envs: int = N) -> Any:
+    actions = np.zeros(num_envs, np.int64)
+    actions[list(env_ids)] = 1
+    return actions
+
+
+def fail() -> None:
+    raise ValueError("broken on purpose")
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crew_of(envs: ParallelVectorEnv) -> Any:
+    return envs._session.team._crew  # type: ignore[attr-defined]
+
+
+def until(holds: Callable[[], bool], act: Callable[[], object]) -> None:
+    """Do something until that has led to something, which is no matter of how often."""
+    deadline = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < deadline
+        act()
+
+
+class Ledgers:
+    """Steps ledgers in SAME_STEP mode, and audits every row."""
+
+    def __init__(self, envs: ParallelVectorEnv) -> None:
+        self.envs, self.restarts = envs, np.zeros(envs.num_envs, np.int64)
+        self._last, _ = envs.reset()
+
+    def step(self) -> None:
+        found = self.envs.step(np.zeros(self.envs.num_envs, np.int64))
+        observations, rewards, terminated, truncated, infos = found
+        flagged = infos.get("worker_restarted", np.zeros(self.envs.num_envs, bool))
+        self.restarts += flagged
+        for i, (env_id, episode, step) in enumerate(self._last.tolist()):
+            assert env_id == i
+            if flagged[i]:
+                assert (observations[i].tolist(), rewards[i]) == ([i, 0, 0], 0.0)
+                assert infos["final_obs"][i].tolist() == [i, episode, step]
+                assert (terminated[i], truncated[i]) == (False, True)
+                continue
+            ended = step + 1 >= episode_length(i, episode, 7)
+            arrived = infos["final_obs"][i] if ended else observations[i]
+            assert arrived.tolist() == [i, episode, step + 1]
+            assert rewards[i] == ledger_reward(i, episode, step + 1)
+            assert terminated[i] | truncated[i] == ended
+            assert not ended or observations[i].tolist() == [i, episode + 1, 0]
+        self._last = observations
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(("make", "num_local"), [(recorded, 0), (Words, 1)])
+def test_any_calls_have_the_results_that_sync_vector_env_has(
+    near: NearHosts, make: Any, num_local: int, mode: AutoresetMode
+) -> None:
+    near.start(1, 1)
+    placement = near.placement(num_local=num_local)
+    envs = ParallelVectorEnv([make] * N, num_workers=2 + num_local, autoreset_mode=mode, placement=placement)
+    reference = SyncVectorEnv([make] * N, autoreset_mode=mode)
+    draw = np.random.default_rng(0)
+    with contextlib.closing(envs), contextlib.closing(reference):
+        assert (envs.action_space, envs.observation_space) == (reference.action_space, reference.observation_space)
+        assert (envs.metadata, envs.render_mode) == (reference.metadata, reference.render_mode)
+        reference.action_space.seed(1)
+        options: Any = None
+        for call in range(80):
+            if call % 20 == 0 or options is not None:
+                seed = [None, call, [call, None, 3, 4, None]][call % 3] if call else 7
+                # Before the reference, which takes the mask out of the dict.
+                got = envs.reset(seed=seed, options=options)
+                assert_same(got, reference.reset(seed=seed, options=options), CLOCK, f"reset before step {call}")
+            actions = reference.action_space.sample()
+            if make is recorded and call % 10 > 6:
+                actions = actions.astype(np.float64)
+            wanted = reference.step(actions)
+            assert_same(envs.step(actions), wanted, CLOCK, f"step {call}")
+            ended = wanted[2] | wanted[3]
+            options = None
+            if mode is AutoresetMode.DISABLED and ended.any():
+                options = {"reset_mask": ended}
+            elif call % 7 == 0:
+                options = {"reset_mask": (draw.random(N) < 0.5) | (np.arange(N) == 0)}
+    near.end()
+    assert near.exit_codes == [0, 0]
+
+
+def test_send_and_recv_give_every_row_once_and_in_its_order(near: NearHosts) -> None:
+    near.start(2)
+    envs = ParallelVectorEnv(told(), num_workers=3, batch_size=2, placement=near.placement(num_local=1))
+    with contextlib.closing(envs):
+        last = envs.reset()[0].tolist()
+        envs.send(actions_for())
+        for _ in range(200):
+            observations, rewards, terminated, truncated, infos = envs.recv()
+            for row, env_id in enumerate(infos["env_id"].tolist()):
+                _, episode, step = last[env_id]
+                ended = step >= episode_length(env_id, episode, 7) and step > 0
+                last[env_id] = [env_id, episode + 1, 0] if ended else [env_id, episode, step + 1]
+                assert observations[row].tolist() == last[env_id]
+                assert rewards[row] == (0.0 if ended else ledger_reward(*last[env_id]))
+                at_end = not ended and step + 1 >= episode_length(env_id, episode, 7)
+                assert terminated[row] | truncated[row] == at_end
+            envs.send(np.zeros(2, np.int64), infos["env_id"])
+
+
+def test_questions_exceptions_and_late_replies(near: NearHosts) -> None:
+    near.start(2)
+    envs = ParallelVectorEnv(told(fail), num_workers=3, placement=near.placement(num_local=1))
+    with contextlib.closing(envs):
+        envs.reset(seed=1)
+        envs.set_attr("label", list("abcde"))
+        assert envs.get_attr("label") == tuple("abcde")
+        assert envs.call("add", 10, other=5) == (15, 16, 17, 18, 19)
+        assert [int(frame[0, 0, 0]) for frame in envs.render()] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match="broken on purpose") as raised:
+            envs.step(actions_for(3))
+        assert "env_id 3" in str(raised.value.__cause__)
+        assert envs.step(actions_for())[0][3].tolist() == [3, 0, 1]
+        envs.call_async("wait")
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.call_wait(timeout=0.1)
+        assert envs.call("add", 1) == (1, 2, 3, 4, 5)
+
+
+def test_an_info_that_cannot_cross_is_an_error_of_its_sub_environment_and_the_host_stays(near: NearHosts) -> None:
+    class Odd(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            return (*super().step(action)[:4], MappingProxyType({"a": 1}) if action else {})
+
+    near.start(1)
+    envs = ParallelVectorEnv([lambda: Odd(0), lambda: Odd(1)], num_workers=1, placement=near.placement())
+    with contextlib.closing(envs):
+        envs.reset()
+        with pytest.raises(NotDataError, match="mappingproxy") as raised:
+            envs.step(actions_for(1, num_envs=2))
+        assert "env_id 1" in str(raised.value.__cause__)
+        assert envs.step(actions_for(num_envs=2))[0].tolist() == [[0, 1, 0], [1, 0, 2]]
+        assert crew_of(envs).traffic().refused == {}
+
+
+def slowly() -> None:
+    time.sleep(0.4)
+
+
+def test_a_step_that_was_too_late_does_not_reach_the_next_one(near: NearHosts) -> None:
+    near.start(2)
+    envs = ParallelVectorEnv(told(slowly), num_workers=2, placement=near.placement())
+    with contextlib.closing(envs):
+        envs.reset()
+        envs.step_async(actions_for(4))
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0.05)
+        observations, rewards, *_ = envs.step(actions_for())
+        # Sub-environment 0 has episodes of one env step, and was reset in this one.
+        assert observations.tolist() == [[0, 1, 0], *([i, 0, 2] for i in range(1, N))]
+        assert rewards.tolist() == [0.0, *(ledger_reward(i, 0, 2) for i in range(1, N))]
+
+
+def test_a_worker_that_dies_is_an_error_and_closes_the_env_and_its_hosts(near: NearHosts) -> None:
+    near.start(2)
+    envs = ParallelVectorEnv(told(kill_me), num_workers=2, placement=near.placement())
+    with contextlib.closing(envs):
+        envs.reset()
+        pid = crew_of(envs).pid(1)
+        with pytest.raises(WorkerDiedError, match=r"worker 1 .* SIGKILL.* while step of env_id 3") as raised:
+            envs.step(actions_for(3))
+        assert (raised.value.pid, raised.value.env_ids) == (pid, (3, 4))
+        with pytest.raises(ClosedEnvironmentError):
+            envs.reset()
+    near.end()
+    assert near.exit_codes == [0]
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_worker_that_dies_is_started_again_where_there_is_room(near: NearHosts) -> None:
+    near.start(2)
+    envs = ParallelVectorEnv(
+        told(),
+        num_workers=3,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        on_worker_death="restart",
+        placement=near.placement(num_local=1),
+    )
+    with contextlib.closing(envs):
+        ledgers = Ledgers(envs)
+        for killed in (1, 0, 2, 1):
+            for _ in range(10):
+                ledgers.step()
+            os.kill(crew_of(envs).pid(killed), signal.SIGKILL)
+            before = ledgers.restarts.sum()
+            while ledgers.restarts.sum() == before:
+                ledgers.step()
+        ledgers.step()
+        assert ledgers.restarts.tolist() == [1, 1, 2, 2, 1]
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED], ids=lambda mode: mode.name)
+def test_a_restart_truncates_the_last_observation_once_more(near: NearHosts, mode: AutoresetMode) -> None:
+    near.start(2)
+    envs = ParallelVectorEnv(
+        told(kill_me), num_workers=2, autoreset_mode=mode, on_worker_death="restart", placement=near.placement()
+    )
+    with contextlib.closing(envs):
+        last, _ = envs.reset()
+        observations, rewards, _, truncated, infos = envs.step(actions_for(4))
+        assert observations[3:].tolist() == last[3:].tolist()
+        assert truncated.tolist()[3:] == infos["worker_restarted"].tolist()[3:] == [True] * 2
+        assert rewards[3:].tolist() == [0.0] * 2
+        if mode is AutoresetMode.DISABLED:
+            envs.reset(options={"reset_mask": truncated | (np.arange(N) == 0)})
+        assert envs.step(actions_for())[0][3:, 1:].tolist() == (
+            [[0, 1], [0, 1]] if mode is AutoresetMode.DISABLED else [[0, 0], [0, 0]]
+        )
+
+
+@pytest.mark.parametrize("on_worker_death", ["raise", "restart"])
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_step_that_hangs_is_cut_and_its_stack_shown(near: NearHosts, on_worker_death: Any) -> None:
+    near.start(2)
+    envs = ParallelVectorEnv(
+        told(hang), num_workers=2, step_timeout_s=0.5, on_worker_death=on_worker_death, placement=near.placement()
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        if on_worker_death == "restart":
+            _, _, _, truncated, infos = envs.step(actions_for(3))
+            assert infos["worker_restarted"].tolist() == [False] * 3 + [True] * 2
+            assert truncated[3:].all()
+            return
+        with pytest.raises(WorkerTimeoutError, match=r"within step_timeout_s=0\.5 s while step of env_id 3") as raised:
+            envs.step(actions_for(3))
+        assert "in hang" in str(raised.value)
+
+
+def test_a_lost_host_is_an_error_that_names_it(hosts: Any) -> None:
+    (host,) = hosts.start(2)
+    envs = ParallelVectorEnv(told(), num_workers=2, placement=hosts.placement())
+    with contextlib.closing(envs):
+        envs.reset()
+        host.kill()
+        with pytest.raises(HostLostError, match=r"worker [01] .* is gone: the connection to it was lost"):
+            until(lambda: False, lambda: envs.step(actions_for()))
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_no_row_is_lost_or_doubled_while_hosts_are_killed(hosts: Any, near: NearHosts) -> None:
+    running = hosts.start(2, 2)
+    envs = ParallelVectorEnv(
+        told(num_envs=8),
+        num_workers=4,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        on_worker_death="restart",
+        placement=hosts.placement(num_local=1),
+    )
+    with contextlib.closing(envs):
+        ledgers = Ledgers(envs)
+        near.start(3)
+        until(lambda: crew_of(envs).traffic().hosts == 3, ledgers.step)
+        while running:
+            for _ in range(100):
+                ledgers.step()
+            running.pop(0).kill()
+            until(lambda: crew_of(envs).traffic().hosts == 1 + len(running), ledgers.step)
+        for _ in range(100):
+            ledgers.step()
+        generations = [crew_of(envs).generation(worker) for worker in range(4)]
+        assert ledgers.restarts.tolist() == np.repeat(generations, 2).tolist()
+        assert generations[0] == 0
+        assert sum(generations) >= 3
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
+    near: NearHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near.start(1)
+    envs = ParallelVectorEnv(
+        told(),
+        num_workers=2,
+        on_worker_death="restart",
+        workers=parenv.WorkerOptions(start_timeout_s=4.0),
+        placement=near.placement(num_local=1),
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        near.leave(0)
+        later = threading.Timer(0.3, near.start, (1,))
+        later.start()
+        infos = envs.step(actions_for())[4]
+        later.join()
+        assert infos["worker_restarted"].tolist() == [False] * 3 + [True] * 2
+        assert "worker_restarted" not in envs.step(actions_for())[4]
+        near.leave(1)
+        waits, listen, began = [0], crew_of(envs).listen, time.monotonic()
+
+        def counted(timeout_s: float) -> None:
+            waits[0] += 1
+            listen(timeout_s)
+
+        monkeypatch.setattr(crew_of(envs), "listen", counted)
+        with pytest.raises(
+            WorkerTimeoutError, match=r"worker 1 \(env_ids 3-4\) has found no host .* start_timeout_s=4 s"
+        ):
+            envs.step(actions_for())
+        assert 4.0 <= time.monotonic() - began < 8.0
+        # What the local worker has answered meanwhile wakes nobody again and again.
+        assert waits[0] < 40
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_worker_that_is_overdue_on_a_host_that_is_silent_is_started_again_elsewhere(
+    hosts: Any, near: NearHosts
+) -> None:
+    (silent,) = hosts.start(1)
+    envs = ParallelVectorEnv(
+        told(), num_workers=1, step_timeout_s=0.3, on_worker_death="restart", placement=hosts.placement(silence_s=1.0)
+    )
+    with contextlib.closing(envs):
+        envs.reset()
+        near.start(1)
+        until(lambda: crew_of(envs).traffic().hosts == 2, lambda: envs.call("add", 1))
+        silent.send_signal(signal.SIGSTOP)
+        assert envs.step(actions_for())[4]["worker_restarted"].all()
+        assert crew_of(envs).traffic().hosts == 1
+        assert "worker_restarted" not in envs.step(actions_for())[4]
+
+
+def test_rows_that_are_larger_than_a_piece_cross_whole(near: NearHosts) -> None:
+    class Large(LedgerEnv):
+        def __init__(self, env_id: int) -> None:
+            super().__init__(env_id)
+            self.observation_space = spaces.Box(0, 255, (3, 100_000), np.uint8)
+
+        def reset(self, **options: Any) -> Any:
+            super().reset(**options)
+            return self._large(), {"long": np.arange(90.0)}
+
+        def step(self, action: Any) -> Any:
+            _, *others, _ = super().step(action)
+            return (self._large(), *others, {"long": np.arange(90.0) + self._buffer[2]})
+
+        def _large(self) -> Any:
+            return np.random.default_rng(self._buffer.tolist()).integers(0, 255, (3, 100_000), np.uint8)
+
+    factories = [lambda env_id=env_id: Large(env_id) for env_id in range(3)]
+    near.start(1)
+    envs = ParallelVectorEnv(factories, num_workers=1, placement=near.placement())
+    with contextlib.closing(envs), contextlib.closing(SyncVectorEnv(factories)) as reference:
+        assert_same(envs.reset(), reference.reset())
+        for _ in range(5):
+            actions = np.zeros(3, np.int64)
+            assert_same(envs.step(actions), reference.step(actions))
+
+
+def test_what_cannot_be_is_refused_before_anybody_listens(hosts: Any) -> None:
+    placement = hosts.placement()
+    for num_workers in (None, 0, "auto"):
+        with pytest.raises(ConfigurationError, match="num_workers says how many workers there are on all hosts"):
+            ParallelVectorEnv(told(), num_workers=num_workers, placement=placement)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="num_local=3 is more than num_workers=2"):
+        ParallelVectorEnv(told(), num_workers=2, placement=hosts.placement(num_local=3))
+    with pytest.raises(ConfigurationError, match="placement must be None, a RemotePlacement or a RayPlacement"):
+        ParallelVectorEnv(told(), num_workers=2, placement="here")  # type: ignore[arg-type]
+
+
+def test_rows_that_are_too_large_to_cross_are_refused(near: NearHosts) -> None:
+    class Large(LedgerEnv):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.observation_space = spaces.Box(0, 1, (1 << 16,), np.uint8)
+
+    near.start(1)
+    with pytest.raises(ConfigurationError, match=r"have 6\d,\d{3} bytes, more than .*max_message_bytes=65,536"):
+        ParallelVectorEnv([Large], num_workers=1, placement=near.placement(max_message_bytes=1 << 16))
+
+
+def test_make_vec_takes_a_placement(near: NearHosts) -> None:
+    near.start(1)
+    envs = parenv.make_vec("CartPole-v1", num_envs=3, vector_kwargs={"num_workers": 1}, placement=near.placement())
+    with contextlib.closing(envs):
+        assert envs.reset(seed=1)[0].shape == (3, 4)
+        assert crew_of(envs).traffic().hosts == 1

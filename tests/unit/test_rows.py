@@ -1,0 +1,126 @@
+"""Rows of one worker that cross between two boards: as they were written there, and never anywhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+
+from parenv.errors import ProtocolError
+from parenv.memory.board import Board, BoardSpec
+from parenv.memory.kinds import kind_numbers
+from parenv.memory.rows import ANSWERED, REQUESTED, BoardMap, WorkerRows
+from parenv.memory.spaces import leaves
+
+OFFSET, SHARES, INFO_BYTES = 8192, (2, 3, 1), 64
+OBSERVED = spaces.Dict(a=spaces.Box(0, 1, (2, 3), np.float32), t=spaces.Text(3), d=spaces.Discrete(4))
+ACTED = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Text(2), spaces.Discrete(3)])
+SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+class Side:
+    """A board, and the rows of one worker of it."""
+
+    def __init__(self, worker: int, fill: int) -> None:
+        spec = BoardSpec(sum(SHARES), leaves(OBSERVED), leaves(ACTED), INFO_BYTES)
+        self.memory = np.zeros(OFFSET + spec.fields()[1], np.uint8)
+        self.board = Board(spec, self.memory, OFFSET)
+        where = BoardMap(self.memory, spec, OFFSET, SHARES)
+        assert where.memory_bytes == len(self.memory)
+        infos = where.columns(worker, ("infos",))[0]
+        columns = where.columns(worker, REQUESTED), where.columns(worker, ANSWERED)
+        self.rows = WorkerRows(self.memory, SHARES[worker], *columns, infos)
+        self.first = sum(SHARES[:worker])
+        self.mine = slice(self.first, self.first + SHARES[worker])
+        for array in (*self.requested(), *self.answered()):
+            array.view(np.uint8).reshape(-1)[:] = fill
+
+    def requested(self) -> list[Any]:
+        board = self.board
+        return [board.requested, board.orders, *(actions for actions in board.actions if actions is not None)]
+
+    def answered(self) -> list[Any]:
+        board = self.board
+        fixed = [board.rewards, board.terminated, board.truncated, board.info_kinds, board.finished]
+        return [*fixed, *(rows for rows in board.observations if rows is not None), board.infos]
+
+
+@pytest.mark.parametrize("worker", range(len(SHARES)))
+def test_requests_of_a_worker_cross_and_nothing_else_does(worker: int) -> None:
+    driver, host = Side(worker, 1), Side(worker, 0)
+    before = host.memory.copy()
+    host.rows.write_requests(driver.rows.requests())
+    for there, here in zip(host.requested(), driver.requested(), strict=True):
+        assert np.array_equal(there[host.mine], here[driver.mine])
+        there[host.mine] = 0
+    assert np.array_equal(host.memory, before)
+
+
+@given(worker=st.integers(0, len(SHARES) - 1), data=st.data())
+@SETTINGS
+def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worker: int, data: Any) -> None:
+    driver, host = Side(worker, 0), Side(worker, 0)
+    number = kind_numbers(worker, len(SHARES))[3]
+    host.rows.forget()
+    driver.board.requested[driver.mine] = 9
+    every = range(SHARES[worker])
+    chosen = sorted(data.draw(st.sets(st.sampled_from(every), min_size=1)))
+    noted = data.draw(st.sets(st.sampled_from(chosen)))
+    for row in chosen:
+        for array in host.answered():
+            array[host.first + row] = 1
+        host.board.info_kinds[host.first + row] = number if row in noted else data.draw(st.sampled_from([0, -1]))
+        host.board.finished[host.first + row] = 9
+    pieces = host.rows.answers(data.draw(st.sampled_from([1, 300, 1 << 20])))
+    assert [row for rows, _ in pieces for row in rows] == chosen
+    for rows, block in pieces:
+        driver.rows.write_answers(rows, block, kind_numbers(worker, len(SHARES)))
+    for row in range(sum(SHARES)):
+        for there, here in zip(host.answered()[:-1], driver.answered()[:-1], strict=True):
+            crossed = row - host.first in chosen
+            assert np.array_equal(here[row], there[row]) if crossed else not here[row].any()
+        assert driver.board.infos[row].all() if row - host.first in noted else not driver.board.infos[row].any()
+    assert host.rows.answers(1 << 20) == []
+
+
+def test_the_same_number_is_news_after_another_process_has_begun() -> None:
+    host = Side(1, 0)
+    host.rows.forget()
+    host.board.finished[host.mine] = 4
+    assert [rows for rows, _ in host.rows.answers(1 << 20)] == [[0, 1, 2]]
+    host.board.info_kinds[host.mine] = 2
+    host.rows.forget()
+    assert host.board.info_kinds[host.mine].tolist() == [0, 0, 0]
+    host.board.finished[3] = 4
+    assert [rows for rows, _ in host.rows.answers(1 << 20)] == [[1]]
+
+
+ROWS = st.none() | st.integers() | st.lists(st.integers(-2, 4) | st.booleans() | st.text(max_size=1), max_size=4)
+
+
+@given(rows=ROWS, cut=st.integers(-20, 20), flip=st.integers(0, 1 << 30), bit=st.integers(0, 7))
+@SETTINGS
+def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
+    rows: Any, cut: int, flip: int, bit: int
+) -> None:
+    driver, host = Side(1, 0), Side(1, 0)
+    driver.board.requested[:] = 9
+    host.rows.forget()
+    host.board.finished[host.mine] = 9
+    ((good, block),) = host.rows.answers(1 << 20)
+    data = bytearray(block)
+    data[flip % len(data)] ^= 1 << bit
+    data = data[:cut] if cut < 0 else data + bytes(cut)
+    before = driver.memory.copy()
+    try:
+        driver.rows.write_answers(rows if rows is not None else good, memoryview(data), kind_numbers(1, 3))
+    except ProtocolError:
+        assert np.array_equal(driver.memory, before)
+        return
+    for array in driver.answered():
+        array[driver.mine] = 0
+    assert np.array_equal(driver.memory, before)
