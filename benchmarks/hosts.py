@@ -46,7 +46,8 @@ def namespaces(count: int) -> Iterator[list[str]]:
         yield names
     finally:
         ip(f"addr del {DRIVER_ADDRESS}/32 dev lo")
-        for name in names:
+        for i, name in enumerate(names):
+            subprocess.run(["ip", "link", "del", f"pv{i}d"], check=False)
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 

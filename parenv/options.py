@@ -163,8 +163,8 @@ class RemotePlacement:
                 raise ConfigurationError(
                     f"RemotePlacement.{name} must be an integer of at least {least}, got {value!r}"
                 )
-        if not self.silence_s >= 0.1:
-            raise ConfigurationError(f"RemotePlacement.silence_s must be at least 0.1 s, got {self.silence_s}")
+        if not 0.5 <= self.silence_s <= 3600:
+            raise ConfigurationError(f"RemotePlacement.silence_s must be 0.5 to 3600 seconds, got {self.silence_s}")
 
 
 @dataclass(frozen=True)

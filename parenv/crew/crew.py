@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from parenv.crew.failures import from_end, from_failure, raise_all, where_it_happened
-from parenv.errors import ProtocolError, WorkerTimeoutError, span
+from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.crossing import SlotMap
 from parenv.memory.progress import Progress
 from parenv.placement.base import Ended, Event, Launch, Placement, Traffic
@@ -18,6 +19,7 @@ from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Remarks, Reply
 
+_log = logging.getLogger("parenv")
 FOREVER_S = 3600.0
 NO_WEIGHTS = (-1, -1)
 
@@ -108,7 +110,11 @@ class Crew:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self.late(timeout_s)
-            self.listen(left)
+            try:
+                self.listen(left)
+            except HostLostError as lost:
+                _log.warning("%s It is started elsewhere.", str(lost))
+                self.restart(launch, lost.worker)
         ready = [self._ready[worker] for worker in range(len(self._senders))]
         self.shares = [one.num_envs for one in ready]
         return ready

@@ -5,15 +5,13 @@ breaking. A host that a driver does not know cannot join, and a host knows its d
 
 **At most** :data:`WINDOW` **messages of a host wait to be read.** A host keeps the rest, and :meth:`HostSocket.send`
 says so; the driver tells it of every half window that it has read. Without this, ZeroMQ would stop reading from a host
-of which it holds enough. It would then not see its heartbeats either, and drop it, whenever the driver learns for
-longer than ``silence_s``.
+of which it holds enough. It would then not see its heartbeats either, so that the host would take its driver for gone
+whenever this learns for longer than ``silence_s``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import secrets
 import sys
 from collections import Counter, deque
 from collections.abc import Container, Sequence
@@ -26,16 +24,20 @@ from parenv.transport.gate import Gate
 from parenv.transport.keys import AllowList, DriverKeys, HostKeys
 from parenv.transport.link import EVENTS, Link, State
 from parenv.transport.stream import Stream, Streams
-from parenv.transport.tcp import CURVE_BYTES, buffer, check, close_monitored, configure, rest
+from parenv.transport.tcp import (
+    WINDOW,
+    buffer,
+    check,
+    close_monitored,
+    configure,
+    connecting_socket,
+    listening_socket,
+    rest,
+)
 from parenv.transport.waiting import Polled, Source, Waiting
 from parenv.transport.zeromq import Frames
 
-WINDOW = 16
-MIN_MESSAGE_BYTES = 1024
-"""What hosts identify themselves with must get through."""
 HANDSHAKE_S = 5.0
-RECONNECT_MS, CONNECT_TIMEOUT_MS = 500, 1000
-MAX_UNSENT = 1 << 16
 MAX_SKIPPED = 100
 
 
@@ -68,27 +70,18 @@ class HostListener:
         max_connections: int = 256,
         silence_s: float = 5.0,
     ) -> None:
-        check(address, range(65536), silence_s)
-        if max_message_bytes < MIN_MESSAGE_BYTES:
-            raise ConfigurationError(f"max_message_bytes must be at least {MIN_MESSAGE_BYTES}: {max_message_bytes}")
+        check(address, range(65536), silence_s, max_message_bytes)
         self._streams = Streams(max_connections, self._send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        # ZeroMQ counts identities up from C's rand(), which nobody seeds. A host that knows the next one can choose it
-        # for itself, and ZeroMQ then aborts this process.
-        ctypes.CDLL(None).srand(secrets.randbits(32))
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.curve_server = True
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
-        self._socket.zap_domain = b"parenv"
-        # Without this, ZeroMQ would let everybody in while nobody answers its questions.
-        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._socket.maxmsgsize = max_message_bytes + CURVE_BYTES
-        # More than the window, since ZeroMQ learns only at every half of this how far has been read.
-        self._socket.rcvhwm, self._socket.sndhwm = 3 * WINDOW, MAX_UNSENT
-        configure(self._socket, address, silence_s, HANDSHAKE_S)
+        self._socket = listening_socket(self._context, keys, max_message_bytes)
+        configure(self._socket, address, HANDSHAKE_S)
         self._gate = Gate(
-            self._context, self._socket, allowed, max_connections=max_connections, handshake_s=HANDSHAKE_S
+            self._context,
+            self._socket,
+            allowed,
+            max_connections=max_connections,
+            handshake_s=HANDSHAKE_S,
+            silence_s=silence_s,
         )
         try:
             self._socket.bind(address)
@@ -235,14 +228,8 @@ class HostSocket:
         self._wants_to_write = False
         self._last: deque[list[Buffer]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.curve_serverkey = keys.driver_public
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
-        # The window is the bound: ZeroMQ's own learns late of what is gone, and would refuse what there is room for.
-        self._socket.sndhwm = 0
-        # Or the system would ask a network that was cut for a while ever more seldom.
-        self._socket.reconnect_ivl, self._socket.connect_timeout = RECONNECT_MS, CONNECT_TIMEOUT_MS
-        configure(self._socket, address, silence_s, HANDSHAKE_S)
+        self._socket = connecting_socket(self._context, keys, silence_s)
+        configure(self._socket, address, HANDSHAKE_S)
         self._monitor = self._context.socket(zmq.PAIR)
         self._socket.monitor("inproc://parenv.monitor", EVENTS)
         self._monitor.connect("inproc://parenv.monitor")

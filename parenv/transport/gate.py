@@ -6,10 +6,7 @@ monitor reports connections that begin and end. Only the monitor knows of those 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
 import struct
 import threading
 import time
@@ -21,19 +18,21 @@ from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
 from parenv.process.doorbell import Doorbell
+from parenv.transport.connections import UNKNOWN, peer_of, shut, silent_s
 from parenv.transport.keys import AllowList
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000
+CHECKS = 4
+"""How often in a silence a connection is looked at, so that it is noticed in the last quarter."""
 MAX_EVENTS_AT_ONCE = 1000
 MAX_EVENTS_WAITING = 100_000
 """Beyond it ZeroMQ waits for us, and all connections with it."""
 REASONS = {
-    "mechanism": "it does not use CURVE: it has no key, or is another program",
+    "handshake": "it does not identify itself as a host of this driver: it has no key, the key file of another driver, "
+    "or is another program",
     "key": "its key is not in the list of hosts that may join",
-    "cipher": "what it sent cannot be deciphered: it takes another driver for this one, or it has been tampered with",
-    "protocol": "it does not speak as a host does",
-    "handshake": "it went away before it was let in",
+    "gone": "it went away before it had identified itself",
     "timeout": "it took too long to identify itself",
     "too many connections": "there are too many connections",
     "allow list": "the list of hosts that may join cannot be used just now",
@@ -42,17 +41,10 @@ REASONS = {
 }
 _EVENT = struct.Struct("=HI")
 _EVENTS = (
-    zmq.EVENT_ACCEPTED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_PROTOCOL_REASONS = {
-    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "mechanism",
-    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "cipher",
-    int(zmq.PROTOCOL_ERROR_ZMTP_INVALID_SEQUENCE): "cipher",
-}
+# Never EVENT_HANDSHAKE_FAILED_PROTOCOL. ZeroMQ reports it also of frames that cannot be deciphered later on, and that
+# alters the errno that it has yet to look at: it takes the connection for one that is read too slowly, and keeps it.
 _log = logging.getLogger("parenv")
 
 
@@ -74,12 +66,16 @@ class Gate:
     The listener must belong to the same context, which must have a single I/O thread: the events of a failed
     handshake then come in one piece. Nothing may be bound before the gate is there, or it would stand open.
 
+    It also ends connections that are silent, and not ZeroMQ's heartbeats: these abort the process when a host dies of
+    which ZeroMQ has stopped reading, because nobody takes what it holds of it. Hosts must send something meanwhile.
+
     Args:
         context: of the listener.
         listener: a CURVE server, not yet bound.
         allowed: who may join.
         max_connections: how many may be open at a time, whether or not they have been let in.
         handshake_s: how long a peer may take to identify itself, in seconds, as set on the listener.
+        silence_s: seconds after which a connection on which nothing comes is ended.
 
     Attributes:
         refusals: how many peers were refused, by reason; see :data:`REASONS`.
@@ -94,12 +90,14 @@ class Gate:
         *,
         max_connections: int,
         handshake_s: float,
+        silence_s: float,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         self.ended = 0
         self._allowed = allowed
         self._max_connections = max_connections
         self._handshake_s = handshake_s
+        self._silence_s = silence_s
         self._live: dict[int, _Connection] = {}
         self._failure = ""
         self._judged = self._joined = 0
@@ -159,8 +157,8 @@ class Gate:
         """
         self.refuse(reason, peer)
         connection = self._live.get(fd)
-        if connection is not None and connection.peer == peer:
-            _shut(fd, connection.port)
+        if connection is not None and connection.peer in (peer, UNKNOWN):
+            shut(fd, connection.port)
 
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
@@ -175,18 +173,23 @@ class Gate:
         poller = zmq.Poller()
         for ours in (self._zap, self._monitor, self._end_receiver):
             poller.register(ours, zmq.POLLIN)
-        while self._end_receiver not in (ready := dict(poller.poll())):
+        interval_ms = round(self._silence_s * 1000 / CHECKS)
+        checked_s = time.monotonic()
+        while self._end_receiver not in (ready := dict(poller.poll(interval_ms if self._live else None))):
+            # In this order: connections are judged behind their beginning.
+            self._follow()
             if self._zap in ready:
                 self._answer(self._zap.recv_multipart())
-            if self._monitor in ready:
-                self._follow()
+            if time.monotonic() - checked_s > self._silence_s / CHECKS:
+                self._end_the_silent()
+                checked_s = time.monotonic()
 
     def _answer(self, request: list[bytes]) -> None:
         """Answer whether the holder of a key may join."""
         routing_id, empty, version, number, _, address, _, mechanism, *credentials = request
         name, code, refusal, detail = "", b"400", "", ""
         if mechanism != b"CURVE" or len(credentials) != 1:
-            refusal = "mechanism"
+            refusal = "handshake"
         else:
             try:
                 name = self._allowed.name_of(z85.encode(credentials[0])) or ""
@@ -199,6 +202,13 @@ class Gate:
             self._judged += 1
             self.refuse(refusal, address.decode(errors="replace"), detail)
         self._zap.send_multipart([routing_id, empty, version, number, code, b"", name.encode(), b""])
+
+    def _end_the_silent(self) -> None:
+        for fd, connection in self._live.items():
+            limit_s = self._silence_s * (CHECKS - 1) / CHECKS
+            # One that has surely not been let in is ended when its handshake takes too long.
+            if connection.joined != self._joined and silent_s(fd, connection.port) > limit_s:
+                shut(fd, connection.port)
 
     def _follow(self) -> None:
         """Take in what has happened to connections, and shut those that are too many."""
@@ -213,19 +223,17 @@ class Gate:
         for fd, connection in staying[self._max_connections :]:
             connection.turned_away = True
             self.refuse("too many connections", connection.peer)
-            _shut(fd, connection.port)
+            shut(fd, connection.port)
 
     def _take_in(self, event: int, value: int, endpoint: bytes) -> None:
         if event == zmq.EVENT_ACCEPTED:
             port = int(endpoint.rpartition(b":")[2])
-            self._live[value] = _Connection(port, _peer(value, port), time.monotonic(), self._judged, self._joined)
+            self._live[value] = _Connection(port, peer_of(value, port), time.monotonic(), self._judged, self._joined)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._judged += 1
             self._joined += 1
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._failure = "handshake"
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._failure = _PROTOCOL_REASONS.get(value, "protocol")
+            self._failure = "gone"
         elif event == zmq.EVENT_DISCONNECTED:
             failure, self._failure = self._failure, ""
             if value in self._live:
@@ -234,46 +242,18 @@ class Gate:
     def _end(self, connection: _Connection, failure: str) -> None:
         """A connection has ended.
 
-        The events do not say whether it had been let in. It had not if none was meanwhile.
+        The events do not say whether it had been let in, nor that it was not. It was not if none was judged meanwhile.
         """
-        if failure == "handshake" and time.monotonic() - connection.since_s > self._handshake_s / 2:
+        if connection.turned_away:
+            return
+        if failure == "gone" and time.monotonic() - connection.since_s > self._handshake_s / 2:
             failure = "timeout"
         if not failure and connection.judged == self._judged:
-            # ZeroMQ says nothing of peers that speak its protocol before version 3, which knows no keys.
-            failure = "protocol"
-        if failure and not connection.turned_away:
+            failure = "handshake"
+        if failure:
             self.refuse(failure, connection.peer)
-        if connection.joined != self._joined and failure not in ("handshake", "timeout", "mechanism"):
+        else:
             self.ended += 1
             if not self._told:
                 self._told = True
                 self._bell.ring(1)
-
-
-def _peer(fd: int, port: int) -> str:
-    """The IP address at the other end of a connection to our port."""
-    with contextlib.suppress(OSError), _connection(fd) as connection:
-        if connection.getsockname()[1] == port:
-            return str(connection.getpeername()[0])
-    return "an unknown address"
-
-
-def _shut(fd: int, port: int) -> None:
-    """Shut a connection, if it is one to our port: ZeroMQ may have closed it, and another file have its number."""
-    with contextlib.suppress(OSError), _connection(fd) as connection:
-        if connection.getsockname()[1] == port:
-            connection.shutdown(socket.SHUT_RDWR)
-
-
-def _connection(fd: int) -> socket.socket:
-    """Another descriptor of a connection.
-
-    Raises:
-        OSError: it is closed, or no socket any more.
-    """
-    copy = os.dup(fd)
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise

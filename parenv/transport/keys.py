@@ -7,10 +7,11 @@ that only their owner may read, and are never shown: not in a ``repr``, not in a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +94,7 @@ class AllowList:
     """
 
     def __init__(self, source: str | os.PathLike[str] | Sequence[str]) -> None:
-        self._path = Path(source) if isinstance(source, str | os.PathLike) else None
+        self._path = Path(source).absolute() if isinstance(source, str | os.PathLike) else None
         self._names = {} if isinstance(source, str | os.PathLike) else _named(source)
         self._current()
 
@@ -176,7 +177,8 @@ def read_driver_keys(path: str | os.PathLike[str]) -> DriverKeys:
         ConfigurationError: it is missing or malformed, or others may read it.
     """
     values = _read_key_file(Path(path), _DRIVER_WORDS, "driver")
-    return DriverKeys(values["public"], values["secret"])
+    with _named_in_errors(path):
+        return DriverKeys(values["public"], values["secret"])
 
 
 def read_host_keys(path: str | os.PathLike[str]) -> HostKeys:
@@ -186,7 +188,8 @@ def read_host_keys(path: str | os.PathLike[str]) -> HostKeys:
         ConfigurationError: it is missing or malformed, or others may read it.
     """
     values = _read_key_file(Path(path), _HOST_WORDS, "host")
-    return HostKeys(values["public"], values["secret"], values["driver"])
+    with _named_in_errors(path):
+        return HostKeys(values["public"], values["secret"], values["driver"])
 
 
 def ephemeral_keys() -> tuple[DriverKeys, HostKeys]:
@@ -209,6 +212,14 @@ def is_key(value: object) -> bool:
         # Five characters can say more than the four bytes that they stand for can hold.
         return False
     return True
+
+
+@contextlib.contextmanager
+def _named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
 
 
 def _check_pair(public: object, secret: object) -> None:

@@ -1,16 +1,25 @@
-"""What both ends of a connection over TCP have in common."""
+"""The sockets of both ends of a connection over TCP, and what they have in common."""
 
 from __future__ import annotations
 
+import ctypes
 import re
+import secrets
 
 import zmq
 
 from parenv.errors import ConfigurationError
 from parenv.protocol.data import Buffer
+from parenv.transport.keys import DriverKeys, HostKeys
 
+WINDOW = 16
+"""How many messages of a host may wait to be read."""
+MAX_UNSENT = 1 << 16
+MIN_MESSAGE_BYTES = 1024
+"""What hosts identify themselves with must get through."""
+RECONNECT_MS, CONNECT_TIMEOUT_MS = 500, 1000
 BIG_BYTES = 1 << 16
-"""Frames of this size are not copied when they are received."""
+"""Frames of this size are not copied, neither when they are sent nor when they are received."""
 CURVE_BYTES = 33
 """What encryption adds to a frame."""
 MIN_SILENCE_S = 0.5
@@ -18,16 +27,17 @@ MAX_SILENCE_S = 3600.0
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9._*-]+):(\d{1,5}|\*)")
 
 
-def check(address: str, ports: range, silence_s: float) -> None:
+def check(address: str, ports: range, silence_s: float, max_message_bytes: int = MIN_MESSAGE_BYTES) -> None:
     """Check what a connection is made with.
 
     Args:
         address: such as ``tcp://192.0.2.7:5555``.
         ports: that it may have.
         silence_s: seconds after which a connection on which nothing comes is taken to be cut.
+        max_message_bytes: the largest frame that may come.
 
     Raises:
-        ConfigurationError: the address is not one of TCP, or the silence too short or too long.
+        ConfigurationError: the address is not one of TCP, or a number is out of range.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or (0 if match[2] == "*" else int(match[2])) not in ports:
@@ -36,24 +46,59 @@ def check(address: str, ports: range, silence_s: float) -> None:
         )
     if not MIN_SILENCE_S <= silence_s <= MAX_SILENCE_S:
         raise ConfigurationError(f"silence_s must be between {MIN_SILENCE_S} and {MAX_SILENCE_S} seconds: {silence_s}")
+    if max_message_bytes < MIN_MESSAGE_BYTES:
+        raise ConfigurationError(f"max_message_bytes must be at least {MIN_MESSAGE_BYTES}: {max_message_bytes}")
 
 
-def configure(socket: zmq.Socket[bytes], address: str, silence_s: float, handshake_s: float) -> None:
+def listening_socket(
+    context: zmq.Context[zmq.Socket[bytes]], keys: DriverKeys, max_message_bytes: int
+) -> zmq.Socket[bytes]:
+    """The socket of a driver, to be configured and bound; a gate must be there before."""
+    # ZeroMQ counts identities up from C's rand(), which nobody seeds. A host that knows the next one can choose it for
+    # itself, and ZeroMQ then aborts this process.
+    ctypes.CDLL(None).srand(secrets.randbits(32))
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    socket.zap_domain = b"parenv"
+    # Without this, ZeroMQ would let everybody in while nobody answers its questions.
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket.maxmsgsize = max_message_bytes + CURVE_BYTES
+    # More than the window, since ZeroMQ learns only at every half of this how far has been read.
+    socket.rcvhwm, socket.sndhwm = 3 * WINDOW, MAX_UNSENT
+    return socket
+
+
+def connecting_socket(context: zmq.Context[zmq.Socket[bytes]], keys: HostKeys, silence_s: float) -> zmq.Socket[bytes]:
+    """The socket of a host, to be configured and connected."""
+    socket = context.socket(zmq.DEALER)
+    socket.curve_serverkey = keys.driver_public
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    # Or the system would ask a network that was cut for a while ever more seldom.
+    socket.reconnect_ivl, socket.connect_timeout = RECONNECT_MS, CONNECT_TIMEOUT_MS
+    # The window is the bound: ZeroMQ's own learns late of what is gone, and would refuse what there is room for.
+    socket.sndhwm = 0
+    # Heartbeats abort the process if ZeroMQ ever stops reading, so it never does: the driver is trusted.
+    socket.rcvhwm = 0
+    silence_ms = round(silence_s * 1000)
+    socket.heartbeat_ivl, socket.heartbeat_ttl = silence_ms // 5, silence_ms
+    # A heartbeat is sent at the latest one interval after the cut, and then missed for so long.
+    socket.heartbeat_timeout = silence_ms * 4 // 5
+    return socket
+
+
+def configure(socket: zmq.Socket[bytes], address: str, handshake_s: float) -> None:
     """Set what both ends have in common.
 
     Args:
         socket: not yet bound or connected.
         address: where it will be.
-        silence_s: as :func:`check` says.
         handshake_s: how long either side may take to identify itself, in seconds.
     """
-    silence_ms = round(silence_s * 1000)
     socket.linger = 0
     socket.ipv6 = "[" in address
     socket.handshake_ivl = round(handshake_s * 1000)
-    # A heartbeat is missed at the latest one interval after the cut, and then so long.
-    socket.heartbeat_ivl, socket.heartbeat_timeout = silence_ms // 5, silence_ms * 4 // 5
-    socket.heartbeat_ttl = silence_ms
 
 
 def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import zmq
 
-from parenv.transport.waiting import MAX_WAIT_S, Source, Waiting
+from parenv.transport.waiting import Source, Waiting
 
-__all__ = ["MAX_WAIT_S", "DriverSocket", "Frames", "WorkerSocket", "remaining"]
 Frames = Sequence[bytes | bytearray | memoryview]
 _ROUTING_ID = struct.Struct("!cII")
 LINGER_MS = 1000
@@ -40,7 +39,9 @@ class DriverSocket:
         self._waiting.unwatch(source)
 
     def wait(self, timeout_s: float) -> set[int]:
-        """Wait until a message has come or something watched is ready, or until the limit, or :data:`MAX_WAIT_S`.
+        """Wait until a message has come or something watched is ready, or until the limit.
+
+        Waits for :data:`parenv.transport.waiting.MAX_WAIT_S` at most.
 
         Returns:
             The watched descriptors that are readable.

@@ -26,7 +26,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch
 from parenv.process.doorbell import ALL, Doorbell
 from parenv.protocol.messages import Actions, Ready, Remarks, Rows
-from parenv.transport.zeromq import MAX_WAIT_S
+from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.configuration import VectorPlan
 from parenv.worker.step_station import StepJob
 

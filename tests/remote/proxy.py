@@ -39,6 +39,7 @@ class Proxy:
         self.recorded: tuple[bytearray, bytearray] = (bytearray(), bytearray())
         """From hosts to the driver, and back."""
         self.silent = threading.Event()
+        """Set, it swallows everything, and does not say that a side is gone."""
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -54,12 +55,19 @@ class Proxy:
         for closed in (self._listener, self._ended, *self._pipes):
             closed.close()
 
+    def drop(self) -> None:
+        """End all connections at once."""
+        self._end.send(b"x")
+
     def _run(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 readable = key.fileobj
                 if readable is self._ended:
-                    return
+                    if not self._ended.recv(1):
+                        return
+                    for source in list(self._pipes):
+                        self._close(source)
                 if readable is self._listener:
                     self._accept()
                 elif isinstance(readable, socket.socket) and readable in self._pipes:
@@ -81,11 +89,17 @@ class Proxy:
         except OSError:
             data = b""
         if not data:
-            for closed in (source, sink):
-                if closed in self._pipes:
-                    del self._pipes[closed]
-                    self._selector.unregister(closed)
-                    closed.close()
+            self._selector.unregister(source)
+            if not self.silent.is_set():
+                self._close(source)
+                self._close(sink)
+
+    def _close(self, closed: socket.socket) -> None:
+        if closed in self._pipes:
+            del self._pipes[closed]
+            if closed in self._selector.get_map():
+                self._selector.unregister(closed)
+            closed.close()
 
 
 class _Direction:

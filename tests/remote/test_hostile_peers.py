@@ -154,9 +154,9 @@ def test_a_peer_without_a_key_is_refused(scene: Scene, caplog: pytest.LogCapture
 def test_another_mechanism_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture, mechanism: bytes) -> None:
     for _ in range(3):
         scene.raw(greeting(mechanism), READY)
-    scene.until_refused("mechanism", 3)
-    assert scene.refusals == {"mechanism": 3}
-    assert logged_once(caplog, "mechanism")
+    scene.until_refused("handshake", 3)
+    assert scene.refusals == {"handshake": 3}
+    assert logged_once(caplog, "handshake")
     assert not scene.talk.others
 
 
@@ -172,10 +172,10 @@ def test_a_peer_that_offers_a_password_is_refused(scene: Scene) -> None:
 def test_a_host_of_another_driver_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     lost = scene.host(HostKeys(scene.keys("beta").public, scene.keys("beta").secret, ephemeral_keys()[0].public))
     lost.send([b"let me in"])
-    scene.until_refused("cipher", 2)
+    scene.until_refused("handshake", 2)
     scene.talk.until(lambda: lost.look() == "connecting" and lost.broken_handshakes > 1)
-    assert set(scene.refusals) == {"cipher"}
-    assert logged_once(caplog, "cipher")
+    assert set(scene.refusals) == {"handshake"}
+    assert logged_once(caplog, "handshake")
     assert not scene.talk.others
 
 
@@ -191,27 +191,25 @@ def test_a_key_off_the_list_is_refused(scene: Scene, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    "said",
     [
-        ([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], "protocol"),
-        ([bytes(range(256))], "protocol"),
-        ([b"\x16\x03\x01\x02\x00\x01\x00"], "protocol"),
-        ([SIGNATURE, b"\0\0"], "protocol"),
-        ([SIGNATURE, b"\1\5", bytes(60)], "protocol"),
-        ([greeting(b"CURVE"), b"\x04\x05\x05HELL"], "protocol"),
-        ([greeting(b"CURVE"), b"\x06" + (1 << 62).to_bytes(8, "big"), b"x" * 1000], "protocol"),
-        ([greeting(b"CURVE"), b"\x00\x05hello"], "protocol"),
-        ([greeting(b"CURVE"), HELLO], "cipher"),
+        [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+        [bytes(range(256))],
+        [b"\x16\x03\x01\x02\x00\x01\x00"],
+        [SIGNATURE, b"\0\0"],
+        [SIGNATURE, b"\1\5", bytes(60)],
+        [greeting(b"CURVE"), b"\x04\x05\x05HELL"],
+        [greeting(b"CURVE"), b"\x06" + (1 << 62).to_bytes(8, "big"), b"x" * 1000],
+        [greeting(b"CURVE"), b"\x00\x05hello"],
+        [greeting(b"CURVE"), HELLO],
     ],
     ids=["http", "garbage", "tls", "zmtp 1", "zmtp 2", "no command", "a giant command", "a message", "a false hello"],
 )
-def test_what_is_no_host_is_refused(
-    scene: Scene, caplog: pytest.LogCaptureFixture, said: list[bytes], reason: str
-) -> None:
+def test_what_is_no_host_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture, said: list[bytes]) -> None:
     peer = scene.raw(*said)
-    scene.until_refused(reason)
-    assert scene.refusals == {reason: 1}
-    assert logged_once(caplog, reason)
+    scene.until_refused("handshake")
+    assert scene.refusals == {"handshake": 1}
+    assert logged_once(caplog, "handshake")
     drain(peer)
     scene.talk.until(lambda: scene.listener.connections == 1)
 
@@ -248,25 +246,27 @@ def test_whoever_stops_half_way_is_not_waited_for(
 def test_a_port_scan_is_counted_and_logged_once(scene: Scene, caplog: pytest.LogCaptureFixture, said: bytes) -> None:
     for _ in range(100):
         scene.raw(said).close()
-    scene.until_refused("handshake", 100)
-    assert scene.refusals == {"handshake": 100}
-    assert logged_once(caplog, "handshake")
+    scene.until_refused("gone", 100)
+    assert scene.refusals == {"gone": 100}
+    assert logged_once(caplog, "gone")
     scene.talk.until(lambda: scene.listener.connections == 1)
 
 
+@pytest.mark.parametrize("handshake_s", [60.0])
 def test_a_thousand_idle_connections_shut_nobody_up(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     idle = []
     for number in range(1000):
         idle.append(scene.raw())
         if number % 50 == 0:
             scene.talk.turn()
-    scene.until_refused("too many connections", 1000 - 256 + 1)
+    scene.until_refused("too many connections", 1000 - 255)
+    scene.talk.until(lambda: scene.listener.connections == 256)
+    assert scene.refusals == {"too many connections": 1000 - 255}
     assert logged_once(caplog, "too many connections")
-    scene.talk.until(lambda: scene.listener.connections <= 256)
-    assert set(scene.refusals) <= {"too many connections", "timeout"}
     for peer in idle:
         peer.close()
     scene.talk.until(lambda: scene.listener.connections == 1)
+    assert scene.refusals == {"too many connections": 1000 - 255, "gone": 255}
     late = scene.host("beta")
     late.send([b"here I am"])
     scene.talk.until(lambda: scene.talk.others == [("beta", [b"here I am"])])
@@ -283,10 +283,8 @@ def recorded(scene: Scene) -> tuple[bytes, bytes]:
         return bytes(proxy.recorded[0]), bytes(proxy.recorded[1])
 
 
-@pytest.mark.parametrize(("in_steps", "reason"), [(True, "cipher"), (False, "protocol")])
-def test_a_recorded_handshake_opens_nothing(
-    scene: Scene, caplog: pytest.LogCaptureFixture, in_steps: bool, reason: str
-) -> None:
+@pytest.mark.parametrize("in_steps", [True, False])
+def test_a_recorded_handshake_opens_nothing(scene: Scene, caplog: pytest.LogCaptureFixture, in_steps: bool) -> None:
     said, _ = recorded(scene)
     assert scene.talk.others == [("beta", [b"a secret"])]
     assert not scene.refusals
@@ -297,10 +295,10 @@ def test_a_recorded_handshake_opens_nothing(
         answer += peer.recv(4096)
     if in_steps:
         peer.sendall(said[hello:])
-    scene.until_refused(reason)
+    scene.until_refused("handshake")
     assert b"READY" not in drain(peer)
-    assert scene.refusals == {reason: 1}
-    assert logged_once(caplog, reason)
+    assert scene.refusals == {"handshake": 1}
+    assert logged_once(caplog, "handshake")
     assert scene.talk.others == [("beta", [b"a secret"])]
 
 
@@ -322,12 +320,12 @@ def test_a_host_trusts_only_its_driver(scene: Scene) -> None:
         "tcp://127.0.0.1:*",
         ephemeral_keys()[0],
         AllowList([scene.keys("beta").public.decode()]),
-        max_message_bytes=1000,
+        max_message_bytes=1024,
     )
     with closing(other):
         host = scene.host("beta", other.address)
         host.send([b"my secret"])
-        scene.talk.until(lambda: other.refusals["cipher"] > 0)
+        scene.talk.until(lambda: other.refusals["handshake"] > 0)
         assert host.look() == "connecting"
         assert other.receive() is None
 
@@ -376,6 +374,7 @@ def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
     assert set(scene.refusals) == {"allow list"}
 
 
+@pytest.mark.parametrize("handshake_s", [0.5])
 def test_nobody_joins_while_nobody_answers_for_the_list(scene: Scene) -> None:
     gate = scene.listener._gate
     gate._end_sender.send(b"")
@@ -422,8 +421,8 @@ def test_nobody_knows_the_name_of_the_next_connection() -> None:
         "from parenv.transport.curve import HostListener, HostSocket\n"
         "from parenv.transport.keys import AllowList, ephemeral_keys\n"
         "driver, host = ephemeral_keys()\n"
-        "listener = HostListener('tcp://127.0.0.1:*', driver, AllowList([host.public.decode()]), "
-        "max_message_bytes=1024)\n"
+        "allowed = AllowList([host.public.decode()])\n"
+        "listener = HostListener('tcp://127.0.0.1:*', driver, allowed, max_message_bytes=1024)\n"
         "context, peers = zmq.Context(), []\n"
         "for offset in range(-2, 6):\n"
         "    peer = context.socket(zmq.DEALER)\n"
@@ -461,8 +460,10 @@ def flip(place: int, bit: int = 0) -> Altered:
 
 
 TAMPERINGS: dict[str, Altered] = {
-    "flags": flip(0),
+    "flag of a part": flip(0),
     "flag of a long frame": flip(0, 1),
+    "flag of a command": flip(0, 2),
+    "flag of nothing": flip(0, 6),
     "size": flip(1),
     "size, by much": flip(1, 7),
     "command": flip(4),
@@ -481,6 +482,10 @@ TAMPERINGS: dict[str, Altered] = {
     "in another order": lambda frames: b"".join([frames[1], frames[0], *frames[2:]]),
     "made up": lambda frames: b"\x00\x2d\x07MESSAGE" + bytes(37) + b"".join(frames),
 }
+
+
+HARMLESS = ("flag of a part", "flag of nothing")
+"""What ZeroMQ does not look at may be altered, as long as nothing comes of it."""
 
 
 class Tampering:
@@ -520,14 +525,14 @@ def test_whoever_is_between_can_only_break_the_connection(
                 back.append(as_bytes(frames))
             return host.look() == "lost"
 
-        scene.talk.until(say_more)
+        scene.talk.until(lambda: say_more() or (len(back) > 50 and tampering in HARMLESS))
         assert between.done
         arrived = [frames for name, frames in scene.talk.others if name == "beta"]
         assert arrived == sent[: len(arrived)]
         assert back == sent[: len(back)]
-        assert len(arrived if direction == "to_driver" else back) < len(sent)
-        scene.talk.until(lambda: scene.listener.ended > 0)
-        scene.talk.until(lambda: scene.listener.connections == 1)
+        if host.look() == "lost":
+            scene.talk.until(lambda: scene.listener.ended > 0)
+            scene.talk.until(lambda: scene.listener.connections == 1)
 
 
 @pytest.mark.parametrize("place", range(-64, 0, 3))

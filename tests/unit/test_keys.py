@@ -205,6 +205,7 @@ def test_what_is_no_key_file_is_refused_and_not_shown(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError) as caught:
             read_host_keys(path)
         told = "".join(traceback.format_exception(caught.value))
+        assert str(path) in told, case
         assert not shows(told, host.public, host.secret, driver.public, driver.secret), case
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="is not text"):
