@@ -131,7 +131,8 @@ class RemotePlacement:
             act on float32 weights rounded by at most 0.4 % each.
         any_interface: has to be true for ``0.0.0.0``, ``[::]`` and ``*``, which are every network that this machine is
             on.
-        silence_s: seconds without a sign of life after which a connection counts as lost, on either side.
+        silence_s: seconds without a sign of life after which a host counts as lost. A host looks for its driver anew
+            after 5 s.
         max_message_bytes: what a host may send in one frame; rollouts are sent in small pieces and may be larger.
         max_connections: at most so many at once.
     """
