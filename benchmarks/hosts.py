@@ -33,7 +33,7 @@ def namespaces(count: int) -> Iterator[list[str]]:
         subprocess.run(["ip", *command.split()], check=True)
 
     names = [f"parenv{os.getpid()}n{i}" for i in range(count)]
-    ip(f"addr add {DRIVER_ADDRESS}/32 dev lo")
+    ip(f"addr replace {DRIVER_ADDRESS}/32 dev lo")
     try:
         for i, name in enumerate(names):
             ip(f"netns add {name}")
