@@ -140,7 +140,7 @@ def healing() -> Any:
 
 
 def driver() -> Any:
-    """What a rollout costs the driver, in processor time of all its threads: a part for each, and a part for each MB."""
+    """What a rollout costs the driver in processor time of all its threads: for each, and for each MB of it."""
     points = []
     for T in (16, 2048):
         settings: Any = {"num_envs": 64, "num_workers": 2, "rollout_length": T}
@@ -162,7 +162,14 @@ def driver() -> Any:
     }
 
 
-CASES = {"driver": driver, "cartpole": cartpole, "pong": pong, "sleeping": sleeping, "publish": publish, "healing": healing}
+CASES = {
+    "driver": driver,
+    "cartpole": cartpole,
+    "pong": pong,
+    "sleeping": sleeping,
+    "publish": publish,
+    "healing": healing,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

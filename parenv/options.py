@@ -133,7 +133,7 @@ class RemotePlacement:
             on.
         silence_s: seconds without a sign of life after which a host counts as lost. A host looks for its driver anew
             after 5 s.
-        max_message_bytes: what a host may send in one frame; rollouts are sent in small pieces and may be larger.
+        max_message_bytes: what a host may send in one message; rollouts are sent in small pieces and may be larger.
         max_connections: at most so many at once.
     """
 

@@ -48,6 +48,8 @@ from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import remaining
 
 BEAT_S = 0.25
+FRAME_BYTES = 64
+"""At most what a frame takes on its way beside what it holds."""
 PATIENCE_S = 60.0
 GRACE_S = 1.0
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.03
@@ -238,9 +240,9 @@ class Visit:
             for offset, data in self._committed(self._plans[sender.worker], message.sequence):
                 self._say(Piece(message.sequence, offset, data), sender)
         frames = to_frames(sender, message)
-        largest = max(map(len, frames))
-        if largest > self._max_message_bytes:
-            frames = to_frames(sender, _too_large(message, largest, self._max_message_bytes))
+        size = sum(len(frame) + FRAME_BYTES for frame in frames)
+        if size > self._max_message_bytes:
+            frames = to_frames(sender, _too_large(message, size, self._max_message_bytes))
         self._outbox.append(frames)
 
     def _committed(self, plan: SlotPlan, sequence: int) -> Iterator[tuple[int, memoryview]]:
@@ -265,6 +267,7 @@ class Visit:
         elif isinstance(message, Refuse):
             self.reason, self._outcome = f"the driver at {self._address} refuses: {message.reason}", Outcome.REFUSED
         elif isinstance(message, Goodbye):
+            self._say(Goodbye())
             self._outcome = Outcome.OVER
         elif isinstance(message, Weights):
             write_chunk(self._mapping, Chunk(message.offset, message.encoding, message.data))  # type: ignore[arg-type]
@@ -341,6 +344,6 @@ def _too_large(message: Any, size: int, limit: int) -> Failure:
         env_id=-1,
         doing="commit" if isinstance(message, Commit) else "call",
         kind=["parenv.errors", "NotDataError"],
-        message=f"{size:,} bytes in one piece, more than RemotePlacement(max_message_bytes={limit:,}) lets cross",
+        message=f"{size:,} bytes in one message, more than RemotePlacement(max_message_bytes={limit:,}) lets cross",
         traceback="",
     )

@@ -213,6 +213,10 @@ class HostsPlacement:
                 self.wait(remaining(deadline))
             for host in self._roster.hosts:
                 self._tell(host, Goodbye())
+            # Closed at once, with messages of hosts still unread, the connections would be reset and this not arrive.
+            deadline = time.monotonic() + LINGER_S
+            while self._hosts and remaining(deadline):
+                self.wait(remaining(deadline))
         finally:
             if self._local is not None:
                 self._local.close(0.0)
@@ -245,7 +249,7 @@ class HostsPlacement:
             self._next_probe, self._connections_ended = now + PROBE_S, ended
             for host in self._roster.hosts:
                 self._tell(host, Beat([], b""))
-            if self._provider is not None:
+            if self._provider is not None and not self._closed:
                 self._provider.tend()
 
     def _lose(self, host: bytes, why: str) -> None:
@@ -254,7 +258,8 @@ class HostsPlacement:
             return
         lost = self._roster.leave(host)
         self._exchange.forget_host(host)
-        _log.warning("%s is gone with %d workers: %s", name, len(lost), why)
+        if not self._closed:
+            _log.warning("%s is gone with %d workers: %s", name, len(lost), why)
         for worker in lost:
             pid = self._forget(worker)
             self._events.append(Ended(worker, pid, None, None, "", f"{name} is gone: {why}"))

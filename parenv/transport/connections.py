@@ -1,7 +1,7 @@
 """TCP connections that ZeroMQ holds, looked at from outside.
 
 It may close one at any time, and another file may then have its number. Each is therefore looked at through a
-descriptor of our own, and only if it is a connection to our port.
+descriptor of our own, and only if it is a connection to the port in question.
 """
 
 from __future__ import annotations
@@ -11,10 +11,23 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 UNKNOWN = "an unknown address"
-_LAST_DATA_RECEIVED = 52
-"""Where it is in the kernel's ``struct tcp_info``, in bytes."""
+_LAST_DATA_RECEIVED, _BYTES_RECEIVED, _END = 52, 128, 136
+"""Where they are in the kernel's ``struct tcp_info``, in bytes."""
+
+
+class Traffic(NamedTuple):
+    """What the kernel knows of a connection.
+
+    Args:
+        silent_s: for how many seconds nothing has come.
+        received_bytes: how much has come, whether or not anybody has read it.
+    """
+
+    silent_s: float
+    received_bytes: int
 
 
 def peer_of(fd: int, port: int) -> str:
@@ -30,12 +43,14 @@ def shut(fd: int, port: int) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def silent_s(fd: int, port: int) -> float:
-    """For how many seconds nothing has come; 0 where that cannot be told, as on other systems than Linux."""
-    with contextlib.suppress(OSError, AttributeError), _own(fd, port) as connection:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED + 4)
-        return float(struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)[0]) / 1000
-    return 0.0
+def traffic(fd: int, port: int) -> Traffic:
+    """What has come; nothing and never where that cannot be told, as on other systems than Linux."""
+    with contextlib.suppress(OSError, AttributeError, struct.error), _own(fd, port) as connection:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _END)
+        (silent_ms,) = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)
+        (received_bytes,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
+        return Traffic(silent_ms / 1000, received_bytes)
+    return Traffic(0.0, 0)
 
 
 @contextlib.contextmanager
@@ -43,7 +58,7 @@ def _own(fd: int, port: int) -> Iterator[socket.socket]:
     """A descriptor of our own.
 
     Raises:
-        OSError: it is closed, or no connection to this port.
+        OSError: it is closed, or no connection to this port, here or there.
     """
     copy = os.dup(fd)
     try:
@@ -52,6 +67,8 @@ def _own(fd: int, port: int) -> Iterator[socket.socket]:
         os.close(copy)
         raise
     with connection:
-        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
             raise OSError("this is another file by now")
+        if port not in (connection.getsockname()[1], connection.getpeername()[1]):
+            raise OSError("this is another connection by now")
         yield connection

@@ -25,13 +25,14 @@ from parenv.transport.keys import AllowList, DriverKeys, HostKeys
 from parenv.transport.link import EVENTS, Link, State
 from parenv.transport.stream import Stream, Streams
 from parenv.transport.tcp import (
+    MAX_UNREAD,
     WINDOW,
-    buffer,
     check,
     close_monitored,
     configure,
     connecting_socket,
     listening_socket,
+    only,
     rest,
 )
 from parenv.transport.waiting import Polled, Source, Waiting
@@ -48,7 +49,8 @@ class HostListener:
         address: where to listen, such as ``tcp://192.0.2.7:5555``; ``*`` as the port, or 0, for any that is free.
         keys: of the driver.
         allowed: the hosts that may join.
-        max_message_bytes: the largest frame that a host may send; the connection of one that sends more is ended.
+        max_message_bytes: the largest message that a host may send, all frames together; the connection of one that
+            sends more is ended.
         max_connections: how many connections may be open, whether or not they have been let in. Further ones are shut
             at once.
         silence_s: seconds after which a connection on which nothing comes is taken to be cut.
@@ -82,6 +84,7 @@ class HostListener:
             max_connections=max_connections,
             handshake_s=HANDSHAKE_S,
             silence_s=silence_s,
+            max_unread_bytes=MAX_UNREAD * max_message_bytes,
         )
         try:
             self._socket.bind(address)
@@ -142,7 +145,7 @@ class HostListener:
 
         Args:
             peer: as :meth:`receive` has named it.
-            frames: at least one. Big ones are not copied, and must not be altered before there is an answer to them.
+            frames: at least one. They are copied, and may be altered afterwards.
 
         Returns:
             Whether it is on its way; false where there is no such host any more, or it does not take what it is sent.
@@ -161,8 +164,8 @@ class HostListener:
             except zmq.Again:
                 return None
             peer, frames = first.bytes, rest(self._socket, first)
-            if self._accept(peer, frames, first):
-                return peer, str(first.get("User-Id")), frames
+            if parts := self._opened(peer, frames, first):
+                return peer, str(first.get("User-Id")), parts
         return None
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -181,8 +184,7 @@ class HostListener:
         if stream is None:
             return False
         try:
-            parts = [peer, *frames, stream.last_frame(len(frames), credit)]
-            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart([peer, stream.seal(frames, credit)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -190,22 +192,27 @@ class HostListener:
         stream.sent_one()
         return True
 
-    def _accept(self, peer: bytes, frames: list[Buffer], first: zmq.Frame) -> bool:
-        """Whether a message is to be delivered. If something is wrong with it, its connection is ended."""
+    def _opened(self, peer: bytes, frames: Sequence[zmq.Frame], first: zmq.Frame) -> list[Buffer]:
+        """The parts of a message that is to be delivered. If something is wrong with it, its connection is ended."""
         if (stream := self._streams.begin(peer)) is None:
-            return False
-        # An identity that a peer has chosen could be taken for that of another.
-        refusal = "identity" if len(peer) != 5 or peer[0] else ""
+            return []
+        fd, refusal = int(first.get(zmq.SRCFD)), ""
+        parts: list[Buffer] = []
         try:
-            stream.open(frames)
+            _, parts = stream.open(only(frames))
         except ProtocolError:
-            refusal = refusal or "sequence"
+            refusal = "sequence"
+        # An identity that a peer has chosen could be taken for that of another.
+        if len(peer) != 5 or peer[0]:
+            refusal = "identity"
         if refusal:
             self._streams.ban(peer)
-            self._gate.expel(refusal, int(first.get(zmq.SRCFD)), str(first.get("Peer-Address")))
-        elif stream.received % (WINDOW // 2) == 0:
+            self._gate.expel(refusal, fd, str(first.get("Peer-Address")))
+            return []
+        self._gate.heard(fd)
+        if stream.received % (WINDOW // 2) == 0:
             self._send(peer, credit=WINDOW // 2)
-        return not refusal
+        return parts
 
 
 class HostSocket:
@@ -280,7 +287,7 @@ class HostSocket:
         """Send to the driver, or, while it is not connected yet, as soon as it is.
 
         Args:
-            frames: at least one. Big ones are not copied, and must not be altered before there is an answer to them.
+            frames: at least one. They are copied, and may be altered afterwards.
 
         Returns:
             Whether it was taken; false while :data:`WINDOW` messages wait for the driver, or if there is no connection
@@ -289,7 +296,7 @@ class HostSocket:
         if self._window == 0 or self._link.state in ("refused", "lost"):
             return False
         try:
-            self._socket.send_multipart([*frames, self._stream.last_frame(len(frames))], zmq.NOBLOCK, copy=False)
+            self._socket.send(self._stream.seal(frames), zmq.NOBLOCK)
         except zmq.Again:
             return False
         self._stream.sent_one()
@@ -319,15 +326,14 @@ class HostSocket:
                 first = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return None
-            frames = [buffer(first), *rest(self._socket, first)]
             try:
-                credit = self._stream.open(frames)
+                credit, parts = self._stream.open(only([first, *rest(self._socket, first)]))
             except ProtocolError:
                 self._give_up()
                 return None
             self._window += credit
-            if frames:
-                return frames
+            if parts:
+                return parts
         return None
 
     def _rescue(self) -> None:

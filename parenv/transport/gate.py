@@ -18,7 +18,7 @@ from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
 from parenv.process.doorbell import Doorbell
-from parenv.transport.connections import UNKNOWN, peer_of, shut, silent_s
+from parenv.transport.connections import UNKNOWN, peer_of, shut, traffic
 from parenv.transport.keys import AllowList
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -38,6 +38,7 @@ REASONS = {
     "allow list": "the list of hosts that may join cannot be used just now",
     "identity": "it chose an identity, and parenv's hosts do not",
     "sequence": "some of what it sent is missing: it has been tampered with on its way, or it is no host of parenv",
+    "unread": "it sends and sends, and either never ends a message or does not heed how many may wait to be read",
 }
 _EVENT = struct.Struct("=HI")
 _EVENTS = (
@@ -50,7 +51,11 @@ _log = logging.getLogger("parenv")
 
 @dataclass
 class _Connection:
-    """What is known of a connection: when it began, and how many of any had been judged, and let in, by then."""
+    """What is known of a connection: when it began, and how many of any had been judged, and let in, by then.
+
+    And how many messages have been read of it, how many when it was last looked at, and how much had come when that was
+    another number.
+    """
 
     port: int
     peer: str
@@ -58,6 +63,9 @@ class _Connection:
     judged: int
     joined: int
     turned_away: bool = False
+    heard: int = 0
+    heard_before: int = -1
+    received_bytes: int = 0
 
 
 class Gate:
@@ -76,6 +84,8 @@ class Gate:
         max_connections: how many may be open at a time, whether or not they have been let in.
         handshake_s: how long a peer may take to identify itself, in seconds, as set on the listener.
         silence_s: seconds after which a connection on which nothing comes is ended.
+        max_unread_bytes: how much may come over a connection without a message being read; beyond it, it is ended.
+            ZeroMQ does not bound it, since a message is nothing to it before it is complete.
 
     Attributes:
         refusals: how many peers were refused, by reason; see :data:`REASONS`.
@@ -91,6 +101,7 @@ class Gate:
         max_connections: int,
         handshake_s: float,
         silence_s: float,
+        max_unread_bytes: int,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         self.ended = 0
@@ -98,6 +109,7 @@ class Gate:
         self._max_connections = max_connections
         self._handshake_s = handshake_s
         self._silence_s = silence_s
+        self._max_unread_bytes = max_unread_bytes
         self._live: dict[int, _Connection] = {}
         self._failure = ""
         self._judged = self._joined = 0
@@ -160,6 +172,11 @@ class Gate:
         if connection is not None and connection.peer in (peer, UNKNOWN):
             shut(fd, connection.port)
 
+    def heard(self, fd: int) -> None:
+        """Note that a message of this connection has been read."""
+        if (connection := self._live.get(fd)) is not None:
+            connection.heard += 1
+
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
         if self._thread.is_alive():
@@ -181,7 +198,7 @@ class Gate:
             if self._zap in ready:
                 self._answer(self._zap.recv_multipart())
             if time.monotonic() - checked_s > self._silence_s / CHECKS:
-                self._end_the_silent()
+                self._look_at_traffic()
                 checked_s = time.monotonic()
 
     def _answer(self, request: list[bytes]) -> None:
@@ -203,11 +220,19 @@ class Gate:
             self.refuse(refusal, address.decode(errors="replace"), detail)
         self._zap.send_multipart([routing_id, empty, version, number, code, b"", name.encode(), b""])
 
-    def _end_the_silent(self) -> None:
+    def _look_at_traffic(self) -> None:
         for fd, connection in self._live.items():
-            limit_s = self._silence_s * (CHECKS - 1) / CHECKS
             # One that has surely not been let in is ended when its handshake takes too long.
-            if connection.joined != self._joined and silent_s(fd, connection.port) > limit_s:
+            if connection.joined == self._joined or connection.turned_away:
+                continue
+            silent_s, received_bytes = traffic(fd, connection.port)
+            if connection.heard != connection.heard_before:
+                connection.heard_before, connection.received_bytes = connection.heard, received_bytes
+            if received_bytes - connection.received_bytes > self._max_unread_bytes:
+                connection.turned_away = True
+                self.refuse("unread", connection.peer)
+                shut(fd, connection.port)
+            elif silent_s > self._silence_s * (CHECKS - 1) / CHECKS:
                 shut(fd, connection.port)
 
     def _follow(self) -> None:
@@ -244,16 +269,15 @@ class Gate:
 
         The events do not say whether it had been let in, nor that it was not. It was not if none was judged meanwhile.
         """
-        if connection.turned_away:
-            return
         if failure == "gone" and time.monotonic() - connection.since_s > self._handshake_s / 2:
             failure = "timeout"
         if not failure and connection.judged == self._judged:
             failure = "handshake"
         if failure:
-            self.refuse(failure, connection.peer)
-        else:
-            self.ended += 1
-            if not self._told:
-                self._told = True
-                self._bell.ring(1)
+            if not connection.turned_away:
+                self.refuse(failure, connection.peer)
+            return
+        self.ended += 1
+        if not self._told:
+            self._told = True
+            self._bell.ring(1)

@@ -1,29 +1,35 @@
 """The messages of a connection in one direction and the other: none missing, none twice, each whole.
 
-CURVE lets nobody read, alter or repeat a frame, but ZeroMQ accepts it when somebody on the way leaves frames out. Every
-message therefore ends in a frame with its number and how many frames are before it. Since frames come in order, only
-those of that message can be between it and the one before.
+CURVE lets nobody read, alter or repeat a frame of ZeroMQ, but it accepts that somebody on the way leaves some out.
+Every message is therefore one frame, with its number in it. (For a message of several frames, ZeroMQ may also abort the
+process, if the connection breaks while its socket is being closed.)
+
+In the frame are the number, a credit, how many parts there are, the size of each, and the parts, at multiples of
+:data:`ALIGNMENT` bytes.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer
 
-_LAST = struct.Struct("!QIH")
+ALIGNMENT = 8
+BIG_BYTES = 1 << 16
+"""Parts of this size are not copied when they are received."""
+_HEAD = struct.Struct("<QII")
 
 
 class Stream:
-    """Counts the messages of one connection.
+    """Numbers the messages of one connection.
 
     >>> here, there = Stream(), Stream()
-    >>> frames = [b"some", b"thing", here.last_frame(2)]
+    >>> frame = here.seal([b"some", b"thing"])
     >>> here.sent_one()
-    >>> there.open(frames), frames
+    >>> there.open(frame)
     (0, [b'some', b'thing'])
 
     Attributes:
@@ -34,35 +40,55 @@ class Stream:
         self.received = 0
         self._sent = 0
 
-    def last_frame(self, num_frames: int, credit: int = 0) -> bytes:
-        """The frame with which the next message ends.
+    def seal(self, parts: Sequence[Buffer], credit: int = 0) -> bytes:
+        """The next message as one frame.
 
         Args:
-            num_frames: how many are before it.
+            parts: that it consists of.
             credit: how many messages more the other side may send.
         """
-        return _LAST.pack(self._sent, num_frames, credit)
+        sizes = [len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in parts]
+        pieces: list[Buffer] = [_HEAD.pack(self._sent, credit, len(parts)), struct.pack(f"<{len(sizes)}Q", *sizes)]
+        for part, size in zip(parts, sizes, strict=True):
+            pieces += (part, bytes(-size % ALIGNMENT))
+        return b"".join(pieces)
 
     def sent_one(self) -> None:
         """Note that the message was sent."""
         self._sent += 1
 
-    def open(self, frames: list[Buffer]) -> int:
-        """Check a message that has come, and take its last frame away.
+    def open(self, frame: Buffer) -> tuple[int, list[Buffer]]:
+        """Take a message apart that has come.
 
         Returns:
-            How many messages more this side may send.
+            How many messages more this side may send, and its parts: big ones where they lie in the frame.
 
         Raises:
-            ProtocolError: something is missing in it or before it.
+            ProtocolError: it is malformed, or messages before it are missing.
         """
-        if not frames or len(frames[-1]) != _LAST.size:
-            raise ProtocolError("a message over the network does not end as it must")
-        number, num_frames, credit = _LAST.unpack(frames.pop())
-        if (number, num_frames) != (self.received, len(frames)):
-            raise ProtocolError("frames that were sent over the network are missing")
+        whole = memoryview(frame)
+        if len(whole) < _HEAD.size:
+            raise ProtocolError("a message over the network is shorter than its head")
+        number, credit, num_parts = _HEAD.unpack_from(whole)
+        if number != self.received:
+            raise ProtocolError("messages that were sent over the network are missing")
+        parts = list(_parts(whole, num_parts))
         self.received += 1
-        return int(credit)
+        return credit, parts
+
+
+def _parts(whole: memoryview, num_parts: int) -> Iterator[Buffer]:
+    begin = _HEAD.size + 8 * num_parts
+    if begin > len(whole):
+        raise ProtocolError("a message over the network is shorter than its head")
+    for (size,) in struct.iter_unpack("<Q", whole[_HEAD.size : begin]):
+        end = begin + size
+        if end > len(whole):
+            raise ProtocolError("a message over the network is shorter than its parts")
+        yield whole[begin:end] if size >= BIG_BYTES else bytes(whole[begin:end])
+        begin = end + -size % ALIGNMENT
+    if begin != len(whole):
+        raise ProtocolError("a message over the network is longer than its parts")
 
 
 class Streams:

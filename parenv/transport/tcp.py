@@ -5,23 +5,22 @@ from __future__ import annotations
 import ctypes
 import re
 import secrets
+from collections.abc import Sequence
 
 import zmq
 
-from parenv.errors import ConfigurationError
-from parenv.protocol.data import Buffer
+from parenv.errors import ConfigurationError, ProtocolError
 from parenv.transport.keys import DriverKeys, HostKeys
 
 WINDOW = 16
 """How many messages of a host may wait to be read."""
+MAX_UNREAD = 4 * WINDOW
 MAX_UNSENT = 1 << 16
 MIN_MESSAGE_BYTES = 1024
 """What hosts identify themselves with must get through."""
 RECONNECT_MS, CONNECT_TIMEOUT_MS = 500, 1000
-BIG_BYTES = 1 << 16
-"""Frames of this size are not copied, neither when they are sent nor when they are received."""
-CURVE_BYTES = 33
-"""What encryption adds to a frame."""
+OVERHEAD_BYTES = 64
+"""What encryption adds to a message, and its head."""
 MIN_SILENCE_S = 0.5
 MAX_SILENCE_S = 3600.0
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9._*-]+):(\d{1,5}|\*)")
@@ -34,7 +33,7 @@ def check(address: str, ports: range, silence_s: float, max_message_bytes: int =
         address: such as ``tcp://192.0.2.7:5555``.
         ports: that it may have.
         silence_s: seconds after which a connection on which nothing comes is taken to be cut.
-        max_message_bytes: the largest frame that may come.
+        max_message_bytes: the largest message that may come.
 
     Raises:
         ConfigurationError: the address is not one of TCP, or a number is out of range.
@@ -64,7 +63,7 @@ def listening_socket(
     socket.zap_domain = b"parenv"
     # Without this, ZeroMQ would let everybody in while nobody answers its questions.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-    socket.maxmsgsize = max_message_bytes + CURVE_BYTES
+    socket.maxmsgsize = max_message_bytes + OVERHEAD_BYTES
     # More than the window, since ZeroMQ learns only at every half of this how far has been read.
     socket.rcvhwm, socket.sndhwm = 3 * WINDOW, MAX_UNSENT
     return socket
@@ -108,15 +107,21 @@ def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:
     socket.close(round(linger_s * 1000))
 
 
-def rest(socket: zmq.Socket[bytes], frame: zmq.Frame) -> list[Buffer]:
+def rest(socket: zmq.Socket[bytes], frame: zmq.Frame) -> list[zmq.Frame]:
     """The frames of a message behind its first one."""
     frames = []
     while frame.more:
         frame = socket.recv(zmq.NOBLOCK, copy=False)
-        frames.append(buffer(frame))
+        frames.append(frame)
     return frames
 
 
-def buffer(frame: zmq.Frame) -> Buffer:
-    """What is in a frame: a copy, or where it is big, where it lies."""
-    return frame.buffer if len(frame) >= BIG_BYTES else frame.bytes
+def only(frames: Sequence[zmq.Frame]) -> memoryview:
+    """What is in the frame of a message that must have only one.
+
+    Raises:
+        ProtocolError: it has none, or several.
+    """
+    if len(frames) != 1:
+        raise ProtocolError("a message over the network is not in one frame")
+    return frames[0].buffer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from parenv.transport.keys import (
     read_driver_keys,
     read_host_keys,
 )
+from parenv.transport.stream import Stream
 
 MAX_BYTES = 1 << 20
 SILENCE_S = 1.0
@@ -52,7 +54,7 @@ class Scene:
         folder: with the keys.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, max_bytes: int) -> None:
         self.folder = folder
         self._stack = stack
         create_keys(folder, ["alpha", "beta"])
@@ -61,7 +63,7 @@ class Scene:
             "tcp://127.0.0.1:*",
             self.driver_keys,
             AllowList(folder / "hosts.pub"),
-            max_message_bytes=MAX_BYTES,
+            max_message_bytes=max_bytes,
             silence_s=SILENCE_S,
         )
         stack.callback(self.listener.close)
@@ -112,13 +114,22 @@ def handshake_s() -> float:
 
 
 @pytest.fixture
+def max_bytes() -> int:
+    return MAX_BYTES
+
+
+@pytest.fixture
 def scene(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, handshake_s: float
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    handshake_s: float,
+    max_bytes: int,
 ) -> Iterator[Scene]:
     """After each test, what was logged is looked through for keys."""
     monkeypatch.setattr(curve, "HANDSHAKE_S", handshake_s)
     with ExitStack() as stack, caplog.at_level(logging.DEBUG):
-        made = Scene(tmp_path / "keys", stack)
+        made = Scene(tmp_path / "keys", stack, max_bytes)
         yield made
         made.talk.turn()
     shown = [key for path in made.folder.glob("*.key") for key in keys_in(path) if key[:8] in caplog.text]
@@ -332,11 +343,47 @@ def test_a_host_trusts_only_its_driver(scene: Scene) -> None:
 
 def test_an_oversize_frame_ends_the_connection_of_its_sender_alone(scene: Scene) -> None:
     host = scene.host("beta")
-    for size in (MAX_BYTES, MAX_BYTES + 1):
+    for size in (MAX_BYTES - 20, MAX_BYTES + 1):
         assert host.send([b"size", bytes(size)])
     scene.talk.until(lambda: host.look() == "lost")
     scene.talk.until(lambda: scene.listener.ended > 0 and bool(scene.talk.others))
-    assert [[len(frame) for frame in frames] for _, frames in scene.talk.others] == [[4, MAX_BYTES]]
+    assert [[len(frame) for frame in frames] for _, frames in scene.talk.others] == [[4, MAX_BYTES - 20]]
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 17])
+def test_a_message_that_never_ends_is_ended(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    def never_the_last(number: int, frame: bytes) -> bytes:
+        return bytes([frame[0] | 1]) + frame[1:] if number >= 2 else frame
+
+    with Proxy(scene.address, to_driver=never_the_last) as proxy:
+        peer = scene.dealer(scene.keys("beta"))
+        peer.reconnect_ivl = -1
+        peer.sndhwm = 10
+        peer.connect(proxy.address)
+
+        def goes_on() -> bool:
+            with contextlib.suppress(zmq.Again):
+                for _ in range(10):
+                    peer.send(bytes(100_000), zmq.NOBLOCK)
+            return scene.listener.refusals["unread"] > 0
+
+        scene.talk.until(goes_on)
+        scene.talk.until(lambda: scene.listener.connections == 1 and scene.listener.ended == 1)
+    assert scene.refusals == {"unread": 1}
+    assert logged_once(caplog, "unread")
+    assert not scene.talk.others
+
+
+def test_a_message_of_several_frames_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    peer = scene.dealer(scene.keys("beta"))
+    peer.reconnect_ivl = -1
+    peer.connect(scene.address)
+    peer.send_multipart([Stream().seal([b"let me in"]), b"and this"])
+    scene.until_refused("sequence")
+    scene.talk.until(lambda: scene.listener.connections == 1)
+    assert scene.refusals == {"sequence": 1}
+    assert logged_once(caplog, "sequence")
+    assert not scene.talk.others
 
 
 def test_a_host_that_is_removed_cannot_come_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

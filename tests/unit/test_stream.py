@@ -2,81 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer
-from parenv.transport.stream import Stream, Streams
+from parenv.transport.stream import ALIGNMENT, BIG_BYTES, Stream, Streams
 
-Frame = tuple[Buffer, bool]
-"""Its content, and whether more of the message follow."""
+MESSAGES = st.lists(st.lists(st.binary(max_size=20), max_size=4), max_size=6)
 
 
-def sent(messages: list[list[bytes]]) -> list[Frame]:
+def sealed(messages: list[list[bytes]]) -> list[bytes]:
     stream, frames = Stream(), []
-    for message in messages:
-        whole = [*message, stream.last_frame(len(message))]
+    for number, message in enumerate(messages):
+        frames.append(stream.seal(message, credit=number))
         stream.sent_one()
-        frames += [(frame, place < len(message)) for place, frame in enumerate(whole)]
     return frames
 
 
-def delivered(frames: list[Frame]) -> list[list[Buffer]]:
-    """As ZeroMQ puts frames together, and as far as they are accepted."""
+def delivered(frames: list[bytes]) -> list[list[Buffer]]:
+    """As far as they are accepted."""
     stream, messages = Stream(), []
-    message: list[Buffer] = []
-    for frame, more in frames:
-        message.append(frame)
-        if not more:
-            try:
-                stream.open(message)
-            except ProtocolError:
-                break
-            messages.append(message)
-            message = []
+    for frame in frames:
+        try:
+            credit, parts = stream.open(frame)
+        except ProtocolError:
+            break
+        assert credit == len(messages)
+        messages.append(parts)
+    assert stream.received == len(messages)
     return messages
 
 
-MESSAGES = st.lists(st.lists(st.binary(max_size=3) | st.just(Stream().last_frame(1)), max_size=3), max_size=6)
+@given(MESSAGES)
+def test_what_is_sealed_is_what_is_opened(messages: list[list[bytes]]) -> None:
+    assert delivered(sealed(messages)) == messages
 
 
 @given(MESSAGES, st.data())
-def test_of_what_is_left_out_nothing_is_put_together(messages: list[list[bytes]], data: st.DataObject) -> None:
-    frames = sent(messages)
-    assert delivered(frames) == messages
-    kept = data.draw(st.lists(st.booleans(), min_size=len(frames), max_size=len(frames)))
-    got = delivered([frame for frame, keep in zip(frames, kept, strict=True) if keep])
-    assert got == messages[: len(got)]
-    first = next((place for place, keep in enumerate(kept) if not keep), len(frames))
-    whole = sum(not more for _, more in frames[:first])
-    assert len(got) == whole, "what came before is delivered, and nothing after"
+def test_nothing_is_delivered_behind_what_is_missing(messages: list[list[bytes]], data: st.DataObject) -> None:
+    frames = sealed(messages)
+    passed = data.draw(st.lists(st.sampled_from(frames), max_size=8)) if frames else []
+    whole = next((place for place, frame in enumerate(passed) if frames[place : place + 1] != [frame]), len(passed))
+    assert delivered(passed) == messages[:whole]
 
 
-@given(MESSAGES, st.data())
-def test_flags_that_are_set_on_the_way_put_nothing_together(messages: list[list[bytes]], data: st.DataObject) -> None:
-    """Others can set them, since ZeroMQ heeds those that are not encrypted too, but not clear them."""
-    frames = sent(messages)
-    altered = data.draw(st.lists(st.booleans(), min_size=len(frames), max_size=len(frames)))
-    got = delivered([(frame, more or flag) for (frame, more), flag in zip(frames, altered, strict=True)])
-    assert got == messages[: len(got)]
+@given(st.lists(st.binary(max_size=20), max_size=4), st.integers(0, 100), st.integers(0, 255))
+def test_what_is_malformed_is_refused_and_nothing_else_happens(parts: list[bytes], place: int, byte: int) -> None:
+    """Those who have a key may send anything."""
+    frame = bytearray(Stream().seal(parts))
+    frame[place % len(frame)] = byte
+    for altered in (frame, frame[:place], frame + b"x" * (place + 1)):
+        with contextlib.suppress(ProtocolError):
+            Stream().open(bytes(altered))
 
 
-@pytest.mark.parametrize("frames", [[], [b""], [b"x" * 13], [b"x" * 14], [b"a", b"b"]])
-def test_what_does_not_end_as_it_must_is_refused(frames: list[Buffer]) -> None:
+@pytest.mark.parametrize("num_parts", [1, 1 << 20, (1 << 32) - 1])
+@pytest.mark.parametrize("size", [1, 1 << 30, (1 << 64) - 1])
+def test_sizes_that_are_not_there_are_refused(num_parts: int, size: int) -> None:
+    head = (0).to_bytes(8, "little") + (0).to_bytes(4, "little") + num_parts.to_bytes(4, "little")
     with pytest.raises(ProtocolError):
-        Stream().open(frames)
+        Stream().open(head + size.to_bytes(8, "little"))
 
 
-def test_credit_passes_with_a_message() -> None:
-    here, there = Stream(), Stream()
-    for credit in (0, 8, 65535):
-        frames: list[Buffer] = [here.last_frame(0, credit)]
-        here.sent_one()
-        assert there.open(frames) == credit
-        assert frames == []
-    assert there.received == 3
+@pytest.mark.parametrize("sizes", [(1, BIG_BYTES), (3, BIG_BYTES + 1, 7, BIG_BYTES + 5)])
+def test_big_parts_lie_in_the_frame_at_even_places(sizes: tuple[int, ...]) -> None:
+    frame = Stream().seal([bytes([number]) * size for number, size in enumerate(sizes)])
+    _, parts = Stream().open(frame)
+    assert [len(part) for part in parts] == list(sizes)
+    for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        assert set(bytes(part)) == {number}
+        assert isinstance(part, memoryview) == (size >= BIG_BYTES)
+        if isinstance(part, memoryview):
+            assert part.obj is frame
+            assert frame.index(bytes([number]) * 16) % ALIGNMENT == 0
+
+
+def test_parts_of_any_shape_are_taken() -> None:
+    part = memoryview(bytearray(range(64))).cast("B", (8, 8))
+    _, parts = Stream().open(Stream().seal([part, memoryview(bytes(24)).cast("d"), bytearray(b"x")]))
+    assert parts == [bytes(range(64)), bytes(24), b"x"]
 
 
 def test_streams_of_the_gone_are_forgotten_and_the_others_kept() -> None:
