@@ -36,6 +36,7 @@ from parenv.protocol.hosting import (
 from parenv.protocol.messages import Call, Ready, Remarks, Reply, Rows
 from parenv.transport.curve import HostSocket
 from parenv.transport.keys import read_host_keys
+from parenv.transport.waiting import Waiting
 
 OBSERVED, ACTED = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 SHARE = 2
@@ -79,12 +80,14 @@ class FakeHost:
 
     def _run(self) -> None:
         self._socket = HostSocket(self._address, self._key)
+        waiting = Waiting()
+        waiting.watch(self._socket)
         self.say(Join(own_versions(), "fake", 1, self._capacity))
         while not self._over.is_set() and self._socket.look() != "lost":
-            self._socket.wait(0.05)
+            waiting.wait(0.05)
             while (frames := self._socket.receive()) is not None:
                 self._obey(*from_frames(frames))
-        self._socket.close(linger=False)
+        self._socket.close(0.0)
 
     def _obey(self, sender: Sender, message: Any) -> None:
         if isinstance(message, Start):
