@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import select
+import time
+from collections.abc import Container, Sequence
+
 from parenv.placement.local import LocalPlacement
 
 
 class Beside:
-    def __init__(self) -> None:
-        self.waits: list[float] = []
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.noticed: list[bool] = []
 
-    def wait(self, timeout_s: float) -> set[int]:
-        self.waits.append(timeout_s)
-        return set()
+    def polled(self) -> Sequence[tuple[int, int]]:
+        return ((self._descriptor, select.POLLIN),)
+
+    def notice(self, ready: Container[object]) -> None:
+        self.noticed.append(self._descriptor in ready)
 
 
 def test_before_the_first_start_a_wait_is_for_what_is_beside_it() -> None:
-    beside = Beside()
-    placement = LocalPlacement("nowhere:main", beside=beside)
-    assert placement.wait(0.25) == []
-    assert beside.waits == [0.25]
-    placement.close(0.0)
+    reading, writing = os.pipe()
+    try:
+        beside = Beside(reading)
+        placement = LocalPlacement("nowhere:main", beside=beside)
+        began = time.monotonic()
+        assert placement.wait(0.25) == []
+        assert time.monotonic() - began >= 0.2
+        os.write(writing, b"x")
+        assert placement.wait(60.0) == []
+        assert beside.noticed == [False, True]
+        placement.close(0.0)
+    finally:
+        os.close(reading)
+        os.close(writing)
