@@ -10,12 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from leftovers import processes_left
 
 from parenv.process import launcher
-
-ZYGOTE_WORDS = "parenv.process.zygote"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -38,18 +36,10 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list[str]:
-    workers = [f"process {child}" for child in psutil.Process().children(recursive=True) if not _is_zygote(child)]
     sockets = [str(path) for zygote in launcher._zygotes.values() for path in Path(zygote.directory).iterdir()]
     descriptors = [f"descriptor {fd} -> {to}" for fd, to in _descriptors().items() if fd not in before]
     begun = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads]
-    return workers + sockets + descriptors + begun
-
-
-def _is_zygote(process: psutil.Process) -> bool:
-    try:
-        return process.ppid() == os.getpid() and any(ZYGOTE_WORDS in word for word in process.cmdline())
-    except psutil.NoSuchProcess:
-        return True
+    return processes_left() + sockets + descriptors + begun
 
 
 def _descriptors() -> dict[str, str]:

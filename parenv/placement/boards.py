@@ -86,7 +86,7 @@ class Boards:
         Args:
             board: the driver's.
             num_local: workers on this machine, the first ones.
-            max_message_bytes: what a host may send in one frame.
+            max_message_bytes: what a host may send in one message.
 
         Raises:
             ConfigurationError: a row is larger.

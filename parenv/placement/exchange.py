@@ -13,7 +13,7 @@ from parenv.memory.weights import Encoding, WeightsMap
 from parenv.placement.boards import Boards
 from parenv.placement.deliveries import Deliveries
 from parenv.protocol.frames import AnyMessage, Sender
-from parenv.protocol.hosting import PIECE_BYTES, Answers, Beat, Gone, Piece, Weights
+from parenv.protocol.hosting import HOST, PIECE_BYTES, Answers, Beat, Gone, Piece, Weights
 from parenv.protocol.messages import Call, Commit, Credit, Layout, Remarks, Rows
 
 
@@ -24,7 +24,7 @@ class Exchange:
         num_local: how many workers, the first ones, are on no host.
         weights: the policy's weights, or ``None``.
         encoding: how weights cross.
-        max_message_bytes: what one frame from a host may have.
+        max_message_bytes: what one message from a host may have.
     """
 
     def __init__(self, num_local: int, weights: WeightsMap | None, encoding: Encoding, max_message_bytes: int) -> None:
@@ -51,25 +51,25 @@ class Exchange:
         """Hear where the rows of a vector env lie.
 
         Raises:
-            ConfigurationError: a row has more bytes than a host may send in one frame.
+            ConfigurationError: a row has more bytes than a host may send in one message.
         """
         self._boards.lay_out(board, self._num_local, self._max_message_bytes)
 
-    def outgoing(self, host: bytes, to: Sender, message: AnyMessage) -> Iterator[tuple[AnyMessage, bool]]:
-        """What to say to a host in place of a message to one of its workers, and whether it is about that worker."""
+    def outgoing(self, host: bytes, to: Sender, message: AnyMessage) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
+        """What to say to a host in place of a message to one of its workers, each with what its header names."""
         if isinstance(message, Layout) and self._deliveries is not None:
             plan, message = self._deliveries.plan(to.worker, message)
-            yield plan, True
+            yield plan, to
         elif isinstance(message, Credit) and self._deliveries is not None:
             yield from self._missing_weights(host, message.policy_version, message.weights_slot)
             message = self._deliveries.expect(to, message)
         elif isinstance(message, Rows):
-            yield self._boards.plan(to.worker), True
+            yield self._boards.plan(to.worker), to
         elif isinstance(message, Call) and self._boards.used:
-            yield self.requests(to.worker, 0), True
+            yield self.requests(to.worker, 0), to
         elif isinstance(message, Call) and message.policy_version >= 0:
             yield from self._missing_weights(host, message.policy_version, message.weights_slot)
-        yield message, True
+        yield message, to
 
     def requests(self, worker: int, number: int) -> AnyMessage:
         """What is requested of a worker on its board now, and a number to ring."""
@@ -112,14 +112,14 @@ class Exchange:
         """A host is gone, with the weights that it had."""
         self._brought.pop(host, None)
 
-    def _missing_weights(self, host: bytes, version: int, place: int) -> Iterator[tuple[AnyMessage, bool]]:
+    def _missing_weights(self, host: bytes, version: int, place: int) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """A version, unless the host has it: it crosses once for all workers there."""
         brought = self._brought.setdefault(host, {})
         if self._weights is None or brought.get(place) == version:
             return
         brought[place] = version
         for chunk in self._weights.chunks(place, self._encoding, PIECE_BYTES):
-            yield Weights(*chunk), False
+            yield Weights(*chunk), HOST
 
 
 def take_lines(head: Any, here: set[int], beat: Beat) -> None:

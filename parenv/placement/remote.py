@@ -61,7 +61,7 @@ class HostsPlacement:
         num_local: how many workers, the first ones, run on this machine.
         weights: the policy's weights, or ``None``.
         encoding: how weights cross.
-        max_message_bytes: what one frame from a host may have.
+        max_message_bytes: what one message from a host may have.
         silence_s: after which a host counts as lost, in seconds.
         provider: starts the hosts; ``None``: the user does.
     """
@@ -130,7 +130,7 @@ class HostsPlacement:
         """Hear where the rows of a vector env lie, before any worker is told.
 
         Raises:
-            ConfigurationError: a row has more bytes than a host may send in one frame.
+            ConfigurationError: a row has more bytes than a host may send in one message.
         """
         self._exchange.lay_out_board(board)
 
@@ -146,8 +146,8 @@ class HostsPlacement:
         host = self._roster.host_of(to)
         if host is None:
             return
-        for part, is_about in self._exchange.outgoing(host, to, message):
-            self._tell(host, part, to if is_about else HOST)
+        for part, about in self._exchange.outgoing(host, to, message):
+            self._tell(host, part, about)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Everything that has happened; waits up to the limit for the first thing to happen."""
@@ -189,8 +189,8 @@ class HostsPlacement:
 
     def traffic(self) -> Traffic:
         """What has crossed the network."""
-        refused = self._refused + Counter(self._listener.refusals)
-        return Traffic(self._sent, self._received, len(self._hosts), dict(refused))
+        refused = dict(self._refused + Counter(self._listener.refusals))
+        return Traffic(self._sent, self._received, len(self._hosts), refused)
 
     @property
     def address(self) -> str:
@@ -231,7 +231,7 @@ class HostsPlacement:
             self._tell(host, self._exchange.requests(worker, number), self._present[worker])
 
     def _place(self) -> None:
-        for worker, host in self._roster.place():
+        for worker, host in [] if self._closed else self._roster.place():
             Progress(self._head, worker.worker).begin("starting")
             self._tell(host, Start(), worker)
 

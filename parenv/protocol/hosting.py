@@ -1,7 +1,7 @@
 """What a driver and a worker host say to each other beside the messages of workers, which a host passes on as they are.
 
 The header of a message about one worker names that worker; of all others, :data:`HOST`. ``memoryview`` fields are
-raw memory, which is copied on neither side.
+raw memory: copied once, into the message, by whoever sends them, and read where they have come.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Welcome:
         environment: variables to set before any import.
         threads: per worker.
         head_bytes: size of the memory before the slots, or before the board.
-        max_message_bytes: what a frame may have.
+        max_message_bytes: what a message to the driver may have.
         doorbells: 1: workers listen at doorbells and answer on a board, 0: they do not.
     """
 

@@ -35,7 +35,7 @@ from parenv.transport.tcp import (
     only,
     rest,
 )
-from parenv.transport.waiting import Polled, Source, Waiting
+from parenv.transport.waiting import Polled, Waiting
 from parenv.transport.zeromq import Frames
 
 HANDSHAKE_S = 5.0
@@ -113,23 +113,12 @@ class HostListener:
         """
         return self._gate.ended
 
-    def watch(self, source: int | Source) -> None:
-        """Have :meth:`wait` return also when this is ready."""
-        self._waiting.watch(source)
-
-    def unwatch(self, source: int | Source) -> None:
-        """Watch it no longer; to be said before it is closed."""
-        self._waiting.unwatch(source)
-
-    def wait(self, timeout_s: float) -> set[int]:
-        """Wait until a message has come, a connection has ended, or something watched is ready, or until the limit.
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a message has come or a connection has ended, or until the limit.
 
         Waits for :data:`parenv.transport.waiting.MAX_WAIT_S` at most.
-
-        Returns:
-            The watched descriptors that are readable.
         """
-        return self._waiting.wait(timeout_s)
+        self._waiting.wait(timeout_s)
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
         """What to poll, for whoever waits for this among others."""

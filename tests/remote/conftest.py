@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zmq
 from worker_hosts import Hosts
 
 
@@ -17,15 +16,3 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield made
     finally:
         made.end()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def what_frees_uncopied_messages_is_there() -> None:
-    """A thread of pyzmq that stays until the process ends."""
-    context = zmq.Context()
-    one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-    one.bind("inproc://uncopied")
-    other.connect("inproc://uncopied")
-    one.send(b"x" * (1 << 20), copy=False)
-    other.recv()
-    context.destroy()

@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 from parenv.protocol.data import Buffer
 from parenv.transport.curve import HostListener, HostSocket
+from parenv.transport.waiting import Waiting
 
 LIMIT_S = 20.0
 BIG = bytes(range(256)) * 300
@@ -48,12 +49,14 @@ class Exchange:
         self.peer = b""
 
     def __enter__(self) -> Self:
-        self._listener.watch(self._host)
+        self._waiting = Waiting()
+        self._waiting.watch(self._listener)
+        self._waiting.watch(self._host)
         self.turn()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._listener.unwatch(self._host)
+        self._waiting.unwatch(self._host)
 
     def turn(self) -> None:
         """Three messages there, and back; fails if anything else comes in their place."""
@@ -89,5 +92,5 @@ class Exchange:
         deadline = time.monotonic() + LIMIT_S
         while (received := receive()) is None:
             assert time.monotonic() < deadline, f"nothing comes: {self._host.look()}, {self._listener.refusals}"
-            self._listener.wait(1.0)
+            self._waiting.wait(1.0)
         return received

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ray_cluster import RayCluster, left_behind
+from ray_cluster import RayCluster
 
 from parenv.errors import ConfigurationError
 from parenv.options import RayPlacement, RestartPolicy
@@ -35,28 +35,6 @@ ENTRY = "ray_placeholder:serve"
 RESTART = RestartPolicy(max_restarts=2, backoff_s=0.2)
 KEYS: Any = {"public": "not a real key"}
 SOON_S, LATE_S = 10.0, 50.0
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    cluster = RayCluster()
-    handler = signal.getsignal(signal.SIGTERM)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    signal.signal(signal.SIGTERM, handler)
-    cluster.close()
-
-
-@pytest.fixture(autouse=True)
-def nothingleft_behind(cluster: RayCluster) -> Iterator[None]:
-    """No actor, nothing that one has started, and no thread. Ray's own processes and connections stay."""
-    threads = set(threading.enumerate())
-    yield
-    limit = time.monotonic() + SOON_S
-    while (left := left_behind(cluster, threads)) and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture
@@ -351,4 +329,4 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 def test_ray_is_imported_only_where_it_is_used() -> None:
     script = "import sys, parenv, parenv.placement.ray; assert 'ray' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent.parent.parent)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from ray_cluster import RayCluster, left_behind
+from ray_cluster import RayCluster
 
 from parenv import AsyncWorkerPool, RayPlacement, Stop, WorkerOptions, WorkerTimeoutError
 from parenv.testing import LedgerEnv, check_ledger
@@ -22,28 +21,6 @@ ray = pytest.importorskip("ray", reason="needs parenv[ray]")
 # A node that is lost is missed after several seconds, and every process of Ray imports it anew: slow on a busy machine.
 pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("warnings_are_expected")]
 SOON_S, LATE_S = 10.0, 60.0
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    cluster = RayCluster()
-    handler = signal.getsignal(signal.SIGTERM)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    signal.signal(signal.SIGTERM, handler)
-    cluster.close()
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind(cluster: RayCluster) -> Iterator[None]:
-    """No actor, nothing that one has started, and no thread. Ray's own processes and connections stay."""
-    threads = set(threading.enumerate())
-    yield
-    limit = time.monotonic() + SOON_S
-    while (left := left_behind(cluster, threads)) and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not left, f"left behind: {left}"
 
 
 def zeros(observations: Any) -> Any:

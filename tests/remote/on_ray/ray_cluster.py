@@ -12,11 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 OBJECT_STORE_BYTES = 80 << 20
 SOON_LOST = {
@@ -35,7 +32,7 @@ class RayCluster:
         # Of its own, so that a plain ray.init() elsewhere does not find this cluster; short, for it holds sockets.
         directory = tempfile.mkdtemp(prefix="ray-")
         here = Path(__file__).parent
-        paths = [str(here), str(here.parent.parent)]
+        paths = [str(here), str(here.parents[2])]
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
@@ -82,21 +79,6 @@ class RayCluster:
         line = self._process.stdout.readline()
         assert line, "the Ray cluster has ended"
         return json.loads(line)
-
-
-def left_behind(cluster: RayCluster, threads: set[threading.Thread]) -> list[str]:
-    rays = psutil.Process(cluster.pid)
-    of_ray = {rays, *rays.children(recursive=True)}
-    others = [f"process {child}" for child in psutil.Process().children(recursive=True) if child not in of_ray]
-    actors = [f"process {process}" for process in of_ray if _is_of_an_actor(process)]
-    return others + actors + [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads]
-
-
-def _is_of_an_actor(process: psutil.Process) -> bool:
-    try:
-        return "HostActor" in process.name() or any("parenv.process.zygote" in word for word in process.cmdline())
-    except psutil.NoSuchProcess:
-        return False
 
 
 def main() -> None:

@@ -1,0 +1,27 @@
+"""Processes that a test has left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import psutil
+
+ZYGOTE_WORDS = "parenv.process.zygote"
+
+
+def processes_left(others: Iterable[psutil.Process] = ()) -> list[str]:
+    """What runs under this process but zygotes, which outlive the pools, and others that are meant to run."""
+    running = set(psutil.Process().children(recursive=True)) - set(others)
+    return [f"process {child}" for child in running if not _may_stay(child)]
+
+
+def is_of_a_zygote(process: psutil.Process) -> bool:
+    return any(ZYGOTE_WORDS in word for word in process.cmdline())
+
+
+def _may_stay(process: psutil.Process) -> bool:
+    try:
+        return process.ppid() == os.getpid() and is_of_a_zygote(process)
+    except psutil.NoSuchProcess:
+        return True
