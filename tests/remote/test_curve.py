@@ -447,16 +447,18 @@ def test_workers_and_a_driver_are_waited_for_at_once(pair: Pair, tmp_path: Any) 
 def test_descriptors_are_watched_too(pair: Pair) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        pair.listener.watch(ours.fileno())
-        assert pair.listener.wait(0.0) == set()
+        waiting = Waiting()
+        waiting.watch(pair.listener)
+        waiting.watch(ours.fileno())
+        assert waiting.wait(0.0) == set()
         theirs.send(b"x")
-        assert pair.listener.wait(1.0) == {ours.fileno()}
-        pair.listener.unwatch(ours.fileno())
-        assert pair.listener.wait(0.0) == set()
-    host = pair.host()
-    pair.listener.watch(host)
-    pair.until(lambda: host.look() == "connected" or bool(pair.listener.wait(0.1)))
-    pair.listener.unwatch(host)
+        assert waiting.wait(1.0) == {ours.fileno()}
+        waiting.unwatch(ours.fileno())
+        assert waiting.wait(0.0) == set()
+        host = pair.host()
+        waiting.watch(host)
+        pair.until(lambda: host.look() == "connected" or bool(waiting.wait(0.1)))
+        waiting.unwatch(host)
 
 
 SECRETS: dict[str, bytes] = {"observations": b"obs-" * 5000, "weights": bytes(range(256)) * 300}
