@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sampling import one_in
 
 PREAMBLE = """
 import os, sys, time
@@ -254,7 +255,7 @@ with AsyncWorkerPool(lambda: Shifted(gym.make("CartPole-v1")), TorchPolicy(Agent
 """
 
 
-@pytest.mark.parametrize("how", ["script", "-c", "stdin"])
+@pytest.mark.parametrize("how", one_in(2, ["script", "-c", "stdin"]))
 def test_a_plain_script_needs_no_main_guard(how: str, directory: Path, tmp_path: Path) -> None:
     if how == "stdin":
         driver = run("", directory, stdin="", arguments=("-i",))

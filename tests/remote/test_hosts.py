@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampling import one_in
 from worker_hosts import until
 
 from parenv import AsyncWorkerPool, HostLostError, RestartLimitError, Stop, WorkerOptions, WorkerTimeoutError
@@ -47,7 +48,7 @@ class Audit:
             self.take(1)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", one_in(2, ["sync", "async"]))
 def test_when_a_host_is_killed_another_with_room_takes_its_workers(hosts: Any, mode: Any) -> None:
     first, _ = hosts.start(2, 2)
     with AsyncWorkerPool(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampling import one_in
 
 from parenv import AsyncWorkerPool, Stop, WorkerOptions
 from parenv.memory.spaces import describe
@@ -223,7 +224,8 @@ def test_a_host_that_does_not_fit_is_told_why_and_gets_no_job(
 
 
 @pytest.mark.parametrize(
-    "what", ["no credit", "does not fit", "twice", "incomplete", "of an old generation", "ends", "too many ends"]
+    "what",
+    one_in(4, ["no credit", "does not fit", "twice", "incomplete", "of an old generation", "ends", "too many ends"]),
 )
 def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake: FakeHost, what: str) -> None:
     """The fake host has the only worker, says what an honest one would, and then something else."""

@@ -23,6 +23,7 @@ from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from sampling import one_in
 
 import parenv
 from parenv import ConfigurationError, HostLostError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
@@ -218,8 +219,10 @@ class Ledgers:
         self._last = observations
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize(("make", "num_local"), [(recorded, 0), (Words, 1)])
+@pytest.mark.parametrize(
+    ("make", "num_local", "mode"),
+    one_in(2, [(make, num_local, mode) for make, num_local in ((recorded, 0), (Words, 1)) for mode in MODES]),
+)
 def test_any_calls_have_the_results_that_sync_vector_env_has(
     near: NearHosts, make: Any, num_local: int, mode: AutoresetMode
 ) -> None:
@@ -365,7 +368,7 @@ def test_a_worker_that_dies_is_started_again_where_there_is_room(near: NearHosts
 
 
 @pytest.mark.usefixtures("warnings_are_expected")
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", one_in(2, [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]))
 def test_a_restart_truncates_the_last_observation_once_more(near: NearHosts, mode: AutoresetMode) -> None:
     near.start(2)
     envs = ParallelVectorEnv(
@@ -384,7 +387,7 @@ def test_a_restart_truncates_the_last_observation_once_more(near: NearHosts, mod
         )
 
 
-@pytest.mark.parametrize("on_worker_death", ["raise", "restart"])
+@pytest.mark.parametrize("on_worker_death", one_in(2, ["raise", "restart"]))
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_a_step_that_hangs_is_cut_and_its_stack_shown(near: NearHosts, on_worker_death: Any) -> None:
     near.start(2)
