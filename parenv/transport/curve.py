@@ -36,7 +36,7 @@ from parenv.transport.tcp import (
     rest,
 )
 from parenv.transport.waiting import Polled, Waiting
-from parenv.transport.zeromq import Frames
+from parenv.transport.zeromq import Frames, terminate
 
 HANDSHAKE_S = 5.0
 MAX_SKIPPED = 100
@@ -166,7 +166,7 @@ class HostListener:
         if not self._socket.closed:
             close_monitored(self._socket, linger_s)
             self._gate.close()
-            self._context.term()
+            terminate(self._context)
 
     def _send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
         stream = self._streams.of(peer)
@@ -307,7 +307,7 @@ class HostSocket:
         if not self._socket.closed:
             close_monitored(self._socket, linger_s if self.look() == "connected" else 0.0)
             self._monitor.close(0)
-            self._context.term()
+            terminate(self._context)
 
     def _next(self) -> list[Buffer] | None:
         for _ in range(MAX_SKIPPED):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import struct
+import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import zmq
 
@@ -13,6 +16,8 @@ from parenv.transport.waiting import Source, Waiting
 Frames = Sequence[bytes | bytearray | memoryview]
 _ROUTING_ID = struct.Struct("!cII")
 LINGER_MS = 1000
+TERM_S = 10.0
+_log = logging.getLogger("parenv")
 
 
 class DriverSocket:
@@ -66,7 +71,7 @@ class DriverSocket:
     def close(self) -> None:
         """Close; what was not sent yet is dropped. Idempotent."""
         self._socket.close()
-        self._context.term()
+        terminate(self._context)
 
 
 class WorkerSocket:
@@ -99,7 +104,19 @@ class WorkerSocket:
     def close(self) -> None:
         """Close, after what was sent is on its way or :data:`LINGER_MS` is over."""
         self._socket.close()
-        self._context.term()
+        terminate(self._context)
+
+
+def terminate(context: zmq.Context[Any]) -> None:
+    """End a context whose sockets are closed, after what they have still to send.
+
+    ZeroMQ may wait for ever for a connection that broke at a bad moment; then, after :data:`TERM_S`, it is left alone.
+    """
+    thread = threading.Thread(target=context.term, name="parenv terminate", daemon=True)
+    thread.start()
+    thread.join(TERM_S)
+    if thread.is_alive():
+        _log.warning("ZeroMQ does not end within %g s; it is left behind", TERM_S)
 
 
 def _routing_id(worker: int, generation: int) -> bytes:

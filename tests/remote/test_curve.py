@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,6 +19,7 @@ from proxy import Proxy
 
 from parenv.errors import ConfigurationError
 from parenv.protocol.data import Buffer
+from parenv.transport import zeromq
 from parenv.transport.curve import HostListener, HostSocket
 from parenv.transport.keys import AllowList, ephemeral_keys
 from parenv.transport.stream import BIG_BYTES
@@ -506,3 +509,15 @@ def test_of_what_is_not_encrypted_an_eavesdropper_hears_all() -> None:
             assert dealer.poll(LIMIT_S * 1000)
             assert overheard(proxy) == set(looked_for())
     context.term()
+
+
+def test_a_context_that_does_not_end_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zeromq, "TERM_S", 0.1)
+    context = zmq.Context()
+    with context.socket(zmq.PAIR), caplog.at_level(logging.WARNING, logger="parenv"):
+        zeromq.terminate(context)
+    assert [record.getMessage() for record in caplog.records] == ["ZeroMQ does not end within 0.1 s; it is left behind"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "parenv terminate"]
+    thread.join(LIMIT_S)

@@ -359,7 +359,7 @@ def test_a_message_that_never_ends_is_ended(scene: Scene, caplog: pytest.LogCapt
 
     with Proxy(scene.address, to_driver=never_the_last) as proxy:
         peer = scene.dealer(scene.keys("beta"))
-        peer.reconnect_ivl = -1
+        peer.reconnect_ivl = 60_000
         peer.sndhwm = 10
         peer.connect(proxy.address)
 
@@ -378,7 +378,7 @@ def test_a_message_that_never_ends_is_ended(scene: Scene, caplog: pytest.LogCapt
 
 def test_a_message_of_several_frames_is_refused(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     peer = scene.dealer(scene.keys("beta"))
-    peer.reconnect_ivl = -1
+    peer.reconnect_ivl = 60_000
     peer.connect(scene.address)
     peer.send_multipart([Stream().seal([b"let me in"]), b"and this"])
     scene.until_refused("sequence")
@@ -442,7 +442,7 @@ def test_nobody_chooses_the_name_of_a_connection(
 ) -> None:
     peer = scene.dealer(scene.keys("beta"))
     peer.setsockopt(zmq.ROUTING_ID, identity)
-    peer.reconnect_ivl = -1
+    peer.reconnect_ivl = 60_000
     peer.connect(scene.address)
     for _ in range(3):
         peer.send(b"let me in")
