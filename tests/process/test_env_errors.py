@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sampling import one_in
 
 from parenv import AsyncWorkerPool, ConfigurationError, Policy, RestartLimitError, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action
@@ -61,9 +63,10 @@ class Remembers(Policy):
         return Action(np.zeros(len(observations), np.int64), extras, carry + 1)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("error", [SimulatorError, SystemExit])
+@pytest.mark.parametrize(
+    ("mode", "num_workers", "error"),
+    one_in(3, itertools.product(["sync", "async"], [0, 2], [SimulatorError, SystemExit])),
+)
 def test_a_replaced_environment_truncates_its_episode_and_every_row_is_real(
     mode: Any, num_workers: int, error: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -11,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from sampling import one_in
 from torch import nn
 
 from parenv import (
@@ -113,13 +115,19 @@ def gradient_of(policy: Any, rollout: Rollout) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in policy.module.parameters() if p.requires_grad])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("reduction", ["mean", "weighted_mean"])
-@pytest.mark.parametrize(("make", "shape"), [(mlp, (3,)), (conv, (1, 8, 8)), (gru, (3,))], ids=["mlp", "conv", "gru"])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+NETS: dict[str, Any] = {"mlp": (mlp, (3,)), "conv": (conv, (1, 8, 8)), "gru": (gru, (3,))}
+PRECISIONS = {"double": (torch.float64, 1e-10), "single": (torch.float32, 1e-5)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "net", "reduction", "precision"),
+    one_in(5, itertools.product([1, 2, 3], NETS, ["mean", "weighted_mean"], PRECISIONS)),
+)
 def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
-    workers: int, make: Any, shape: Any, reduction: Any, dtype: torch.dtype, tolerance: float
+    workers: int, net: str, reduction: Any, precision: str
 ) -> None:
+    make, shape = NETS[net]
+    dtype, tolerance = PRECISIONS[precision]
     policy = make(dtype)
     # Workers with unequal shares agree with the whole batch only where they are weighted by their samples.
     num_envs = 5 if reduction == "weighted_mean" else 6

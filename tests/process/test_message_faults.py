@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from sampling import one_in
 
 from parenv import (
     AsyncWorkerPool,
@@ -233,12 +234,7 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
 
 @pytest.mark.parametrize(
     ("kind", "fault", "mode"),
-    [
-        pytest.param(kind, fault, mode, marks=pytest.mark.soak if (i + j + k) % 2 else ())
-        for i, kind in enumerate(KINDS)
-        for j, fault in enumerate(FAULTS)
-        for k, mode in enumerate(["sync", "async"])
-    ],
+    one_in(3, itertools.product(KINDS, FAULTS, ["sync", "async"])),
 )
 def test_no_fault_of_a_message_hangs_a_pool_or_has_it_deliver_wrongly(
     kind: type[Message], fault: str, mode: str, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from sampling import one_in
 
 from parenv import AsyncWorkerPool, ConfigurationError, ReplayError, Stop, TorchPolicy, WorkerOptions
 from parenv.experience.rollout import Rollout
@@ -73,7 +74,7 @@ def train(pool: AsyncWorkerPool, net: Net, stop: Stop, learning_rate: float = 0.
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"max_policy_lag": 2}, {"max_policy_lag": 1, "on_stale": "drop"}, {"prefetch": 0}]
+    "more", one_in(2, [{}, {"max_policy_lag": 2}, {"max_policy_lag": 1, "on_stale": "drop"}, {"prefetch": 0}])
 )
 def test_an_asynchronous_run_is_replayed_to_the_bit(more: dict[str, Any], tmp_path: Path) -> None:
     net, again = Net(), Net()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from sampling import one_in
 
 from parenv import AsyncWorkerPool, GradientOptions, PoolStatistics, RestartPolicy, Stop, WorkerDiedError, WorkerOptions
 from parenv.cli.report import report
@@ -66,8 +68,7 @@ def check(timeline: Timeline, statistics: PoolStatistics) -> None:
         assert sum(track.shares().values()) == pytest.approx(1.0, abs=1e-4)  # Times are rounded to 0.1 µs.
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize(("mode", "num_workers"), one_in(2, itertools.product(["sync", "async"], [0, 1, 3])))
 def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_path: Path) -> None:
     with AsyncWorkerPool("CartPole-v1", zeros, num_envs=6, num_workers=num_workers, mode=mode, seed=1) as pool:
         pool.trace(tmp_path / "trace.json")
@@ -95,7 +96,7 @@ def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_p
         assert page.read_text().count("data:image/png;base64,") == 5
 
 
-@pytest.mark.parametrize(("mode", "rollout_length"), [("sync", 8), ("async", 8), ("sync", "episode")])
+@pytest.mark.parametrize(("mode", "rollout_length"), one_in(2, [("sync", 8), ("async", 8), ("sync", "episode")]))
 def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_length: Any, tmp_path: Path) -> None:
     with AsyncWorkerPool(
         lambda: LedgerEnv(0), Net(), num_envs=4, num_workers=2, mode=mode, rollout_length=rollout_length,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import multiprocessing
 import os
 import threading
@@ -19,6 +20,7 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
+from sampling import one_in
 
 import parenv
 from parenv import ConfigurationError, NotDataError, ObservationError, ParallelVectorEnv
@@ -147,8 +149,7 @@ SPACES: dict[str, Any] = {
 }
 
 
-@ALL_MODES
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize(("name", "mode"), one_in(2, itertools.product(SPACES, AutoresetMode)))
 def test_observations_of_every_space_are_batched_as_by_sync_vector_env(name: str, mode: AutoresetMode) -> None:
     assert_as_sync(talkers(observed=SPACES[name]), mode, num_workers=list(AutoresetMode).index(mode))
 
@@ -306,8 +307,7 @@ INFOS: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-@ALL_MODES
-@pytest.mark.parametrize("name", INFOS)
+@pytest.mark.parametrize(("name", "mode"), one_in(2, itertools.product(INFOS, AutoresetMode)))
 def test_infos_of_every_kind_are_those_of_sync_vector_env(name: str, mode: AutoresetMode) -> None:
     assert_as_sync(talkers(says=INFOS[name]), mode, num_workers=(1, 2, 0)[list(AutoresetMode).index(mode)])
 
