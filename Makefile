@@ -7,10 +7,10 @@ PIP = .venv/bin/pip install --quiet --disable-pip-version-check --constraint con
 demo: .venv/demo
 	.venv/bin/python examples/demo.py
 
-# Two tests at a time; without cached bytecode each of their many processes would compile the package anew.
+# Three tests at a time, since many wait; without cached bytecode each of their many processes would compile the package anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/dev lint types
-	.venv/bin/pytest -m "not soak" --numprocesses 2 --dist worksteal
+	.venv/bin/pytest -m "not soak" --numprocesses 3 --dist worksteal
 
 soak: .venv/dev
 	.venv/bin/pytest -m soak --timeout 1200 -s
