@@ -64,7 +64,7 @@ class EnvBatch:
         self._columns = range(len(envs))
         self._all = slice(first_env_id, first_env_id + len(envs))
         self._infos, self._progress = infos, progress
-        self._cell = memoryview(progress.cell)  # type: ignore[arg-type,unused-ignore]
+        self._cell = progress.cell
         self._step_codes = [code("step", first_env_id + i) for i in self._columns]
         self._leaves = board.spec.observations
         self._single = is_single(self._leaves)

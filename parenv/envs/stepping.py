@@ -110,7 +110,7 @@ class EnvStepper:
         self._dtype = np.dtype(observed[0].dtype) if is_single(observed) else None
         self._shape = observed[0].shape
         self._action_leaves = leaves(self.action_space)
-        self._cell = memoryview(progress.cell)  # type: ignore[arg-type,unused-ignore]
+        self._cell = progress.cell
         env_ids = range(first_env_id, first_env_id + self.num_envs)
         self._step_codes, self._reset_codes = ([code(doing, i) for i in env_ids] for doing in ("step", "reset"))
         self._steps, self._resets = [env.step for env in self.envs], [env.reset for env in self.envs]

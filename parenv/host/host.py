@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from parenv.host.rows import HostRows
+from parenv.memory.crossing import in_pieces
 from parenv.memory.progress import Progress, line
 from parenv.memory.shared import SharedMemory
 from parenv.memory.weights import Chunk, write_chunk
@@ -29,7 +30,7 @@ from parenv.protocol.hosting import (
     Gone,
     Goodbye,
     Join,
-    Piece,
+    Pieces,
     Refuse,
     Ring,
     RowPlan,
@@ -237,23 +238,21 @@ class Visit:
             return
         message = event.message
         if isinstance(message, Commit):
-            for offset, data in self._committed(self._plans[sender.worker], message.sequence):
-                self._say(Piece(message.sequence, offset, data), sender)
+            for pieces in self._committed(self._plans[sender.worker], message.sequence):
+                self._say(Pieces(message.sequence, pieces), sender)
         frames = to_frames(sender, message)
         size = sum(len(frame) + FRAME_BYTES for frame in frames)
         if size > self._max_message_bytes:
             frames = to_frames(sender, _too_large(message, size, self._max_message_bytes))
         self._outbox.append(frames)
 
-    def _committed(self, plan: SlotPlan, sequence: int) -> Iterator[tuple[int, memoryview]]:
-        """What a worker has written for a credit: offsets in the slot, and bytes."""
+    def _committed(self, plan: SlotPlan, sequence: int) -> Iterator[list[Any]]:
+        """What a worker has written for a credit, in pieces, as many at a time as one message may have."""
         begin = plan.offset + sequence % plan.count * plan.slot_bytes
-        (ends,) = _NUM_ENDS.unpack_from(self._mapping, begin + plan.ends_offset)
-        memory = memoryview(self._mapping)
-        for offset, nbytes in [(0, plan.fixed_bytes), *((offset, ends * each) for offset, each in plan.per_end)]:
-            for at in range(offset, offset + nbytes, PIECE_BYTES):
-                stop = min(at + PIECE_BYTES, offset + nbytes)
-                yield at, memory[begin + at : begin + stop]
+        slot = memoryview(self._mapping)[begin : begin + plan.slot_bytes]
+        (ends,) = _NUM_ENDS.unpack_from(slot, plan.ends_offset)
+        parts = [(0, plan.fixed_bytes), *((offset, ends * each) for offset, each in plan.per_end)]
+        return in_pieces(slot, parts, PIECE_BYTES)
 
     def _report_pids(self) -> None:
         for worker, reported in self._running.items():

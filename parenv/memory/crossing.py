@@ -7,7 +7,7 @@ workers share a slot, it is put together from a slot's worth of memory beside it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,11 +65,13 @@ class Crossing:
             if field.offset >= self.layout.reserved_bytes
         ]
         self._position, self._first = (worker, sum(slots.shares[:worker])) if slots.together else (0, 0)
-        self._beside: Any = None
+        self._beside: tuple[Any, Any] | None = None
+        self._laid_out: dict[int, tuple[Any, Any]] = {}
         self._whole: SlotLayout | None = None
         if slots.together and len(slots.shares) > 1:
             self._whole = slot_layout(slots.spec, sum(slots.shares), len(slots.shares))
-            self._beside = np.zeros(self.layout.total_bytes, np.uint8)
+            beside = np.zeros(self.layout.total_bytes, np.uint8)
+            self._beside = beside, self.layout.arrays(beside)
 
     def write(self, slot: int, offset: int, data: memoryview) -> None:
         """Put a piece where it belongs.
@@ -79,7 +81,7 @@ class Crossing:
         """
         if offset < 0 or offset + data.nbytes > self.layout.total_bytes:
             raise ProtocolError(f"a piece of {data.nbytes} bytes at {offset} does not fit into a slot")
-        to = self._beside if self._beside is not None else self._bytes(slot)
+        to, _ = self._mine(slot)
         to[offset : offset + data.nbytes] = np.frombuffer(data, np.uint8)
 
     def finish(self, slot: int, sequence: int, received: int) -> None:
@@ -93,7 +95,7 @@ class Crossing:
         Raises:
             ProtocolError: they are not the rollout of this credit.
         """
-        arrays = self.layout.arrays(self._beside if self._beside is not None else self._bytes(slot))
+        _, arrays = self._mine(slot)
         record, T, B = arrays["commits", 0], self._slots.spec.rollout_length, self._share
         count = int(record["num_ends"][0])
         expected = crossing_bytes(self.layout.reserved_bytes, self.per_end, count) if 0 <= count <= T * B else -1
@@ -105,11 +107,19 @@ class Crossing:
         if count and not _within(ends["step"], T) & _within(ends["column"], B):
             raise ProtocolError("an episode ends outside its rollout")
         if self._whole is not None:
-            self._put_together(arrays, self._whole.arrays(self._bytes(slot)), count)
+            self._put_together(arrays, self._slot(slot, self._whole)[1], count)
 
-    def _bytes(self, slot: int) -> Any:
-        begin = self._slots.offset + slot * self._slots.slot_bytes
-        return np.frombuffer(self._slots.memory, np.uint8, self._slots.slot_bytes, begin)
+    def _mine(self, slot: int) -> tuple[Any, Any]:
+        """The bytes that pieces are written to, and the arrays there."""
+        return self._slot(slot, self.layout) if self._beside is None else self._beside
+
+    def _slot(self, slot: int, layout: SlotLayout) -> tuple[Any, Any]:
+        """The bytes and the arrays of a slot of the pool, which stay where they are."""
+        if slot not in self._laid_out:
+            begin = self._slots.offset + slot * self._slots.slot_bytes
+            there = np.frombuffer(self._slots.memory, np.uint8, self._slots.slot_bytes, begin)
+            self._laid_out[slot] = there, layout.arrays(there)
+        return self._laid_out[slot]
 
     def _put_together(self, mine: Any, whole: Any, count: int) -> None:
         T, columns = self._slots.spec.rollout_length, slice(self._first, self._first + self._share)
@@ -134,6 +144,36 @@ def crossing_bytes(fixed_bytes: int, per_end: Sequence[Sequence[int]], ends: int
     1144
     """
     return fixed_bytes + ends * sum(nbytes for _, nbytes in per_end)
+
+
+def in_pieces(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -> Iterator[list[Any]]:
+    """Parts of a memory, cut up so that they pass in turns of so many bytes.
+
+    Args:
+        memory: bytes.
+        parts: offset and number of bytes of each.
+        most: bytes in a turn.
+
+    Yields:
+        ``[offset, bytes]`` of each piece in a turn.
+
+    >>> turns = in_pieces(memoryview(bytes(99)), [(0, 5), (8, 4)], 4)
+    >>> [[(offset, data.nbytes) for offset, data in turn] for turn in turns]
+    [[(0, 4)], [(4, 1), (8, 3)], [(11, 1)]]
+    """
+    pieces: list[Any] = []
+    room = most
+    for begin, nbytes in parts:
+        at, stop = begin, begin + nbytes
+        while at < stop:
+            taken = min(room, stop - at)
+            pieces.append([at, memory[at : at + taken]])
+            at, room = at + taken, room - taken
+            if not room:
+                yield pieces
+                pieces, room = [], most
+    if pieces:
+        yield pieces
 
 
 def _within(values: Any, stop: int) -> bool:

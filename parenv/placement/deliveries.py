@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.crossing import Crossing, SlotMap
 from parenv.protocol.frames import Sender
-from parenv.protocol.hosting import Piece, SlotPlan
+from parenv.protocol.hosting import Pieces, SlotPlan
 from parenv.protocol.messages import Commit, Credit, Layout
 
 
@@ -52,15 +54,16 @@ class Deliveries:
         self._expected[worker, credit.sequence] = _Delivery(credit.slot)
         return replace(credit, slot=self._slot_there(worker.worker, credit.sequence))
 
-    def write(self, worker: Sender, piece: Piece) -> None:
-        """Put a piece where it belongs.
+    def write(self, worker: Sender, message: Pieces) -> None:
+        """Put pieces where they belong.
 
         Raises:
-            ProtocolError: there is no such credit, or the piece does not fit.
+            ProtocolError: there is no such credit, or a piece does not fit.
         """
-        delivery = self._delivery(worker, piece.sequence)
-        self._crossings[worker.worker].write(delivery.slot, piece.offset, piece.data)
-        delivery.received += piece.data.nbytes
+        delivery = self._delivery(worker, message.sequence)
+        for offset, data in _checked(message.pieces):
+            self._crossings[worker.worker].write(delivery.slot, offset, data)
+            delivery.received += data.nbytes
 
     def finish(self, worker: Sender, commit: Commit) -> None:
         """A rollout is complete: from now on nothing is written there any more.
@@ -86,3 +89,16 @@ class Deliveries:
     def _slot_there(self, worker: int, sequence: int) -> int:
         """A worker's credits are contiguous, and the rollout before the last ``credits`` has arrived."""
         return worker * self._slots.credits + sequence % self._slots.credits
+
+
+def _checked(pieces: Any) -> Sequence[tuple[int, memoryview]]:
+    """What a host says that pieces are.
+
+    Raises:
+        ProtocolError: they are none.
+    """
+    if type(pieces) is list and all(
+        type(piece) is list and list(map(type, piece)) == [int, memoryview] for piece in pieces
+    ):
+        return pieces
+    raise ProtocolError("pieces of a rollout are no offsets and bytes")

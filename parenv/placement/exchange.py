@@ -13,7 +13,7 @@ from parenv.memory.weights import Encoding, WeightsMap
 from parenv.placement.boards import Boards
 from parenv.placement.deliveries import Deliveries
 from parenv.protocol.frames import AnyMessage, Sender
-from parenv.protocol.hosting import HOST, PIECE_BYTES, Answers, Beat, Gone, Piece, Weights
+from parenv.protocol.hosting import HOST, PIECE_BYTES, Answers, Beat, Gone, Pieces, Weights
 from parenv.protocol.messages import Call, Commit, Credit, Layout, Remarks, Rows
 
 
@@ -92,10 +92,10 @@ class Exchange:
         if isinstance(message, Answers):
             self._boards.take(head, sender.worker, message)
             return False
-        if isinstance(message, Piece | Commit):
+        if isinstance(message, Pieces | Commit):
             if self._deliveries is None:
                 raise ProtocolError(f"worker {sender.worker} was asked for no rollout")
-            if isinstance(message, Piece):
+            if isinstance(message, Pieces):
                 self._deliveries.write(sender, message)
                 return False
             self._deliveries.finish(sender, message)

@@ -32,7 +32,7 @@ from parenv.protocol.hosting import (
     Gone,
     Goodbye,
     Join,
-    Piece,
+    Pieces,
     Refuse,
     Signal,
     Stack,
@@ -333,7 +333,7 @@ class HostsPlacement:
             self._place()
         elif isinstance(message, Stack):
             self._stacks[sender] = message.text
-        elif isinstance(message, HOST_KINDS) and not isinstance(message, Piece | Answers):
+        elif isinstance(message, HOST_KINDS) and not isinstance(message, Pieces | Answers):
             raise ProtocolError(f"a host may not say {type(message).__name__}")
         elif self._exchange.take(self._head, sender, message):
             self._events.append(Received(sender, message))

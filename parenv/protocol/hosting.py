@@ -189,18 +189,16 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Host: a piece of a rollout of this worker, whose commit follows.
+class Pieces:
+    """Host: pieces of a rollout of this worker, whose commit follows.
 
     Args:
         sequence: that of the credit.
-        offset: where in the slot it belongs, in bytes.
-        data: the piece.
+        pieces: ``[offset, data]`` of each: where in the slot it belongs, in bytes, and a ``memoryview``.
     """
 
     sequence: int
-    offset: int
-    data: memoryview
+    pieces: Any
 
 
 @dataclass(frozen=True)
@@ -249,7 +247,7 @@ HostMessage = (
     | Goodbye
     | Started
     | Gone
-    | Piece
+    | Pieces
     | Beat
     | Stack
     | RowPlan
@@ -267,7 +265,7 @@ HOST_KINDS: tuple[type[HostMessage], ...] = (
     Goodbye,
     Started,
     Gone,
-    Piece,
+    Pieces,
     Beat,
     Stack,
     RowPlan,

@@ -17,6 +17,8 @@ from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
 from parenv.worker.writing import to_array
 
+_NO_CONTEXT = contextlib.nullcontext()
+
 
 class Actor:
     """A worker's snapshot of the policy. The carry is its user's to keep.
@@ -121,7 +123,7 @@ class Actor:
     def _use(self, policy: Any) -> None:
         self._given = policy
         self._policy: Policy = as_policy(policy)
-        self._context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self._context: Callable[[], contextlib.AbstractContextManager[Any]] = lambda: _NO_CONTEXT
         self._convert: Callable[[Any], Any] = _read_only
         if self._policy.takes_tensors:
             import torch
@@ -230,7 +232,7 @@ def _read_only(value: Any) -> Any:
     if isinstance(value, list):
         return value
     view = value.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 

@@ -20,7 +20,7 @@ from parenv import AsyncWorkerPool, Stop, WorkerOptions
 from parenv.memory.spaces import describe
 from parenv.placement.versions import own_versions
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
-from parenv.protocol.hosting import HOST, Beat, Gone, Goodbye, Join, Piece, Refuse, Start, Started, Welcome
+from parenv.protocol.hosting import HOST, Beat, Gone, Goodbye, Join, Pieces, Refuse, Start, Started, Welcome
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.curve import HostSocket
@@ -124,7 +124,7 @@ class _Canary:
 
 def frames_of(what: str, canary: bytes) -> Any:
     """Frames that no honest host sends."""
-    piece = to_frames(Sender(0, 0), Piece(0, 0, memoryview(b"x" * 64)))
+    piece = to_frames(Sender(0, 0), Pieces(0, [[0, memoryview(b"x" * 64)]]))
     header = to_frames(Sender(*HOST), Goodbye())[0]
     return {
         "nothing": [b"x"],
@@ -187,7 +187,7 @@ def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> N
             Failure(-1, 0, -1, "step", ["builtins", "ValueError"], "not from me", ""),
             Gone(1, 0, None, ""),
             Commit(0, {}, None, []),
-            Piece(0, 0, memoryview(b"\xff" * 512)),
+            Pieces(0, [[0, memoryview(b"\xff" * 512)]]),
             Started(1),
             Ready([], 2, [], []),
             Reply(1, pickle.dumps(_Canary(Path("never")))),
@@ -251,13 +251,16 @@ def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake
         _, credit = fake.hear(Credit)
         assert credit.sequence == 0
         lies = {
-            "no credit": [(Piece(17, 0, memoryview(b"\xff" * 64)), worker)],
-            "does not fit": [(Piece(0, 1 << 30, memoryview(b"\xff" * 64)), worker)],
+            "no credit": [(Pieces(17, [[0, memoryview(b"\xff" * 64)]]), worker)],
+            "does not fit": [(Pieces(0, [[1 << 30, memoryview(b"\xff" * 64)]]), worker)],
             "twice": [(Commit(0, {}, None, []), worker)],
-            "incomplete": [(Piece(0, 0, memoryview(b"\0" * 64)), worker), (Commit(0, {}, None, []), worker)],
+            "incomplete": [(Pieces(0, [[0, memoryview(b"\0" * 64)]]), worker), (Commit(0, {}, None, []), worker)],
             "of an old generation": [(Commit(0, {}, None, []), Sender(0, 7))],
-            "ends": [(Piece(0, 0, memoryview(b"\xff" * 4096)), worker), (Commit(0, {}, None, []), worker)],
-            "too many ends": [(Piece(0, 0, memoryview(b"\x7f" * 4096)), worker), (Commit(0, {}, None, []), worker)],
+            "ends": [(Pieces(0, [[0, memoryview(b"\xff" * 4096)]]), worker), (Commit(0, {}, None, []), worker)],
+            "too many ends": [
+                (Pieces(0, [[0, memoryview(b"\x7f" * 4096)]]), worker),
+                (Commit(0, {}, None, []), worker),
+            ],
         }
         for message, about in lies[what]:
             fake.say(message, about)
