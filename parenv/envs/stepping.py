@@ -13,7 +13,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parenv.envs.state import get_state, set_state
-from parenv.envs.values import Rows, copied, row_writer, single_actions
+from parenv.envs.values import Rows, action_splitter, copied, row_writer
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import flatten, is_single, leaves, unflatten
@@ -109,7 +109,7 @@ class EnvStepper:
         # What a single array must look like to be written without a call per step; None matches nothing.
         self._dtype = np.dtype(observed[0].dtype) if is_single(observed) else None
         self._shape = observed[0].shape
-        self._action_leaves = leaves(self.action_space)
+        self._split = action_splitter(leaves(self.action_space))
         self._cell = progress.cell
         env_ids = range(first_env_id, first_env_id + self.num_envs)
         self._step_codes, self._reset_codes = ([code(doing, i) for i in env_ids] for doing in ("step", "reset"))
@@ -127,7 +127,7 @@ class EnvStepper:
         """Step all from the first that has not taken this step yet."""
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._cell
         array, dtype, shape = np.ndarray, self._dtype, self._shape
-        together = zip(self._step_codes, self._steps, single_actions(self._action_leaves, actions), strict=True)
+        together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
         for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
             cell[0] = step_code
             observation, rewards[column], terminated, truncated, _ = step_env(action)

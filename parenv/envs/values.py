@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -83,17 +84,21 @@ def _survives(array: Any, expected: Any) -> bool:
     return array.dtype.kind in kinds and np.array_equal(array.astype(expected), array)
 
 
-def single_actions(of: Sequence[Leaf], actions: Rows) -> Sequence[Any]:
-    """A batch of actions as one action per sub-environment: ``int`` for Discrete, a row of a copy for arrays."""
+def action_splitter(of: Sequence[Leaf]) -> Callable[[Rows], Sequence[Any]]:
+    """A function that makes one action per sub-environment of a batch.
+
+    ``int`` for Discrete, a row of a copy for arrays.
+    """
+    each: list[Callable[[Any], Any]] = [methodcaller("tolist" if leaf.integral else "copy") for leaf in of]
     if len(of) == 1 and not of[0].path:
-        return _one_each(of[0], actions[0])
-    columns = [_one_each(leaf, values) for leaf, values in zip(of, actions, strict=True)]
-    return [unflatten(of, values) for values in zip(*columns, strict=True)]
+        (only,) = each
+        return lambda actions: only(actions[0])
 
+    def split(actions: Rows) -> Sequence[Any]:
+        columns = [one_each(values) for one_each, values in zip(each, actions, strict=True)]
+        return [unflatten(of, values) for values in zip(*columns, strict=True)]
 
-def _one_each(leaf: Leaf, values: Any) -> Sequence[Any]:
-    each: Sequence[Any] = values.tolist() if leaf.integral else values.copy()
-    return each
+    return split
 
 
 def copied(value: Any) -> Any:

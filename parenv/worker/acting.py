@@ -17,8 +17,6 @@ from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
 from parenv.worker.writing import to_array
 
-_NO_CONTEXT = contextlib.nullcontext()
-
 
 class Actor:
     """A worker's snapshot of the policy. The carry is its user's to keep.
@@ -85,12 +83,11 @@ class Actor:
         Returns:
             Actions by leaf, extras and the carry, in arrays, lists or tensors as the policy returned them.
         """
-        with self._context():
-            if self._one_observation:
-                observations = self._convert(rows[0])
-            else:
-                observations = map_trees(self._convert, unflatten(self._observations, rows))
-            actions, extras, carry = self._policy.act(observations, carry)
+        if self._policy.takes_tensors:
+            with self._context():
+                actions, extras, carry = self._policy.act(self._observe(rows), carry)
+        else:
+            actions, extras, carry = self._policy.act(self._observe(rows), carry)
         return (actions,) if self._one_action else flatten(self._actions, actions), extras, carry
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
@@ -123,13 +120,20 @@ class Actor:
     def _use(self, policy: Any) -> None:
         self._given = policy
         self._policy: Policy = as_policy(policy)
-        self._context: Callable[[], contextlib.AbstractContextManager[Any]] = lambda: _NO_CONTEXT
-        self._convert: Callable[[Any], Any] = _read_only
+        self._context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self._observe: Callable[[Sequence[Any]], Any] = self._observer(_read_only)
         if self._policy.takes_tensors:
             import torch
 
             self._context = torch.inference_mode
-            self._convert = torch.from_numpy if self._one_observation and self.device == "cpu" else self._tensor
+            on_cpu = self._one_observation and self.device == "cpu"
+            self._observe = self._observer(torch.from_numpy if on_cpu else self._tensor)
+
+    def _observer(self, convert: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
+        """What makes the policy's observations of rows by leaf."""
+        if self._one_observation:
+            return lambda rows: convert(rows[0])
+        return lambda rows: map_trees(convert, unflatten(self._observations, rows))
 
     def _apply(self, settings: Mapping[str, Any]) -> None:
         apply_settings(self._policy, settings)

@@ -26,13 +26,6 @@ class StopCollectingError(Exception):
     """The driver wants this worker to end."""
 
 
-class Before(NamedTuple):
-    """What a policy acts on: observations by leaf, and its carry."""
-
-    rows: Rows
-    carry: Any
-
-
 class Seconds(NamedTuple):
     """Where the time of a rollout went."""
 
@@ -72,6 +65,9 @@ class Collector:
         self._rows, self._env_ids, self._worker, self._progress = rows, env_ids, worker, progress
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
+        self._before: tuple[Rows, Any] = (), None
+        """What the policy has acted on last: observations by leaf, and its carry."""
+        self._step: Callable[[Rows, Rows, int, RolloutWriter], None] = stepper.step
 
     def initial_carry(self, batch: int) -> Any:
         """The carry at the beginning of an episode, in arrays, nested in dicts and tuples; ``None`` without one."""
@@ -141,33 +137,31 @@ class Collector:
         initial = self.actor.initial_carry(stepper.num_envs)
         rows = writer.begin(self._rows)
         writer.write_carry(self._carry)
+        act, write, step_envs = self.actor.act, writer.write_actions, self._step
+        observations, ends = writer.observations, writer.ends
         for step in range(self.spec.rollout_length):
             if closing[0]:
                 raise StopCollectingError
             began = clock()
             cell[0] = ACT
             beats[0] += 1
-            before = Before(rows, self._carry)
-            actions, extras, self._carry = self.actor.act(*before)
-            actions = writer.write_actions(step, actions, extras)
+            self._before = rows, self._carry
+            actions, extras, self._carry = act(rows, self._carry)
+            written = write(step, actions, extras)
             acted = clock()
-            known, rows = len(writer.ends), writer.observations(step + 1)
-            self._step(actions, rows, step, writer, before)
-            ended = writer.ends[known:]
-            if initial is not None and ended:
-                columns = [end.column for end in ended if end.step == step]
+            known, rows = len(ends), observations[step + 1]
+            step_envs(written, rows, step, writer)
+            if len(ends) > known and initial is not None:
+                columns = [end.column for end in ends[known:] if end.step == step]
                 self._carry = self.actor.with_rows(self._carry, initial, columns)
             acting += acted - began
             environment += clock() - acted
-            if enough is not None and ended and enough(ended):
+            if enough is not None and len(ends) > known and enough(ends[known:]):
                 break
         self._rows = [row.copy() for row in rows]
         self._carry = self.actor.own_carry(self._carry)
         writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
         return Seconds(environment, acting)
-
-    def _step(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter, before: Before) -> None:
-        self.stepper.step(actions, rows, step, writer)
 
     def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = False) -> Rollout:
         """What a writer holds, as a rollout with what the policy, and perhaps ``postprocess``, has returned."""

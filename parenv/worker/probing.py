@@ -52,7 +52,7 @@ def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[
     writer.write_carry(initial)
     for step in range(spec.rollout_length):
         writer.write_actions(step, actions, extras)
-        for block, row in zip(writer.observations(step + 1), rows, strict=True):
+        for block, row in zip(writer.observations[step + 1], rows, strict=True):
             block[:] = row
     writer.write_ends([], [])
     returned = actor.postprocess(postprocess, collector.rollout(writer, policy_version=0))

@@ -11,7 +11,7 @@ from parenv.envs.values import Rows
 from parenv.errors import ConfigurationError
 from parenv.memory.progress import Progress
 from parenv.process.supervisor import Supervisor
-from parenv.worker.collecting import Before, Collector
+from parenv.worker.collecting import Collector
 from parenv.worker.job import Job
 from parenv.worker.writing import RolloutWriter
 
@@ -90,20 +90,19 @@ class ReplacingCollector(Collector):
     def __init__(self, replacements: Replacements, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._replacements = replacements
+        self._step = self._step_and_replace
 
-    def _step(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter, before: Before) -> None:
+    def _step_and_replace(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:
         stepper, first = self._replacements.stepper, 0
         while True:
             try:
                 stepper.step(actions, rows, step, writer, first)
                 return
             except (Exception, SystemExit) as error:
-                first = self._go_on_at(self._replacements.failed, error, rows, step, writer, before)
+                first = self._go_on_at(self._replacements.failed, error, rows, step, writer)
 
-    def _go_on_at(
-        self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter, before: Before
-    ) -> int:
-        stepper = self._replacements.stepper
+    def _go_on_at(self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter) -> int:
+        stepper, (seen, _) = self._replacements.stepper, self._before
         places = {(end.step, end.column) for end in writer.ends}
         observation = self._replacements.make(column, error)
         if (step, column) in places:
@@ -113,18 +112,18 @@ class ReplacingCollector(Collector):
             writer.restarted[column] = True
             self._open.forget(column)
         elif (step - 1, column) not in places:
-            stepper.break_off(column, before.rows, step - 1, writer)
-        stepper.begin(column, observation, before.rows)
-        self._act_again(column, step, writer, before)
+            stepper.break_off(column, seen, step - 1, writer)
+        stepper.begin(column, observation, seen)
+        self._act_again(column, step, writer)
         return column
 
-    def _act_again(self, column: int, step: int, writer: RolloutWriter, before: Before) -> None:
-        carry = before.carry
+    def _act_again(self, column: int, step: int, writer: RolloutWriter) -> None:
+        seen, carry = self._before
         if carry is not None:
             carry = self.actor.with_rows(carry, self.actor.initial_carry(self.stepper.num_envs), [column])
             if not step:
                 writer.write_carry(carry)
-        actions, extras, following = self.actor.act(before.rows, carry)
+        actions, extras, following = self.actor.act(seen, carry)
         writer.rewrite_action(step, column, actions, extras)
         if carry is not None:
             self._carry = self.actor.with_rows(self._carry, following, [column])

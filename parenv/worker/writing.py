@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.stepping import End
+from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Share
 from parenv.memory.layout import RolloutSpec
 from parenv.memory.spaces import flatten
@@ -20,6 +21,10 @@ class RolloutWriter:
         spec: what the slot holds.
         arrays: its arrays.
         share: this worker's part of it.
+
+    Attributes:
+        observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
+        action_rows: likewise those of the actions, 0 to T - 1.
     """
 
     def __init__(self, spec: RolloutSpec, arrays: Arrays, share: Share) -> None:
@@ -49,8 +54,10 @@ class RolloutWriter:
         self.share = share
         self.ends: list[End] = []
         self.finals: list[Any] = []
+        self.observations: list[Rows] = []
+        self.action_rows: list[Rows] = []
 
-    def begin(self, rows: Sequence[Any]) -> list[Any]:
+    def begin(self, rows: Rows) -> Rows:
         """Begin a rollout with these observations; the rows they were written to."""
         T, B = self._spec.rollout_length, self._share.stop - self._share.first
         self.ends = []
@@ -62,31 +69,30 @@ class RolloutWriter:
         objects |= {("finals", i): [] for i, leaf in enumerate(self._spec.observations) if leaf.dtype is None}
         self.share = self._share._replace(objects=objects)
         blocks = {**self._fixed, **self._fixed_finals, **objects}
-        self._observation_blocks = [blocks["observations", i] for i in range(len(self._spec.observations))]
-        self._action_blocks = [blocks["actions", i] for i in range(len(self._spec.actions))]
         self.finals = [blocks["finals", i] for i in range(len(self._spec.observations))]
-        written = self.observations(0)
+        if objects or not self.observations:
+            # Cut up once for all rollouts in this slot: at every step, a slice costs as much as a cheap environment.
+            observations = [blocks["observations", i] for i in range(len(self._spec.observations))]
+            self.observations = list(zip(*observations, strict=True))
+            self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(self._spec.actions))), strict=True))
+        written = self.observations[0]
         for block, row in zip(written, rows, strict=True):
             block[:] = row
         return written
 
-    def observations(self, step: int) -> list[Any]:
-        """Rows of the observations at a step, 0 to T, one per leaf."""
-        return [block[step] for block in self._observation_blocks]
-
-    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> list[Any]:
+    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
-        written = [block[step] for block in self._action_blocks]
+        written = self.action_rows[step]
         for row, values in zip(written, actions, strict=True):
-            row[:] = to_array(values)
+            row[:] = values if type(values) is np.ndarray else to_array(values)
         for name, value in extras.items():
             self._extras[name][step] = to_array(value)
         return written
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
         """Write anew what the policy returned for one column."""
-        for block, values in zip(self._action_blocks, actions, strict=True):
-            block[step][column] = to_array(values)[column]
+        for row, values in zip(self.action_rows[step], actions, strict=True):
+            row[column] = to_array(values)[column]
         for name, value in extras.items():
             self._extras[name][step][column] = to_array(value)[column]
 

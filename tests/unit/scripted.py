@@ -68,9 +68,9 @@ class Run:
         writer.begin(self._rows)
         for step in range(length):
             written = writer.write_actions(step, [np.zeros(batch, np.int64)] if actions is None else actions, {})
-            self.stepper.step(written, writer.observations(step + 1), step, writer)
+            self.stepper.step(written, writer.observations[step + 1], step, writer)
         writer.write_ends(*self._episodes.close(writer.rewards, writer.ends))
-        self._rows = [row.copy() for row in writer.observations(length)]
+        self._rows = [row.copy() for row in writer.observations[length]]
         about: dict[str, Any] = {"env_ids": np.arange(batch), "worker": 0, "policy_version": 0, "policy_lag": 0}
         return assemble(self.spec, writer.arrays, [writer.share], extras=(), **about)
 

@@ -69,7 +69,7 @@ def write_share(writer: RolloutWriter, ended: Any, numbers: Iterator[int], seen:
                 row_writer(OBSERVATIONS)(writer.finals, len(writer.ends), final)
                 writer.ends.append(End(step, column, True, False, 0.25))
                 seen[step + 1, column] = next(numbers)
-        for block, row in zip(writer.observations(step + 1), shown(seen[step + 1]), strict=True):
+        for block, row in zip(writer.observations[step + 1], shown(seen[step + 1]), strict=True):
             block[:] = row
     writer.rewards[:] = 1
     writer.write_ends(*OpenEpisodes(B).close(writer.rewards, writer.ends))

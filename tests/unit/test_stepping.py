@@ -108,7 +108,7 @@ def test_an_observation_that_does_not_fit_is_refused_with_its_place(
 )
 def test_what_fits_in_another_guise_is_accepted(space: Any, shown: Any, kept: Any) -> None:
     writer = stepped(Scripted(space, [shown] * 9, length=2), 3)
-    for value in (writer.observations(0)[0][0], writer.observations(1)[0][0], writer.finals[0][0]):
+    for value in (writer.observations[0][0][0], writer.observations[1][0][0], writer.finals[0][0]):
         assert np.asarray(value).tolist() == kept
 
 

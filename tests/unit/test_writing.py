@@ -88,7 +88,7 @@ def fill(writer: RolloutWriter, batch: int, number: int) -> None:
     writer.begin(rows(batch, number))
     for step in range(3):
         writer.write_actions(step, [np.full(batch, number), ["go"] * batch], {"value": np.full(batch, number)})
-        for block, row in zip(writer.observations(step + 1), rows(batch, number), strict=True):
+        for block, row in zip(writer.observations[step + 1], rows(batch, number), strict=True):
             block[:] = row
     writer.rewards[:] = number
     writer.ends.append(End(1, 0, True, False, 0.5))
