@@ -19,9 +19,11 @@ from hosts import hosts, namespaces
 from publish import publish_s, weighty_policy
 from rollouts import Agent, Sleeper, make_pong, zeros
 
-from parenv import AsyncWorkerPool, Stop, TorchPolicy
+from parenv import AsyncWorkerPool, Stop, TorchPolicy, WorkerOptions
 
 SECONDS, REPEATS = 2.0, 5
+# The module of environments and policies imports torch: once for each host then, and not for each worker.
+PRELOADED = WorkerOptions(preload=("rollouts",))
 
 
 def bytes_per_step(pool: AsyncWorkerPool) -> Any:
@@ -69,11 +71,11 @@ def pong() -> Any:
 def sleeping() -> Any:
     """1 to 64 workers, each with an environment that sleeps, over 4 hosts in network namespaces."""
     found: dict[str, Any] = {}
-    for mean_ms in (2, 10):
+    for mean_ms, T in ((2, 128), (10, 16)):
         make_env = lambda mean_ms=mean_ms: Sleeper(mean_ms / 1000)  # noqa: E731
         for workers in (1, 64):
             loops = IdealLoops(lambda make_env=make_env: ideal_loop(make_env, lambda o: [0] * len(o), 1), workers)
-            settings: Any = {"num_workers": workers, "rollout_length": 128}
+            settings: Any = {"num_workers": workers, "rollout_length": T, "workers": PRELOADED}
             share = -(-workers // 4)
             with ExitStack() as stack:
                 placement = stack.enter_context(hosts([share] * 4, stack.enter_context(namespaces(4))))
@@ -121,7 +123,9 @@ def healing() -> Any:
     with (
         namespaces(2) as names,
         hosts([1, 1], names, silence_s=2.0) as placement,
-        AsyncWorkerPool("CartPole-v1", zeros, num_workers=2, rollout_length=16, placement=placement) as pool,
+        AsyncWorkerPool(
+            "CartPole-v1", zeros, num_workers=2, rollout_length=16, placement=placement, workers=PRELOADED
+        ) as pool,
     ):
         stream = pool.rollouts()
         for _ in range(REPEATS):

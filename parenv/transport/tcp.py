@@ -18,7 +18,7 @@ MAX_UNREAD = 4 * WINDOW
 MAX_UNSENT = 1 << 16
 MIN_MESSAGE_BYTES = 1024
 """What hosts identify themselves with must get through."""
-RECONNECT_MS, CONNECT_TIMEOUT_MS = 500, 1000
+RECONNECT_MS, CONNECT_TIMEOUT_MS = 200, 750
 OVERHEAD_BYTES = 64
 """What encryption adds to a message, and its head."""
 MIN_SILENCE_S = 0.5
