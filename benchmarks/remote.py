@@ -71,20 +71,20 @@ def pong() -> Any:
 def sleeping() -> Any:
     """1 to 64 workers, each with an environment that sleeps, over 4 hosts in network namespaces."""
     found: dict[str, Any] = {}
-    for mean_ms, T in ((2, 128), (10, 16)):
+    for mean_ms, seconds in ((2, SECONDS), (10, 10.0)):  # Of a rollout that takes a second, a window needs several.
         make_env = lambda mean_ms=mean_ms: Sleeper(mean_ms / 1000)  # noqa: E731
         for workers in (1, 64):
             loops = IdealLoops(lambda make_env=make_env: ideal_loop(make_env, lambda o: [0] * len(o), 1), workers)
-            settings: Any = {"num_workers": workers, "rollout_length": T, "workers": PRELOADED}
+            settings: Any = {"num_workers": workers, "rollout_length": 128, "workers": PRELOADED}
             share = -(-workers // 4)
             with ExitStack() as stack:
                 placement = stack.enter_context(hosts([share] * 4, stack.enter_context(namespaces(4))))
                 remote = stack.enter_context(AsyncWorkerPool(make_env, zeros, placement=placement, **settings))
                 local = stack.enter_context(AsyncWorkerPool(make_env, zeros, **settings))
                 measures = {
-                    "ideal": lambda loops=loops: loops.rate(SECONDS),
-                    "ipc": lambda local=local: rate_alone(local, SECONDS),
-                    "tcp over 4 namespaces": lambda remote=remote: rate_alone(remote, SECONDS),
+                    "ideal": lambda loops=loops, s=seconds: loops.rate(s),
+                    "ipc": lambda local=local, s=seconds: rate_alone(local, s),
+                    "tcp over 4 namespaces": lambda remote=remote, s=seconds: rate_alone(remote, s),
                 }
                 found[f"{mean_ms} ms, {workers} workers"] = summary(interleaved(measures, 3), "ideal")
             loops.close()
