@@ -86,7 +86,7 @@ class Actor:
         if self._policy.takes_tensors:
             with self._context():
                 actions, extras, carry = self._policy.act(self._observe(rows), carry)
-        else:
+        else:  # Entering and leaving even a null context costs as much as a step of a cheap environment.
             actions, extras, carry = self._policy.act(self._observe(rows), carry)
         return (actions,) if self._one_action else flatten(self._actions, actions), extras, carry
 

@@ -65,8 +65,8 @@ class Collector:
         self._rows, self._env_ids, self._worker, self._progress = rows, env_ids, worker, progress
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
-        self._before: tuple[Rows, Any] = (), None
-        """What the policy has acted on last: observations by leaf, and its carry."""
+        self._carry_before = self._carry
+        """What the policy has acted on last."""
         self._step: Callable[[Rows, Rows, int, RolloutWriter], None] = stepper.step
 
     def initial_carry(self, batch: int) -> Any:
@@ -145,7 +145,7 @@ class Collector:
             began = clock()
             cell[0] = ACT
             beats[0] += 1
-            self._before = rows, self._carry
+            self._carry_before = self._carry
             actions, extras, self._carry = act(rows, self._carry)
             written = write(step, actions, extras)
             acted = clock()

@@ -102,7 +102,7 @@ class ReplacingCollector(Collector):
                 first = self._go_on_at(self._replacements.failed, error, rows, step, writer)
 
     def _go_on_at(self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter) -> int:
-        stepper, (seen, _) = self._replacements.stepper, self._before
+        stepper, seen = self._replacements.stepper, writer.observations[step]
         places = {(end.step, end.column) for end in writer.ends}
         observation = self._replacements.make(column, error)
         if (step, column) in places:
@@ -118,12 +118,13 @@ class ReplacingCollector(Collector):
         return column
 
     def _act_again(self, column: int, step: int, writer: RolloutWriter) -> None:
-        seen, carry = self._before
+        carry = self._carry_before
         if carry is not None:
             carry = self.actor.with_rows(carry, self.actor.initial_carry(self.stepper.num_envs), [column])
+            self._carry_before = carry
             if not step:
                 writer.write_carry(carry)
-        actions, extras, following = self.actor.act(seen, carry)
+        actions, extras, following = self.actor.act(writer.observations[step], carry)
         writer.rewrite_action(step, column, actions, extras)
         if carry is not None:
             self._carry = self.actor.with_rows(self._carry, following, [column])
