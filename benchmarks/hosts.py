@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -22,6 +23,8 @@ DRIVER_ADDRESS = "10.97.255.1"
 def namespaces(count: int) -> Iterator[list[str]]:
     """Network namespaces, each joined to this one by a pair of veth; needs root and ``ip``.
 
+    A machine has them once: another process that wants them waits. What a killed one has left is removed.
+
     Args:
         count: how many.
 
@@ -32,23 +35,29 @@ def namespaces(count: int) -> Iterator[list[str]]:
     def ip(command: str) -> None:
         subprocess.run(["ip", *command.split()], check=True)
 
-    names = [f"parenv{os.getpid()}n{i}" for i in range(count)]
-    ip(f"addr replace {DRIVER_ADDRESS}/32 dev lo")
-    try:
+    def remove() -> None:
         for i, name in enumerate(names):
-            ip(f"netns add {name}")
-            ip(f"link add pv{i}d type veth peer name pv{i}h netns {name}")
-            ip(f"addr add 10.97.{i}.1/30 dev pv{i}d")
-            ip(f"link set pv{i}d up")
-            for command in (f"addr add 10.97.{i}.2/30 dev pv{i}h", f"link set pv{i}h up", "link set lo up"):
-                ip(f"-n {name} {command}")
-            ip(f"-n {name} route add default via 10.97.{i}.1")
-        yield names
-    finally:
-        ip(f"addr del {DRIVER_ADDRESS}/32 dev lo")
-        for i, name in enumerate(names):
-            subprocess.run(["ip", "link", "del", f"pv{i}d"], check=False)
-            subprocess.run(["ip", "netns", "del", name], check=False)
+            for command in (f"ip link del pv{i}d", f"ip netns del {name}"):
+                subprocess.run(command.split(), check=False, stderr=subprocess.DEVNULL)
+
+    names = [f"parenv{i}" for i in range(count)]
+    with (Path(tempfile.gettempdir()) / "parenv-namespaces.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove()
+        try:
+            ip(f"addr replace {DRIVER_ADDRESS}/32 dev lo")
+            for i, name in enumerate(names):
+                ip(f"netns add {name}")
+                ip(f"link add pv{i}d type veth peer name pv{i}h netns {name}")
+                ip(f"addr add 10.97.{i}.1/30 dev pv{i}d")
+                ip(f"link set pv{i}d up")
+                for command in (f"addr add 10.97.{i}.2/30 dev pv{i}h", f"link set pv{i}h up", "link set lo up"):
+                    ip(f"-n {name} {command}")
+                ip(f"-n {name} route add default via 10.97.{i}.1")
+            yield names
+        finally:
+            remove()
+            ip(f"addr del {DRIVER_ADDRESS}/32 dev lo")
 
 
 def free_port() -> int:

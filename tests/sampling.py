@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 
-def one_in(count: int, cases: Iterable[Any], first: int = 0) -> list[Any]:
-    """Every so many of the cases, as parameters; the others are soaked.
+def one_in(count: int, *axes: Iterable[Any], first: int = 0) -> list[Any]:
+    """All combinations, as parameters; all but every so many are soaked.
+
+    Two axes are coloured like a chessboard. So every value of an axis is among those that are not soaked, unless there
+    are too few of the others.
 
     Args:
         count: one in how many.
-        cases: a tuple is several parameters.
-        first: index of the first that is not soaked.
+        *axes: values of the parameters; a tuple is a value of several.
+        first: sum of the indices of the first that is not soaked.
     """
     return [
         pytest.param(
-            *case if isinstance(case, tuple) else (case,), marks=pytest.mark.soak if (i - first) % count else ()
+            *itertools.chain.from_iterable(value if isinstance(value, tuple) else (value,) for _, value in case),
+            marks=pytest.mark.soak if (sum(index for index, _ in case) - first) % count else (),
         )
-        for i, case in enumerate(cases)
+        for case in itertools.product(*map(enumerate, axes))
     ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripts import printed_by
 
 PACKAGE = Path(__file__).parent.parent / "parenv"
 FLOORS = [
@@ -90,7 +89,7 @@ def test_a_pool_without_a_torch_policy_never_loads_torch() -> None:
         "    next(pool.rollouts())\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    printed_by(script)
 
 
 def test_files_are_near_their_size() -> None:

@@ -30,6 +30,7 @@ import pytest
 import torch
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
+from sampling import one_in
 
 from parenv import (
     AsyncWorkerPool,
@@ -352,24 +353,14 @@ MODES = ["sync", "async"]
 HALVES = [pytest.param(0, id="half"), pytest.param(1, id="other half", marks=pytest.mark.soak)]
 
 
-def checkered(rows: Iterable[str], columns: Iterable[str]) -> list[Any]:
-    """All pairs, like the squares of a chessboard: every second one is soaked."""
-    soaked = pytest.mark.soak
-    return [
-        pytest.param(row, column, marks=soaked if (i + j) % 2 else ())
-        for i, row in enumerate(rows)
-        for j, column in enumerate(columns)
-    ]
-
-
-@pytest.mark.parametrize(("where", "mode"), checkered(RUNNING, MODES))
+@pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
 def test_a_worker_of_a_pool_that_dies_is_replaced(where: str, mode: str, tmp_path: Path) -> None:
     with make_pool(tmp_path, mode, where == "loss", step_timeout_s=None, reset_timeout_s=None) as pool:
         check_recoveries(pool, where, DEATHS, tmp_path, lambda how: None)
 
 
 @pytest.mark.parametrize("soaked", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(("where", "mode"), checkered(RUNNING, MODES))
+@pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
 def test_a_worker_of_a_pool_that_hangs_is_cut_and_replaced(
     where: str, mode: str, soaked: bool, tmp_path: Path, quick_stacks: Callable[[str], None]
 ) -> None:
@@ -396,7 +387,7 @@ def check_recoveries(
 
 
 @pytest.mark.parametrize("how", RAISED)
-@pytest.mark.parametrize(("where", "mode"), checkered(RUNNING, MODES))
+@pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
 def test_what_is_raised_in_a_worker_ends_the_pool_in_its_own_type(
     where: str, mode: str, how: str, tmp_path: Path
 ) -> None:
@@ -566,7 +557,7 @@ def vector_limit_of(where: str) -> str:
     return f"reset_timeout_s={RESET_S}" if where in ("reset", "masked reset") else f"step_timeout_s={STEP_S}"
 
 
-@pytest.mark.parametrize(("where", "how"), checkered(VECTOR_RUNNING, FATAL))
+@pytest.mark.parametrize(("where", "how"), one_in(2, VECTOR_RUNNING, FATAL))
 def test_a_vector_env_ends_with_its_worker(
     where: str, how: str, tmp_path: Path, quick_stacks: Callable[[str], None]
 ) -> None:
@@ -615,7 +606,7 @@ def test_what_is_raised_in_a_vector_env_comes_in_its_own_type_and_it_goes_on(whe
         assert [audit.step() for _ in range(8)] == [[]] * 8
 
 
-@pytest.mark.parametrize(("how", "on_worker_death"), checkered([*RAISED, *DEATHS, "sleep"], ["raise", "restart"]))
+@pytest.mark.parametrize(("how", "on_worker_death"), one_in(2, [*RAISED, *DEATHS, "sleep"], ["raise", "restart"]))
 def test_a_vector_env_does_not_start_if_a_constructor_fails(how: str, on_worker_death: str, tmp_path: Path) -> None:
     order(tmp_path, "constructor", how)
     check_not_started(error_of(lambda: make_vector_env(tmp_path, on_worker_death, **start_limit(how))), how)

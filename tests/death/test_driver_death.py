@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -90,8 +91,17 @@ def run(
 
 
 @pytest.fixture
-def directory() -> Path:
-    return Path(tempfile.mkdtemp(prefix="t-"))
+def directory() -> Iterator[Path]:
+    """For the sockets of a driver, which is killed if the test has failed before it ended."""
+    with tempfile.TemporaryDirectory(prefix="t-") as name:
+        directory = Path(name) / "run"
+        directory.mkdir(mode=0o700)
+        yield directory
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.environ().get("XDG_RUNTIME_DIR") == str(directory):
+                    child.kill()
+                    child.wait()
 
 
 def residue(directory: Path, pids: list[int]) -> list[str]:
@@ -116,7 +126,7 @@ def assert_nothing_is_left(directory: Path, pids: list[int], within_s: float = 2
 
 @pytest.mark.parametrize(
     ("ending", "system"),
-    [*itertools.product(ENDINGS, ["pool"]), *one_in(2, itertools.product(ENDINGS, ["vector env"]))],
+    [*one_in(1, ENDINGS, ["pool"]), *one_in(2, ENDINGS, ["vector env"])],
 )
 def test_nothing_is_left_however_the_driver_ends(ending: str, system: str, directory: Path) -> None:
     before = set(os.listdir("/dev/shm"))
@@ -129,7 +139,7 @@ def test_nothing_is_left_however_the_driver_ends(ending: str, system: str, direc
     assert set(os.listdir("/dev/shm")) <= before
 
 
-@pytest.mark.parametrize(("step", "system"), one_in(2, itertools.product(STEPS, SYSTEMS)))
+@pytest.mark.parametrize(("step", "system"), one_in(2, STEPS, SYSTEMS))
 def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, system: str, directory: Path) -> None:
     driver = run(SYSTEMS[system].replace("DELAY", STEPS[step]) + "list(pool.rollouts())", directory)
     assert driver.stdout is not None

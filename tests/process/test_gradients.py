@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import signal
@@ -121,7 +120,7 @@ PRECISIONS = {"double": (torch.float64, 1e-10), "single": (torch.float32, 1e-5)}
 
 @pytest.mark.parametrize(
     ("workers", "net", "reduction", "precision"),
-    one_in(5, itertools.product([1, 2, 3], NETS, ["mean", "weighted_mean"], PRECISIONS)),
+    one_in(4, [1, 2, 3], NETS, ["mean", "weighted_mean"], PRECISIONS),
 )
 def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
     workers: int, net: str, reduction: Any, precision: str

@@ -234,7 +234,7 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
 
 @pytest.mark.parametrize(
     ("kind", "fault", "mode"),
-    one_in(3, itertools.product(KINDS, FAULTS, ["sync", "async"])),
+    one_in(3, KINDS, FAULTS, ["sync", "async"]),
 )
 def test_no_fault_of_a_message_hangs_a_pool_or_has_it_deliver_wrongly(
     kind: type[Message], fault: str, mode: str, monkeypatch: pytest.MonkeyPatch

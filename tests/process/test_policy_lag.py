@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any
 
@@ -28,7 +27,7 @@ def one_straggler(count: int) -> list[Any]:
     return [lambda env_id=env_id: (Slow if env_id == 0 else LedgerEnv)(env_id) for env_id in range(count)]
 
 
-@pytest.mark.parametrize(("max_policy_lag", "prefetch"), one_in(2, itertools.product([0, 1, 2, 5], [0, 1, 3])))
+@pytest.mark.parametrize(("max_policy_lag", "prefetch"), one_in(2, [0, 1, 2, 5], [0, 1, 3]))
 def test_the_bound_on_the_lag_holds_with_a_straggler_and_nothing_is_dropped(max_policy_lag: int, prefetch: int) -> None:
     expected: dict[int, tuple[int, ...]] = {}
     with AsyncWorkerPool(
@@ -53,10 +52,12 @@ def test_dropping_is_a_choice_and_counted() -> None:
     with AsyncWorkerPool(
         one_straggler(3), zeros, num_workers=3, rollout_length=10, max_policy_lag=1, on_stale="drop"
     ) as pool:
-        for rollout in pool.rollouts(Stop(env_steps=10 * 60)):
+        for delivered, rollout in enumerate(pool.rollouts(), 1):
             assert rollout.policy_lag <= 1
+            assert pool.statistics().rollouts == delivered
             pool.publish(zeros)
-        assert pool.statistics().dropped_rollouts > 0
+            if delivered >= 60 and pool.statistics().dropped_rollouts:
+                break
 
 
 def test_publishing_past_the_bound_is_refused_and_changes_nothing() -> None:

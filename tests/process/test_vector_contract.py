@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import multiprocessing
 import os
 import threading
@@ -149,7 +148,7 @@ SPACES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("name", "mode"), one_in(2, itertools.product(SPACES, AutoresetMode)))
+@pytest.mark.parametrize(("name", "mode"), one_in(2, SPACES, AutoresetMode))
 def test_observations_of_every_space_are_batched_as_by_sync_vector_env(name: str, mode: AutoresetMode) -> None:
     assert_as_sync(talkers(observed=SPACES[name]), mode, num_workers=list(AutoresetMode).index(mode))
 
@@ -307,7 +306,7 @@ INFOS: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "mode"), one_in(2, itertools.product(INFOS, AutoresetMode)))
+@pytest.mark.parametrize(("name", "mode"), one_in(2, INFOS, AutoresetMode))
 def test_infos_of_every_kind_are_those_of_sync_vector_env(name: str, mode: AutoresetMode) -> None:
     assert_as_sync(talkers(says=INFOS[name]), mode, num_workers=(1, 2, 0)[list(AutoresetMode).index(mode)])
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ import pytest
 import zmq
 from exchange import LIMIT_S, Received, as_bytes, numbered
 from proxy import Proxy
+from scripts import printed_by
 
 from parenv.errors import ConfigurationError
 from parenv.protocol.data import Buffer
@@ -335,8 +334,7 @@ def test_a_driver_survives_a_host_that_dies_while_nobody_reads_it() -> None:
         "listener.close()\n"
         "context.term()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert printed_by(script) == "True\n"
 
 
 def test_streams_of_hosts_that_are_gone_are_forgotten(pair: Pair) -> None:

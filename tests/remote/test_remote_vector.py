@@ -221,7 +221,7 @@ class Ledgers:
 
 @pytest.mark.parametrize(
     ("make", "num_local", "mode"),
-    one_in(2, [(make, num_local, mode) for make, num_local in ((recorded, 0), (Words, 1)) for mode in MODES]),
+    one_in(2, [(recorded, 0), (Words, 1)], MODES),
 )
 def test_any_calls_have_the_results_that_sync_vector_env_has(
     near: NearHosts, make: Any, num_local: int, mode: AutoresetMode

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
+from scripts import printed_by
 from torch import Tensor, nn
 
 from parenv.errors import ConfigurationError
@@ -133,8 +132,7 @@ def test_another_process_unpickles_it_before_it_has_made_one(tmp_path: Path) -> 
     ensemble = Ensemble([mlp(), mlp()])
     (tmp_path / "ensemble").write_bytes(pickle.dumps(ensemble))
     script = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).num_members)"
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "ensemble"], check=True, capture_output=True)
-    assert done.stdout == b"2\n"
+    assert printed_by(script, str(tmp_path / "ensemble")) == "2\n"
 
 
 def test_a_state_dict_brings_all_members_back() -> None:
@@ -196,4 +194,4 @@ def test_what_cannot_be_stacked_is_refused(modules: list[nn.Module], message: st
 
 def test_importing_the_floor_does_not_load_torch() -> None:
     script = "import sys, parenv.learning; assert 'torch' not in sys.modules; print(parenv.learning.Ensemble.__doc__)"
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    printed_by(script)

@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from ray_cluster import RayCluster
+from scripts import printed_by
 
 from parenv.errors import ConfigurationError
 from parenv.options import RayPlacement, RestartPolicy
@@ -329,4 +329,4 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 def test_ray_is_imported_only_where_it_is_used() -> None:
     script = "import sys, parenv, parenv.placement.ray; assert 'ray' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+    printed_by(script)
