@@ -8,12 +8,13 @@ demo: .venv/demo
 	.venv/bin/python examples/demo.py
 
 # Three tests at a time, since many wait; without cached bytecode each of their many processes would compile the package anew.
-test: export PYTHONDONTWRITEBYTECODE =
+test soak: export PYTHONDONTWRITEBYTECODE =
 test: .venv/dev lint types
 	.venv/bin/pytest -m "not soak" --numprocesses 3 --dist worksteal
 
 soak: .venv/dev
-	.venv/bin/pytest -m soak --timeout 1200 -s
+	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 3 --dist worksteal --ignore tests/soak
+	.venv/bin/pytest -m soak --timeout 1200 -s tests/soak
 
 lint: .venv/dev
 	.venv/bin/ruff check .

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import select
 from pathlib import Path
 
 from parenv.crew.crew import Crew
 from parenv.errors import WorkerTimeoutError, span
 from parenv.placement.base import STACK_SIGNAL
+from parenv.process.stack_pipe import StackPipe
 
-STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.03
+STACK_TIMEOUT_S = 1.0
 
 
 class Stacks:
-    """A pipe to which every worker can be made to write its stack."""
+    """A pipe to which every worker can be made to write its stack.
+
+    Attributes:
+        descriptor: the end that workers write to.
+    """
 
     def __init__(self) -> None:
-        self._read, self.descriptor = os.pipe()
-        os.set_blocking(self._read, False)
-        self._poll = select.poll()
-        self._poll.register(self._read, select.POLLIN)
+        self._pipe = StackPipe()
+        self.descriptor = self._pipe.descriptor
 
     def timeout_error(self, crew: Crew, worker: int, limit: str) -> WorkerTimeoutError:
         """The error for a worker that has not answered within a limit, given as the user set it."""
@@ -36,19 +37,14 @@ class Stacks:
 
     def close(self) -> None:
         """Close the pipe."""
-        os.close(self._read)
-        os.close(self.descriptor)
+        self._pipe.close()
 
     def shown(self, crew: Crew, worker: int) -> str:
         """The stack of a worker, which it writes when it is asked for it, as a sentence for an error message."""
-        text, patience_s = b"", 0.0 if _is_stopped(crew.pid(worker)) else STACK_TIMEOUT_S
+        self._pipe.read(0.0)  # What another worker has written too late.
         crew.signal(worker, STACK_SIGNAL, alone=True)
-        while self._poll.poll(patience_s * 1000.0):
-            text += os.read(self._read, 1 << 16)
-            patience_s = STACK_PAUSE_S
-        if not text:
-            return "It gave no stack: the process was stopped, or stuck in the kernel."
-        return f"Its stack:\n{text.decode(errors='replace')}"
+        text = self._pipe.read(0.0 if _is_stopped(crew.pid(worker)) else STACK_TIMEOUT_S)
+        return f"Its stack:\n{text}" if text else "It gave no stack: the process was stopped, or stuck in the kernel."
 
 
 def _is_stopped(pid: int) -> bool:

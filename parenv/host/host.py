@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import select
 import struct
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from parenv.memory.weights import Chunk, write_chunk
 from parenv.placement.base import STACK_SIGNAL, Ended, Event, Launch
 from parenv.placement.local import LocalPlacement
 from parenv.placement.versions import own_versions
+from parenv.process.stack_pipe import StackPipe
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
 from parenv.protocol.hosting import (
@@ -53,7 +53,7 @@ FRAME_BYTES = 64
 """At most what a frame takes on its way beside what it holds."""
 PATIENCE_S = 60.0
 GRACE_S = 1.0
-STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.03
+STACK_TIMEOUT_S = 1.0
 _NUM_ENDS = struct.Struct("<i")
 
 
@@ -133,7 +133,7 @@ class Visit:
         self._memory: SharedMemory | None = None
         self._mapping: Any = None
         self._max_message_bytes = 0
-        self._stacks: tuple[int, int] | None = None
+        self._stacks: StackPipe | None = None
         self._rows: HostRows | None = None
         self._plans: dict[int, SlotPlan] = {}
         self._running: dict[Sender, bool] = {}
@@ -186,9 +186,9 @@ class Visit:
             self._driver.close(GRACE_S if self._outcome is not None else 0.0)
             if self._memory is not None:
                 self._memory.close()
-            for descriptor in self._stacks or ():
-                os.close(descriptor)
-            self._stacks = None
+            if self._stacks is not None:
+                self._stacks.close()
+                self._stacks = None
 
     def _serve(self) -> None:
         """Do what there is to do, after waiting for it until the next beat at most."""
@@ -285,7 +285,7 @@ class Visit:
         elif isinstance(message, Signal):
             local.signal(sender, message.signum, bool(message.alone))
             if message.signum == STACK_SIGNAL:
-                self._say(Stack(self._read_stack()), sender)
+                self._say(Stack("" if self._stacks is None else self._stacks.read(STACK_TIMEOUT_S)), sender)
         elif isinstance(message, SlotPlan):
             self._make_room(sender.worker, message)
         elif isinstance(message, RowPlan | Ring) and self._rows is not None:
@@ -299,8 +299,7 @@ class Visit:
         self._memory = SharedMemory(welcome.head_bytes)
         self._mapping = self._memory.map()
         self._max_message_bytes = welcome.max_message_bytes
-        self._stacks = os.pipe()
-        os.set_blocking(self._stacks[0], False)
+        self._stacks = StackPipe()
         self._local = LocalPlacement(welcome.entry, beside=self._driver)
         self._rows = HostRows(self._memory, self._local) if welcome.doorbells else None
         self._launch = Launch(
@@ -309,7 +308,7 @@ class Visit:
             preload=tuple(welcome.preload),
             environment=dict(welcome.environment),
             threads=welcome.threads,
-            descriptors=(self._stacks[1], *(self._rows.bell.descriptors if self._rows is not None else ())),
+            descriptors=(self._stacks.descriptor, *(self._rows.bell.descriptors if self._rows is not None else ())),
         )
 
     def _make_room(self, worker: int, plan: SlotPlan) -> None:
@@ -323,17 +322,6 @@ class Visit:
         for slot in range(plan.count):
             memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
         self._mapping = memory.map()
-
-    def _read_stack(self) -> str:
-        if self._stacks is None:
-            return ""
-        poll = select.poll()
-        poll.register(self._stacks[0], select.POLLIN)
-        text, patience_s = b"", STACK_TIMEOUT_S
-        while poll.poll(patience_s * 1000.0):
-            text += os.read(self._stacks[0], 1 << 16)
-            patience_s = STACK_PAUSE_S
-        return text.decode(errors="replace")
 
 
 def _too_large(message: Any, size: int, limit: int) -> Failure:

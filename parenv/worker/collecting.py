@@ -158,6 +158,7 @@ class Collector:
             environment += clock() - acted
             if enough is not None and len(ends) > known and enough(ends[known:]):
                 break
+        self._progress.begin("commit")
         self._rows = [row.copy() for row in rows]
         self._carry = self.actor.own_carry(self._carry)
         writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))

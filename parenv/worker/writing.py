@@ -173,7 +173,7 @@ class OpenEpisodes:
         T, B = rewards.shape
         steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))
         last = columns * T + steps
-        begins = np.unique(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
+        begins = np.sort(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
         with np.errstate(all="ignore"):
             sums = np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
         counts = np.diff(begins, append=B * T)

@@ -14,6 +14,7 @@ import pytest
 
 from parenv import AsyncWorkerPool, RestartPolicy, WorkerMemoryError, WorkerOptions, WorkerTimeoutError
 from parenv.testing import LedgerEnv
+from parenv.worker.writing import RolloutWriter
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
@@ -138,6 +139,20 @@ def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> Non
         _, hung = pool._session._staff.deaths[0]
         assert "start_timeout_s=3" in str(hung)
         assert pool.statistics().worker_restarts == 2
+
+
+def test_behind_its_last_step_no_worker_is_said_to_be_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    write_ends = RolloutWriter.write_ends
+
+    def write(writer: RolloutWriter, *columns: Any) -> None:
+        said.append(pool._session.crew.doing(0))
+        write_ends(writer, *columns)
+
+    monkeypatch.setattr(RolloutWriter, "write_ends", write)
+    with AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_workers=0, mode="sync") as pool:
+        next(pool.rollouts())
+    assert said == ["commit"]
 
 
 class Hungry(LedgerEnv):
