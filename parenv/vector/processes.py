@@ -158,14 +158,12 @@ class ProcessTeam:
         if len(ready) > 1 or (ready and self._answers.fileno() not in ready):
             self._hear(0.0)
 
-    def catch_up(self) -> bool:
+    def catch_up(self) -> None:
         """Hear all that workers have said by now. A message may be heard before its sender has counted it."""
-        heard, deadline, waited = self._crew.heard, math.inf, False
+        heard, deadline = self._crew.heard, math.inf
         while (said := self._said.tolist()) != heard and any(late := list(map(operator.gt, said, heard))):
             deadline = min(deadline, time.monotonic() + MESSAGE_TIMEOUT_S)
             self._hear_before(deadline, late.index(True), f"{MESSAGE_TIMEOUT_S:g}")
-            waited = True
-        return waited
 
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""

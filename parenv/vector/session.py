@@ -260,8 +260,8 @@ class Session:
         """Whether something is done, and all has been heard that was said before."""
         while True:
             over = done()
-            heard = self.team.catch_up()
-            if not self._take_restarts() and (over or not (heard and done())):
+            self.team.catch_up()
+            if not self._take_restarts() and (over or not done()):
                 return over
 
     def _answers(self, timeout: float | None, name: str) -> dict[int, Any]:
