@@ -1,7 +1,7 @@
 """Workers behind TCP and CURVE against workers behind ipc and shared memory, on one machine.
 
 python benchmarks/remote.py            all cases
-python benchmarks/remote.py cartpole   one of: driver, cartpole, pong, sleeping, publish, healing
+python benchmarks/remote.py cartpole   one of: driver, cartpole, pong, vector, sleeping, publish, healing
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from common import IdealLoops, ideal_loop, interleaved, keep, rate_alone, summar
 from hosts import hosts, namespaces
 from publish import publish_s, weighty_policy
 from rollouts import Agent, Sleeper, make_pong, zeros
+from vector_env import halves_rate, sampled_actions, step_rate
 
-from parenv import AsyncWorkerPool, Stop, TorchPolicy, WorkerOptions
+from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop, TorchPolicy, WorkerOptions
 
 SECONDS, REPEATS = 2.0, 5
 # The module of environments and policies imports torch: once for each host then, and not for each worker.
@@ -68,26 +69,59 @@ def pong() -> Any:
     return against_local(make_pong, zeros, 8)
 
 
+def vector() -> Any:
+    """64 CartPoles of a vector env in two workers, here or behind a host: all at once, and one half after the other."""
+    num_envs = 64
+    make_env = lambda: gym.make("CartPole-v1")  # noqa: E731
+    actions = sampled_actions(make_env, num_envs)
+    with ExitStack() as stack:
+        placements = {
+            "ipc": None,
+            "ipc halves": None,
+            "tcp": stack.enter_context(hosts([2])),
+            "tcp halves": stack.enter_context(hosts([2])),
+        }
+        measures: Any = {}
+        for name, placement in placements.items():
+            is_halved = name.endswith("halves")
+            envs = ParallelVectorEnv(
+                [make_env] * num_envs,
+                num_workers=2,
+                batch_size=num_envs // 2 if is_halved else None,
+                placement=placement,
+            )
+            stack.callback(envs.close)
+            envs.reset()
+            rate = halves_rate if is_halved else step_rate
+            measures[name] = lambda envs=envs, rate=rate: rate(envs, actions)
+        found = summary(interleaved(measures, REPEATS), "ipc")
+    for name, rates in found.items():
+        steps = num_envs // 2 if name.endswith("halves") else num_envs
+        rates["us per call"] = 1e6 * steps / rates["median"]
+    return found
+
+
 def sleeping() -> Any:
     """1 to 64 workers, each with an environment that sleeps, over 4 hosts in network namespaces."""
     found: dict[str, Any] = {}
-    for mean_ms, seconds in ((2, SECONDS), (10, 10.0)):  # Of a rollout that takes a second, a window needs several.
+    for workers, mean_ms, T in ((1, 2, 128), (64, 2, 128), (64, 2, 1024), (1, 10, 128), (64, 10, 128)):
         make_env = lambda mean_ms=mean_ms: Sleeper(mean_ms / 1000)  # noqa: E731
-        for workers in (1, 64):
-            loops = IdealLoops(lambda make_env=make_env: ideal_loop(make_env, lambda o: [0] * len(o), 1), workers)
-            settings: Any = {"num_workers": workers, "rollout_length": 128, "workers": PRELOADED}
-            share = -(-workers // 4)
-            with ExitStack() as stack:
-                placement = stack.enter_context(hosts([share] * 4, stack.enter_context(namespaces(4))))
-                remote = stack.enter_context(AsyncWorkerPool(make_env, zeros, placement=placement, **settings))
-                local = stack.enter_context(AsyncWorkerPool(make_env, zeros, **settings))
-                measures = {
-                    "ideal": lambda loops=loops, s=seconds: loops.rate(s),
-                    "ipc": lambda local=local, s=seconds: rate_alone(local, s),
-                    "tcp over 4 namespaces": lambda remote=remote, s=seconds: rate_alone(remote, s),
-                }
-                found[f"{mean_ms} ms, {workers} workers"] = summary(interleaved(measures, 3), "ideal")
-            loops.close()
+        seconds = max(4.0, 8 * T * mean_ms / 1000)  # A window needs several rollouts.
+        loops = IdealLoops(lambda make_env=make_env: ideal_loop(make_env, lambda o: [0] * len(o), 1), workers)
+        settings: Any = {"num_workers": workers, "rollout_length": T, "workers": PRELOADED}
+        share = -(-workers // 4)
+        with ExitStack() as stack:
+            placement = stack.enter_context(hosts([share] * 4, stack.enter_context(namespaces(4))))
+            remote = stack.enter_context(AsyncWorkerPool(make_env, zeros, placement=placement, **settings))
+            local = stack.enter_context(AsyncWorkerPool(make_env, zeros, **settings))
+            measures = {
+                "ideal": lambda loops=loops, s=seconds: loops.rate(s),
+                "ipc": lambda local=local, s=seconds: rate_alone(local, s),
+                "tcp over 4 namespaces": lambda remote=remote, s=seconds: rate_alone(remote, s),
+            }
+            case = f"steps of {mean_ms} ms, workers: {workers}, rollouts of {T}"
+            found[case] = summary(interleaved(measures, 3), "ideal")
+        loops.close()
     return found
 
 
@@ -170,6 +204,7 @@ CASES = {
     "driver": driver,
     "cartpole": cartpole,
     "pong": pong,
+    "vector": vector,
     "sleeping": sleeping,
     "publish": publish,
     "healing": healing,

@@ -1,4 +1,4 @@
-"""Writes the tables of results from the files under ``results/``: some into the README, all into ``RESULTS.md``.
+"""Writes the files under ``results/`` out: some into the README, all into ``RESULTS.md``, hosts into ``scaling.md``.
 
 python benchmarks/table.py
 """
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import field
+import on_paper
 
 HERE = Path(__file__).parent
-README, RESULTS = HERE.parent / "README.md", HERE / "RESULTS.md"
+README, RESULTS, SCALING = HERE.parent / "README.md", HERE / "RESULTS.md", HERE / "scaling.md"
 DRIVER = "driver's processor, rollout of a worker, "
 IN_README = (
     "1,024 CartPoles", "8 Pongs", "first pool", "memory per", "driver's work", "PPO on", "DQN on", "gradients of",
@@ -267,3 +268,4 @@ def everything() -> str:
 if __name__ == "__main__":
     README.write_text(BLOCK.sub(lambda _: for_readme(), README.read_text()))
     RESULTS.write_text(everything())
+    SCALING.write_text(on_paper.scaling(read("remote")))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +19,34 @@ Parallelism = Literal["experience", "gradient"]
 OnStale = Literal["pace", "drop"]
 OnEnvError = Literal["raise", "restart_env", "restart_worker"]
 Reduction = Literal["mean", "weighted_mean", "sum"] | Callable[[Any, Any], Any]
+_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9._*-]+):([0-9]{1,5}|\*)")
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+
+
+def tcp_address(address: str, ports: range = range(65536)) -> Any:
+    """The host of an address: a name, ``"*"``, or an ``IPv4Address`` or ``IPv6Address``.
+
+    Other ways to write a number, such as ``0`` for ``0.0.0.0``, are refused, so that nobody means one address and gets
+    another.
+
+    Args:
+        address: such as ``tcp://192.0.2.7:5555``.
+        ports: that it may have; ``*`` is port 0.
+
+    Raises:
+        ConfigurationError: it is not an address of TCP.
+
+    >>> tcp_address("tcp://192.0.2.7:5555"), tcp_address("tcp://head-node:*")
+    (IPv4Address('192.0.2.7'), 'head-node')
+    """
+    match = _TCP.fullmatch(address)
+    if match is not None and (0 if match[2] == "*" else int(match[2])) in ports:
+        host = match[1].strip("[]")
+        if host == match[1] and not _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+            return host
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(host)
+    raise ConfigurationError(f"{address!r} is not an address such as tcp://192.0.2.7:5555 or tcp://[2001:db8::7]:5555")
 
 
 @dataclass(frozen=True)
@@ -129,8 +160,7 @@ class RemotePlacement:
         num_local: how many of the workers, the first ones, run on this machine.
         weights: how the policy's weights cross: ``"exact"``, or ``"bfloat16"``, half as many bytes, by which workers
             act on float32 weights rounded by at most 0.4 % each.
-        any_interface: has to be true for ``0.0.0.0``, ``[::]`` and ``*``, which are every network that this machine is
-            on.
+        any_interface: has to be true for ``0.0.0.0``, ``[::]`` and ``*``, which are all networks of this machine.
         silence_s: seconds without a sign of life after which a host counts as lost. A host looks for its driver anew
             after 5 s.
         max_message_bytes: what a host may send in one message; rollouts are sent in small pieces and may be larger.
@@ -148,10 +178,9 @@ class RemotePlacement:
     max_connections: int = 256
 
     def __post_init__(self) -> None:
-        address, _, port = self.listen.removeprefix("tcp://").rpartition(":")
-        if not self.listen.startswith("tcp://") or not address or not (port.isdigit() or port == "*"):
-            raise ConfigurationError(f"RemotePlacement.listen must be tcp://ADDRESS:PORT, got {self.listen!r}")
-        if address in ("*", "0.0.0.0", "[::]") and not self.any_interface:
+        host = tcp_address(self.listen)
+        host = getattr(host, "ipv4_mapped", None) or host
+        if (host == "*" or getattr(host, "is_unspecified", False)) and not self.any_interface:
             raise ConfigurationError(
                 f"listen={self.listen!r} is reachable from every network that this machine is on: name one address, or "
                 "say any_interface=True"

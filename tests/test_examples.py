@@ -120,6 +120,7 @@ def test_every_figure_of_the_readme_is_in_the_results(monkeypatch: pytest.Monkey
     table = importlib.import_module("table")
     assert table.for_readme() in (ROOT / "README.md").read_text()
     assert table.everything() == (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    assert table.on_paper.scaling(table.read("remote")) == (ROOT / "benchmarks" / "scaling.md").read_text()
 
 
 def test_doctests_pass() -> None:

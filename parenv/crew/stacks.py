@@ -7,9 +7,7 @@ from pathlib import Path
 from parenv.crew.crew import Crew
 from parenv.errors import WorkerTimeoutError, span
 from parenv.placement.base import STACK_SIGNAL
-from parenv.process.stack_pipe import StackPipe
-
-STACK_TIMEOUT_S = 1.0
+from parenv.process.stack_pipe import STACK_TIMEOUT_S, StackPipe
 
 
 class Stacks:

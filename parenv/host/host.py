@@ -19,7 +19,7 @@ from parenv.memory.weights import Chunk, write_chunk
 from parenv.placement.base import STACK_SIGNAL, Ended, Event, Launch
 from parenv.placement.local import LocalPlacement
 from parenv.placement.versions import own_versions
-from parenv.process.stack_pipe import StackPipe
+from parenv.process.stack_pipe import STACK_TIMEOUT_S, StackPipe
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
 from parenv.protocol.hosting import (
@@ -53,7 +53,6 @@ FRAME_BYTES = 64
 """At most what a frame takes on its way beside what it holds."""
 PATIENCE_S = 60.0
 GRACE_S = 1.0
-STACK_TIMEOUT_S = 1.0
 _NUM_ENDS = struct.Struct("<i")
 
 

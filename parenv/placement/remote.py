@@ -23,6 +23,7 @@ from parenv.placement.exchange import Exchange, check_end, take_lines
 from parenv.placement.local import LocalPlacement
 from parenv.placement.roster import Roster
 from parenv.placement.versions import disagreement
+from parenv.process.stack_pipe import STACK_TIMEOUT_S
 from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
 from parenv.protocol.hosting import (
     HOST,
@@ -46,7 +47,7 @@ from parenv.transport.zeromq import remaining
 
 PROBE_S = 0.5
 LINGER_S = 1.0
-STACK_TIMEOUT_S = 1.5
+ROUND_TRIP_S = 0.5
 MAX_STACK_BYTES = 1 << 15
 MAX_MESSAGES_AT_ONCE = 64
 _log = logging.getLogger("parenv")
@@ -340,7 +341,7 @@ class HostsPlacement:
 
     def _take_stack(self, worker: Sender) -> None:
         """Pass on the stack that a worker was asked for, when it has come, to the pipe of workers on this machine."""
-        deadline = time.monotonic() + STACK_TIMEOUT_S
+        deadline = time.monotonic() + STACK_TIMEOUT_S + ROUND_TRIP_S
         while worker not in self._stacks and self._roster.host_of(worker) is not None and remaining(deadline):
             self._listener.wait(remaining(deadline))
             self._hear()

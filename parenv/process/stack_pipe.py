@@ -6,6 +6,8 @@ import os
 import select
 import time
 
+STACK_TIMEOUT_S = 1.0
+"""What a worker is given to write its stack."""
 PAUSE_S = 0.1
 """Who has written nothing for so long has written all, unless it was in the midst of a line."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import secrets
 from collections.abc import Sequence
 
 import zmq
 
 from parenv.errors import ConfigurationError, ProtocolError
+from parenv.options import tcp_address
 from parenv.transport.keys import DriverKeys, HostKeys
 
 WINDOW = 16
@@ -23,7 +23,6 @@ OVERHEAD_BYTES = 64
 """What encryption adds to a message, and its head."""
 MIN_SILENCE_S = 0.5
 MAX_SILENCE_S = 3600.0
-_ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9._*-]+):(\d{1,5}|\*)")
 
 
 def check(address: str, ports: range, silence_s: float, max_message_bytes: int = MIN_MESSAGE_BYTES) -> None:
@@ -38,11 +37,7 @@ def check(address: str, ports: range, silence_s: float, max_message_bytes: int =
     Raises:
         ConfigurationError: the address is not one of TCP, or a number is out of range.
     """
-    match = _ADDRESS.fullmatch(address)
-    if match is None or (0 if match[2] == "*" else int(match[2])) not in ports:
-        raise ConfigurationError(
-            f"{address!r} is not an address such as tcp://192.0.2.7:5555 or tcp://[2001:db8::7]:5555"
-        )
+    tcp_address(address, ports)
     if not MIN_SILENCE_S <= silence_s <= MAX_SILENCE_S:
         raise ConfigurationError(f"silence_s must be between {MIN_SILENCE_S} and {MAX_SILENCE_S} seconds: {silence_s}")
     if max_message_bytes < MIN_MESSAGE_BYTES:

@@ -369,6 +369,10 @@ def test_streams_of_hosts_that_are_gone_are_forgotten(pair: Pair) -> None:
         "tcp://a b:5555",
         "tcp://::1:5555",
         "tcp://127.0.0.1:5555;127.0.0.1:5556",
+        "tcp://0:5555",
+        "tcp://127.1:5555",
+        "tcp://[127.0.0.1:5555",
+        "tcp://[not-an-ip]:5555",
     ],
 )
 def test_an_address_must_be_one_of_tcp(address: str) -> None:

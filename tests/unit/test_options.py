@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parenv.errors import ConfigurationError
-from parenv.options import GradientOptions, RayPlacement, Stop, WorkerOptions
+from parenv.options import GradientOptions, RayPlacement, RemotePlacement, Stop, WorkerOptions
 
 NOTHING: dict[str, Any] = {"env_steps": 0, "episodes": 0, "mean_return": math.nan, "seconds": 0.0}
 
@@ -69,6 +69,33 @@ def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason
 def test_worker_options_that_make_no_sense_are_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         WorkerOptions(**arguments)
+
+
+EVERY_INTERFACE = ["*", "0.0.0.0", "[::]", "[::0]", "[0:0:0:0:0:0:0:0]", "[::ffff:0.0.0.0]", "[::%eth0]"]
+
+
+@pytest.mark.parametrize("host", EVERY_INTERFACE)
+def test_every_interface_needs_an_explicit_word(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="is reachable from every network"):
+        RemotePlacement(f"tcp://{host}:5555", "driver.key", "hosts.pub")
+    RemotePlacement(f"tcp://{host}:5555", "driver.key", "hosts.pub", any_interface=True)
+
+
+@pytest.mark.parametrize(
+    "host", ["0", "00", "0x0", "0X", "0.0", "0.0.0", "00.0.0.0", "0x0.0.0.0", "0.0.0.0.", "127.1", "2130706433"]
+)
+@pytest.mark.parametrize("any_interface", [False, True])
+def test_numbers_that_a_resolver_would_read_as_another_address_are_refused(host: str, any_interface: bool) -> None:
+    with pytest.raises(ConfigurationError, match="is not an address such as tcp"):
+        RemotePlacement(f"tcp://{host}:5555", "driver.key", "hosts.pub", any_interface=any_interface)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "[::1]", "[fe80::1%eth0]", "eth0", "head-node", "3com.example", "10.example"]
+)
+@pytest.mark.parametrize("port", ["5555", "*"])
+def test_one_address_or_name_is_enough(host: str, port: str) -> None:
+    RemotePlacement(f"tcp://{host}:{port}", "driver.key", "hosts.pub")
 
 
 def test_options_do_not_change() -> None:
