@@ -84,13 +84,16 @@ class Crossing:
         to, _ = self._mine(slot)
         to[offset : offset + data.nbytes] = np.frombuffer(data, np.uint8)
 
-    def finish(self, slot: int, sequence: int, received: int) -> None:
+    def finish(self, slot: int, sequence: int, received: int) -> int:
         """All pieces are there.
 
         Args:
             slot: of the pool.
             sequence: of the credit.
             received: bytes in all pieces.
+
+        Returns:
+            How many episodes end in it.
 
         Raises:
             ProtocolError: they are not the rollout of this credit.
@@ -108,6 +111,7 @@ class Crossing:
             raise ProtocolError("an episode ends outside its rollout")
         if self._whole is not None:
             self._put_together(arrays, self._slot(slot, self._whole)[1], count)
+        return count
 
     def _mine(self, slot: int) -> tuple[Any, Any]:
         """The bytes that pieces are written to, and the arrays there."""

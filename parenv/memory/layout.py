@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parenv.memory.spaces import Leaf
+from parenv.errors import ProtocolError
+from parenv.memory.spaces import Leaf, unflatten
 
 ALIGNMENT = 64
 WHOLE_EPISODES = 0
 """As the length of a rollout: whole episodes, which do not lie in a slot."""
+MAX_BYTES, MAX_DIMENSIONS = 1 << 30, 32
+_NUMBERS = re.compile(r"[|<>][biufc][0-9]{1,2}")
 
 COMMIT_DTYPE = np.dtype(
     [
@@ -105,11 +110,36 @@ class SlotLayout:
 
 
 def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
-    """From the plain data of a message."""
-    return (
-        tuple(Extra(name, tuple(shape), dtype, postprocessed) for name, shape, dtype, postprocessed in extras),
-        tuple(Leaf(tuple(path), tuple(shape), dtype) for path, shape, dtype in carry),
-    )
+    """From the plain data of a message, whoever has sent it.
+
+    Raises:
+        ProtocolError: these are not different arrays of numbers.
+    """
+    try:
+        found = tuple(
+            Extra(name, _shape(shape, dtype), dtype, bool(postprocessed))
+            for name, shape, dtype, postprocessed in extras
+        )
+        leaves = tuple(Leaf(tuple(path), _shape(shape, dtype), dtype) for path, shape, dtype in carry)
+        names = [extra.name for extra in found]
+        if len(set(names)) < len(names) or not all(type(name) is str for name in names):
+            raise ValueError("names of extras are different texts")
+        if leaves:
+            unflatten(leaves, leaves)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ProtocolError(f"these are no extras and carry: {error}") from error
+    return found, leaves
+
+
+def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:
+    if not _NUMBERS.fullmatch(dtype):
+        raise ValueError(f"{dtype!r} is no dtype of numbers")
+    sizes = [int(np.dtype(dtype).itemsize), *shape]
+    if len(shape) > MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError("a shape is whole numbers")
+    if math.prod(max(size, 1) for size in sizes) > MAX_BYTES:
+        raise ValueError(f"an array of a sub-environment has at most {MAX_BYTES} bytes a step")
+    return tuple(shape)
 
 
 def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayout:

@@ -8,6 +8,7 @@ from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.crossing import Crossing, SlotMap
+from parenv.placement.forms import check_commit
 from parenv.protocol.frames import Sender
 from parenv.protocol.hosting import Pieces, SlotPlan
 from parenv.protocol.messages import Commit, Credit, Layout
@@ -72,7 +73,8 @@ class Deliveries:
             ProtocolError: there is no such credit, or it is not complete.
         """
         delivery = self._delivery(worker, commit.sequence)
-        self._crossings[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
+        num_ends = self._crossings[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
+        check_commit(commit, self._slots.spec, self._slots.shares[worker.worker], num_ends)
         del self._expected[worker, commit.sequence]
 
     def forget(self, worker: Sender) -> None:

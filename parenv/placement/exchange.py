@@ -12,9 +12,10 @@ from parenv.memory.rows import BoardMap
 from parenv.memory.weights import Encoding, WeightsMap
 from parenv.placement.boards import Boards
 from parenv.placement.deliveries import Deliveries
+from parenv.placement.forms import check_failure, check_ready
 from parenv.protocol.frames import AnyMessage, Sender
 from parenv.protocol.hosting import HOST, PIECE_BYTES, Answers, Beat, Gone, Pieces, Weights
-from parenv.protocol.messages import Call, Commit, Credit, Layout, Remarks, Rows
+from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Ready, Remarks, Rows
 
 
 class Exchange:
@@ -101,6 +102,10 @@ class Exchange:
             self._deliveries.finish(sender, message)
         elif isinstance(message, Remarks):
             self._boards.check(sender.worker, message)
+        elif isinstance(message, Ready):
+            check_ready(message, self._boards.used)
+        elif isinstance(message, Failure):
+            check_failure(message)
         return True
 
     def forget_worker(self, worker: Sender) -> None:

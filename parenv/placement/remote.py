@@ -21,6 +21,7 @@ from parenv.placement.base import STACK_SIGNAL, Bell, Ended, Event, Launch, Poll
 from parenv.placement.boards import HostBell, HostsPoller
 from parenv.placement.exchange import Exchange, check_end, take_lines
 from parenv.placement.local import LocalPlacement
+from parenv.placement.refusals import Refusals
 from parenv.placement.roster import Roster
 from parenv.placement.versions import disagreement
 from parenv.process.stack_pipe import STACK_TIMEOUT_S
@@ -91,7 +92,7 @@ class HostsPlacement:
         self._pids: dict[Sender, int] = {}
         self._events: deque[Event] = deque()
         self._stacks: dict[Sender, str] = {}
-        self._refused: Counter[str] = Counter()
+        self._refusals = Refusals()
         self._sent = self._received = 0
         self._next_probe = 0.0
         self._connections_ended = 0
@@ -190,7 +191,7 @@ class HostsPlacement:
 
     def traffic(self) -> Traffic:
         """What has crossed the network."""
-        refused = dict(self._refused + Counter(self._listener.refusals))
+        refused = dict(self._refusals.counts + Counter(self._listener.refusals))
         return Traffic(self._sent, self._received, len(self._hosts), refused)
 
     @property
@@ -200,7 +201,7 @@ class HostsPlacement:
 
     def problems(self) -> list[str]:
         """What keeps workers from being started, a sentence each."""
-        found = [] if self._provider is None else self._provider.problems(len(self._hosts))
+        found = self._provider.problems(len(self._hosts)) if self._provider is not None else []
         return found or [f"{len(self._hosts)} hosts have joined at {self.address}"]
 
     def close(self, timeout_s: float) -> None:
@@ -272,8 +273,7 @@ class HostsPlacement:
 
     def _hear(self) -> None:
         for _ in range(MAX_MESSAGES_AT_ONCE):
-            heard = self._listener.receive()
-            if heard is None:
+            if (heard := self._listener.receive()) is None:
                 return
             host, name, frames = heard
             self._received += sum(map(len, frames))
@@ -284,19 +284,19 @@ class HostsPlacement:
                 elif isinstance(message, Join):
                     self._welcome(host, name, message)
                 else:
-                    self._refused["has not joined"] += 1
+                    self._refusals.note("has not joined", name, "speaks, but has not joined")
             except ProtocolError as error:
-                self._refused["malformed message"] += 1
-                _log.warning("host %s sent what it may not: %s", name, str(error))
+                self._refusals.offence("malformed message", name, f"sent what it may not: {error}")
                 self._tell(host, Refuse(f"the driver cannot accept what it was sent: {error}"))
                 self._lose(host, "it sent what it may not")
 
     def _welcome(self, host: bytes, name: str, join: Join) -> None:
-        differing = disagreement(join.versions)
-        if differing or join.capacity < 1:
-            self._refused["version"] += 1
-            _log.warning("host %s cannot join: %s", name, differing or "it has room for no worker")
-            self._tell(host, Refuse(differing or "a host needs room for at least one worker"))
+        barred = self._refusals.bar(name)
+        why = barred or disagreement(join.versions)
+        if why or join.capacity < 1:
+            why = why or "a host needs room for at least one worker"
+            self._refusals.note("barred" if barred else "version", name, f"cannot join: {why}")
+            self._tell(host, Refuse(why))
             return
         launch = self._launch
         if launch is None or self._closed:
@@ -323,7 +323,7 @@ class HostsPlacement:
         elif isinstance(message, Goodbye):
             self._lose(host, "it was told to leave")
         elif self._roster.host_of(sender) != host:
-            self._refused["old generation"] += 1
+            self._refusals.note("old generation", self._hosts[host], f"speaks for worker {sender}, which it has not")
         elif isinstance(message, Started):
             self._pids[sender] = message.pid
         elif isinstance(message, Gone):

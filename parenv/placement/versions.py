@@ -31,8 +31,9 @@ def disagreement(theirs: Any) -> str:
     mine = own_versions()
     if not isinstance(theirs, Mapping):
         return "it does not say its versions"
-    differing = [name for name in MUST_AGREE if theirs.get(name) != mine[name]]
-    return "; ".join(f"{name} is {theirs.get(name)} there and {mine[name]} here" for name in differing)
+    said = {name: theirs.get(name) for name in MUST_AGREE}
+    said = {name: version if type(version) is str else "unknown" for name, version in said.items()}
+    return "; ".join(f"{name} is {said[name]} there and {mine[name]} here" for name in said if said[name] != mine[name])
 
 
 def _installed(package: str) -> str:

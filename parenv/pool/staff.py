@@ -24,6 +24,7 @@ from parenv.errors import (
     WorkerTimeoutError,
     span,
 )
+from parenv.memory.progress import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
 from parenv.placement.base import Launch
 from parenv.pool.trace import Trace
@@ -270,7 +271,9 @@ class Staff:
                 self.crew.broken = True
                 raise WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker) from condemned.reason
         for worker, deadline in self._starting.items():
-            if deadline <= now and worker not in self._condemned:
+            if self.crew.doing(worker) == WAITING_FOR_A_HOST:
+                self._starting[worker] = now + self._options.start_timeout_s
+            elif deadline <= now and worker not in self._condemned:
                 self._cut(worker, f"start_timeout_s={self._options.start_timeout_s:g}")
         if now < self._next_look:
             return

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,28 @@ def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
         audit.until(lambda: pool.statistics().workers_alive == 2)
         audit.take(500)
         assert pool._session.crew.generation(1) == generation == 1
+    assert len(audit.expected) == 2
+
+
+def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None:
+    """Its time to start begins when it has one, and no wait is a death."""
+    (host,) = hosts.start(1)
+    options = WorkerOptions(restart=_once())
+    with AsyncWorkerPool(
+        ledgers(2), zeros, num_workers=2, rollout_length=8, workers=options, placement=hosts.placement(num_local=1)
+    ) as pool:
+        audit = Audit(pool)
+        audit.take(100)
+        host.kill()
+        pool._session._staff._options = replace(options, start_timeout_s=0.2)
+        audit.until(lambda: pool.statistics().workers_alive == 1)
+        waited_enough = time.monotonic() + 2.0
+        audit.until(lambda: time.monotonic() > waited_enough)
+        pool._session._staff._options = options
+        hosts.start(1)
+        audit.until(lambda: pool.statistics().workers_alive == 2)
+        audit.take(500)
+        assert pool.statistics().worker_restarts == 1
     assert len(audit.expected) == 2
 
 

@@ -17,7 +17,8 @@ import pytest
 from sampling import one_in
 
 from parenv import AsyncWorkerPool, Stop, WorkerOptions
-from parenv.memory.spaces import describe
+from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, slot_layout
+from parenv.memory.spaces import describe, leaves
 from parenv.placement.versions import own_versions
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.hosting import HOST, Beat, Gone, Goodbye, Join, Pieces, Refuse, Start, Started, Welcome
@@ -152,7 +153,7 @@ def test_what_cannot_be_read_is_refused_and_the_others_go_on(hosts: Any, tmp_pat
         expected: dict[int, tuple[int, ...]] = {}
         canary = pickle.dumps(_Canary(tmp_path / CANARY))
         for what in BAD:
-            fake = FakeHost(hosts)
+            fake = FakeHost(hosts, f"host{1 + BAD.index(what) % 5}")  # One key may not offend too often.
             if joined:
                 fake.join()
                 take(pool, expected, until=lambda: pool.statistics().hosts == 2)
@@ -204,8 +205,9 @@ def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> N
 @pytest.mark.parametrize(
     "changed",
     [{"versions": own_versions() | {"python": "2.7"}}, {"versions": own_versions() | {"cloudpickle": "0.1"}},
-     {"versions": own_versions() | {"parenv": "9.9"}}, {"versions": None}, {"capacity": 0}],
-    ids=["python", "cloudpickle", "parenv", "none", "no room"],
+     {"versions": own_versions() | {"parenv": "9.9"}}, {"versions": None}, {"capacity": 0},
+     {"versions": own_versions() | {"protocol": np.arange(3)}}],
+    ids=["python", "cloudpickle", "parenv", "none", "no room", "no text"],
 )  # fmt: skip
 def test_a_host_that_does_not_fit_is_told_why_and_gets_no_job(
     hosts: Any, fake: FakeHost, changed: dict[str, Any]
@@ -217,19 +219,16 @@ def test_a_host_that_does_not_fit_is_told_why_and_gets_no_job(
         _, refusal = fake.hear(Refuse)
         versions = changed.get("versions") or {}
         for name, version in versions.items():
-            if version != own_versions()[name]:
-                assert refusal.reason == f"{name} is {version} there and {own_versions()[name]} here"
+            if type(version) is not str or version != own_versions()[name]:
+                there = version if type(version) is str else "unknown"
+                assert refusal.reason == f"{name} is {there} there and {own_versions()[name]} here"
         assert not [message for _, message in fake.heard if isinstance(message, Welcome)]
         assert pool.statistics().hosts == 1
 
 
-@pytest.mark.parametrize(
-    "what",
-    one_in(4, ["no credit", "does not fit", "twice", "incomplete", "of an old generation", "ends", "too many ends"]),
-)
-def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake: FakeHost, what: str) -> None:
-    """The fake host has the only worker, says what an honest one would, and then something else."""
-    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+@contextmanager
+def driven(hosts: Any) -> Iterator[list[Any]]:
+    """A pool of one worker in another thread, until it has 80 env steps; afterwards its rollouts and statistics."""
     seen: list[Any] = []
 
     def drive() -> None:
@@ -243,6 +242,19 @@ def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake
     driver = threading.Thread(target=drive)
     driver.start()
     try:
+        yield seen
+    finally:
+        driver.join(30.0)
+
+
+@pytest.mark.parametrize(
+    "what",
+    one_in(4, ["no credit", "does not fit", "twice", "incomplete", "of an old generation", "ends", "too many ends"]),
+)
+def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake: FakeHost, what: str) -> None:
+    """The fake host has the only worker, says what an honest one would, and then something else."""
+    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+    with driven(hosts) as seen:
         fake.join()
         worker, _ = fake.hear(Start)
         assert worker == Sender(0, 0)
@@ -269,14 +281,97 @@ def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake
         else:
             fake.hear(Refuse)
         hosts.start(1)
-    finally:
-        driver.join(30.0)
     *rollouts, statistics = seen
     expected: dict[int, tuple[int, ...]] = {}
     assert sum(check_ledger(rollout, expected) for rollout in rollouts) == 80
     assert statistics.worker_restarts == 1
     reason = "old generation" if what == "of an old generation" else "malformed message"
     assert statistics.refused_connections == {reason: 1}
+
+
+def frames_of_a_rollout(sequence: int, T: int = 8) -> list[Any]:
+    """Pieces and the beginning of a commit, as an honest host would send them."""
+    env = LedgerEnv(0)
+    spec = RolloutSpec(T, leaves(env.observation_space), leaves(env.action_space))
+    layout = slot_layout(spec, 1, 1)
+    slot = np.zeros(layout.reserved_bytes, np.uint8)
+    (commits,) = (field for field in layout.fields if field.name == ("commits", 0))
+    np.ndarray(1, COMMIT_DTYPE, slot, commits.offset)["sequence"] = sequence
+    return [Pieces(sequence, [[0, memoryview(slot)]])]
+
+
+OBJECT = ["value", [], "|O", False]
+FORMS: dict[str, Any] = {
+    "extras: pointers": lambda ready: replace(ready, extras=[OBJECT]),
+    "extras: a structure": lambda ready: replace(ready, extras=[["value", [], "i4,O", False]]),
+    "extras: twice": lambda ready: replace(ready, extras=[["value", [], "<f4", False]] * 2),
+    "extras: no text": lambda ready: replace(ready, extras=[[1, [], "<f4", False]]),
+    "extras: negative": lambda ready: replace(ready, extras=[["value", [-8], "<f4", False]]),
+    "extras: huge": lambda ready: replace(ready, extras=[["value", [1 << 40, 1 << 40], "<f4", False]]),
+    "extras: a number": lambda ready: replace(ready, extras=7),
+    "carry: pointers": lambda ready: replace(ready, carry=[[[], [], "|O"]]),
+    "carry: two at one place": lambda ready: replace(ready, carry=[[[], [], "<f4"], [["a"], [], "<f4"]]),
+    "spaces: a number": lambda ready: replace(ready, spaces=5),
+    "spaces: one": lambda ready: replace(ready, spaces=ready.spaces[:1]),
+    "spaces: nonsense": lambda ready: replace(ready, spaces=["box", "box"]),
+    "nobody": lambda ready: replace(ready, num_envs=0),
+    "report": lambda commit: replace(commit, report=5),
+    "report that nobody asked for": lambda commit: replace(commit, report=[8, {}, None]),
+    "replaced: a number": lambda commit: replace(commit, replaced=3),
+    "replaced: numbers": lambda commit: replace(commit, replaced=[[1, 2, 3]]),
+    "objects: a number": lambda commit: replace(commit, objects=1),
+    "kind: a number": lambda failure: replace(failure, kind=5),
+    "kind: one text": lambda failure: replace(failure, kind=["ValueError"]),
+    "kind: numbers": lambda failure: replace(failure, kind=[1, 2]),
+}
+
+
+@pytest.mark.parametrize("what", FORMS)
+def test_where_messages_leave_their_form_open_it_is_checked(hosts: Any, fake: FakeHost, what: str) -> None:
+    """The fake host has the only worker, says what an honest one would, but for one thing."""
+    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+    ready = Ready(list(space), 1, [], [])
+    with driven(hosts) as seen:
+        fake.join()
+        worker, _ = fake.hear(Start)
+        fake.say(Started(1), worker)
+        of_ready = what.partition(":")[0] in ("extras", "carry", "spaces", "nobody")
+        fake.say(FORMS[what](ready) if of_ready else ready, worker)
+        if not of_ready:
+            fake.hear(Credit)
+            failure = Failure(-1, 0, -1, "step", ["builtins", "ValueError"], "an error", "")
+            is_failure = what.startswith("kind")
+            for message in [] if is_failure else frames_of_a_rollout(0):
+                fake.say(message, worker)
+            fake.say(FORMS[what](failure if is_failure else Commit(0, {}, None, [])), worker)
+        fake.hear(Refuse)
+        hosts.start(1)
+    *rollouts, statistics = seen
+    expected: dict[int, tuple[int, ...]] = {}
+    assert sum(check_ledger(rollout, expected) for rollout in rollouts) == 80
+    assert statistics.refused_connections == {"malformed message": 1}
+
+
+def test_a_key_that_sends_what_it_may_not_again_and_again_joins_no_more(
+    hosts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected: dict[int, tuple[int, ...]] = {}
+    with serving(hosts) as pool, caplog.at_level(logging.WARNING, logger="parenv"):
+        for count in range(1, 4):
+            fake = FakeHost(hosts)
+            fake.join()
+            take(pool, expected, until=lambda: pool.statistics().hosts == 2)
+            fake.say_frames([b"garbage"])
+            take(pool, expected, until=lambda count=count: refused(pool, "malformed message")() == count)
+            fake.close()
+        fake = FakeHost(hosts)
+        fake.join()
+        take(pool, expected, until=lambda: refused(pool, "barred")() == 1)
+        _, refusal = fake.hear(Refuse)
+        assert "3 times" in refusal.reason
+        fake.close()
+        assert pool.statistics().hosts == 1
+        assert caplog.text.count("host host5 sent what it may not") == 1
 
 
 def test_refusals_are_logged_without_keys(hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,110 @@
+"""What workers on hosts say, where a message leaves its form open: nothing is used that was not checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parenv.errors import ProtocolError
+from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, extras_and_carry
+from parenv.memory.spaces import rebuild
+from parenv.protocol.messages import Commit, Failure, Ready
+
+
+def check_ready(ready: Ready, steps: bool) -> None:
+    """Check what a worker says of its sub-environments.
+
+    Args:
+        ready: as it came.
+        steps: whether the worker answers on a board.
+
+    Raises:
+        ProtocolError: no worker says so.
+    """
+    _require(ready.num_envs > 0, "has no sub-environments")
+    if not steps:
+        _require(type(ready.spaces) is list and len(ready.spaces) == 2, "does not say its spaces")
+        extras_and_carry(ready.extras, ready.carry)
+        for space in ready.spaces:
+            rebuild(space)
+        return
+    _require(type(ready.spaces) is dict, "does not say its spaces")
+    for name in ("observation_space", "action_space"):
+        described = ready.spaces.get(name)
+        _require(type(described) is list and [type(part) for part in described] == [list, list], f"has no {name}")
+        distinct, which = described
+        _require(len(which) == ready.num_envs and _are(int, which), f"does not say whose each {name} is")
+        _require(set(which) == set(range(len(distinct))), f"does not say whose each {name} is")
+        for space in distinct:
+            rebuild(space)
+    extras = ready.extras
+    _require(type(extras) is dict and type(extras.get("metadata")) is dict, "does not say its metadata")
+    _require(type(extras.get("render_mode", 0)) in (str, type(None)), "does not say its render_mode")
+
+
+def check_failure(failure: Failure) -> None:
+    """Check what a worker says of an exception.
+
+    Raises:
+        ProtocolError: no worker says so.
+    """
+    _require(_is_list_of(str, failure.kind, 2), "does not say what was raised")
+
+
+def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -> None:
+    """Check what a worker says of a rollout beside what lies in its slot.
+
+    Args:
+        commit: as it came.
+        spec: what a rollout consists of.
+        share: sub-environments of the worker.
+        num_ends: how many episodes have ended in it.
+
+    Raises:
+        ProtocolError: no worker says so.
+    """
+    _require(type(commit.objects) is dict, "has no objects")
+    for name, of, length in (
+        ("observations", spec.observations, spec.rollout_length + 1),
+        ("actions", spec.actions, spec.rollout_length),
+        ("finals", spec.observations, num_ends),
+    ):
+        for i, leaf in enumerate(of):
+            if leaf.dtype is None and spec.rollout_length != WHOLE_EPISODES:
+                rows = commit.objects.get((name, i))
+                _require(type(rows) is list and len(rows) == length, f"does not have {length} {name}")
+                if name != "finals":
+                    _require(all(type(row) is list and len(row) == share for row in rows), f"lacks some {name}")
+    replaced = commit.replaced
+    _require(
+        type(replaced) is list
+        and all(type(one) is list and list(map(type, one)) == [int, str, str] for one in replaced),
+        "does not say what was replaced",
+    )
+    if commit.report is not None or spec.gradient_bytes:
+        _require(bool(spec.gradient_bytes) and type(commit.report) is list, "reports what it was not asked for")
+        _check_report(commit.report, spec.rollout_length == WHOLE_EPISODES)
+
+
+def _check_report(report: Sequence[Any], has_episodes: bool) -> None:
+    _require(len(report) == 3 and type(report[0]) is int and report[0] >= 0, "does not say how many samples it had")
+    _, metrics, columns = report
+    _require(type(metrics) is dict and _are(str, metrics) and _are((int, float), metrics.values()), "has other metrics")
+    if columns is None and not has_episodes:
+        return
+    _require(_is_list_of(list, columns, 4) and len(set(map(len, columns))) == 1, "does not say how its episodes went")
+    _require(all(_are((int, float), column) for column in columns), "does not say how its episodes went")
+    _require(_are(int, columns[1]) and _are(int, columns[3]), "does not say how its episodes went")
+
+
+def _is_list_of(kind: Any, values: Any, length: int) -> bool:
+    return type(values) is list and len(values) == length and _are(kind, values)
+
+
+def _are(kind: Any, values: Any) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ProtocolError(f"a worker {otherwise}")
