@@ -168,8 +168,8 @@ class RemotePlacement:
     """
 
     listen: str
-    key: str | os.PathLike[str]
-    hosts: str | os.PathLike[str] | Sequence[str]
+    key: str | os.PathLike[str] = field(repr=False)
+    hosts: str | os.PathLike[str] | Sequence[str] = field(repr=False)
     num_local: int = 0
     weights: Literal["exact", "bfloat16"] = "exact"
     any_interface: bool = False

@@ -103,6 +103,7 @@ class Crew:
 
         Raises:
             WorkerTimeoutError: some are not, in time.
+            ProtocolError: they have neither as many sub-environments as planned nor all equally many.
         """
         deadline = time.monotonic() + timeout_s
         self._placement.start(launch, self._senders)
@@ -116,7 +117,10 @@ class Crew:
                 _log.warning("%s It is started elsewhere.", str(lost))
                 self.restart(launch, lost.worker)
         ready = [self._ready[worker] for worker in range(len(self._senders))]
-        self.shares = [one.num_envs for one in ready]
+        shares = [one.num_envs for one in ready]
+        if shares != self.shares and len(set(shares)) > 1:
+            raise ProtocolError(f"workers have {shares} sub-environments, and were to have {self.shares}")
+        self.shares = shares
         return ready
 
     def restart(self, launch: Launch, worker: int) -> int:

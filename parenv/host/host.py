@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
+from parenv.errors import ProtocolError
 from parenv.host.rows import HostRows
 from parenv.memory.crossing import in_pieces
 from parenv.memory.progress import Progress, line
@@ -201,7 +202,11 @@ class Visit:
                 self._relay(event)
             self._report_pids()
         while self._outcome is None and (frames := self._driver.receive()) is not None:
-            sender, message = from_frames(frames)
+            try:
+                sender, message = from_frames(frames)
+            except ProtocolError as error:
+                self.reason, self._outcome = f"the driver at {self._address} speaks otherwise: {error}", Outcome.REFUSED
+                return
             self._obey(sender, message)
         now = time.monotonic()
         if now >= self._next_beat:

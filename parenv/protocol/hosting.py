@@ -1,7 +1,7 @@
 """What a driver and a worker host say to each other beside the messages of workers, which a host passes on as they are.
 
 The header of a message about one worker names that worker; of all others, :data:`HOST`. ``memoryview`` fields are
-raw memory: copied once, into the message, by whoever sends them, and read where they have come.
+raw memory: copied into the message by whoever sends them, and read where they have come.
 """
 
 from __future__ import annotations

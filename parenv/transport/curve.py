@@ -198,7 +198,7 @@ class HostListener:
             self._streams.ban(peer)
             self._gate.expel(refusal, fd, str(first.get("Peer-Address")))
             return []
-        self._gate.heard(fd)
+        self._gate.heard(fd, str(first.get("User-Id")))
         if stream.received % (WINDOW // 2) == 0:
             self._send(peer, credit=WINDOW // 2)
         return parts

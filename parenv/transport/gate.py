@@ -25,6 +25,8 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000
 CHECKS = 4
 """How often in a silence a connection is looked at, so that it is noticed in the last quarter."""
+STRANGER_BYTES, STRANGER_INTERVAL_S = 1 << 16, 0.05
+"""What may come of one who has surely not been let in, and how often that is looked at."""
 MAX_EVENTS_AT_ONCE = 1000
 MAX_EVENTS_WAITING = 100_000
 """Beyond it ZeroMQ waits for us, and all connections with it."""
@@ -38,6 +40,7 @@ REASONS = {
     "allow list": "the list of hosts that may join cannot be used just now",
     "identity": "it chose an identity, and parenv's hosts do not",
     "sequence": "some of what it sent is missing: it has been tampered with on its way, or it is no host of parenv",
+    "stranger": "it sends more than it takes to identify itself, and has not done so",
     "unread": "it sends and sends, and either never ends a message or does not heed how many may wait to be read",
 }
 _EVENT = struct.Struct("=HI")
@@ -54,7 +57,7 @@ class _Connection:
     """What is known of a connection: when it began, and how many of any had been judged, and let in, by then.
 
     And how many messages have been read of it, how many when it was last looked at, and how much had come when that was
-    another number.
+    another number; and by whose key it was let in, as far as messages have been read.
     """
 
     port: int
@@ -66,6 +69,7 @@ class _Connection:
     heard: int = 0
     heard_before: int = -1
     received_bytes: int = 0
+    name: str = ""
 
 
 class Gate:
@@ -113,6 +117,7 @@ class Gate:
         self._live: dict[int, _Connection] = {}
         self._failure = ""
         self._judged = self._joined = 0
+        self._let_in: dict[str, bytes] = {}
         self._logged: set[tuple[str, str]] = set()
         self._bell = Doorbell()
         self._told = False
@@ -172,10 +177,10 @@ class Gate:
         if connection is not None and connection.peer in (peer, UNKNOWN):
             shut(fd, connection.port)
 
-    def heard(self, fd: int) -> None:
-        """Note that a message of this connection has been read."""
+    def heard(self, fd: int, name: str) -> None:
+        """Note that a message of this connection has been read, which was let in by the key of this name."""
         if (connection := self._live.get(fd)) is not None:
-            connection.heard += 1
+            connection.heard, connection.name = connection.heard + 1, name
 
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
@@ -190,16 +195,22 @@ class Gate:
         poller = zmq.Poller()
         for ours in (self._zap, self._monitor, self._end_receiver):
             poller.register(ours, zmq.POLLIN)
-        interval_ms = round(self._silence_s * 1000 / CHECKS)
         checked_s = time.monotonic()
-        while self._end_receiver not in (ready := dict(poller.poll(interval_ms if self._live else None))):
+        while self._end_receiver not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
             # In this order: connections are judged behind their beginning.
             self._follow()
             if self._zap in ready:
                 self._answer(self._zap.recv_multipart())
-            if time.monotonic() - checked_s > self._silence_s / CHECKS:
+            if time.monotonic() - checked_s > self._interval_ms() / 1000:
+                self._end_the_removed()
                 self._look_at_traffic()
                 checked_s = time.monotonic()
+
+    def _interval_ms(self) -> int:
+        """How long connections are not looked at."""
+        are_strangers = any(connection.joined == self._joined for connection in self._live.values())
+        interval_s = self._silence_s / CHECKS
+        return round(1000 * (min(interval_s, STRANGER_INTERVAL_S) if are_strangers else interval_s))
 
     def _answer(self, request: list[bytes]) -> None:
         """Answer whether the holder of a key may join."""
@@ -215,17 +226,36 @@ class Gate:
                 code, refusal, detail = b"300", "allow list", str(error)
             else:
                 code, refusal = (b"200", "") if name else (b"400", "key")
+        if name:
+            self._let_in.setdefault(name, z85.encode(credentials[0]))
         if refusal:
             self._judged += 1
             self.refuse(refusal, address.decode(errors="replace"), detail)
         self._zap.send_multipart([routing_id, empty, version, number, code, b"", name.encode(), b""])
 
+    def _end_the_removed(self) -> None:
+        """End connections of hosts that have been taken off the list since they were let in."""
+        removed = self._allowed.removed(self._let_in)
+        for name in removed:
+            del self._let_in[name]
+        for fd, connection in self._live.items():
+            if connection.name in removed and not connection.turned_away:
+                connection.turned_away = True
+                self.refuse("key", connection.peer)
+                shut(fd, connection.port)
+
     def _look_at_traffic(self) -> None:
         for fd, connection in self._live.items():
-            # One that has surely not been let in is ended when its handshake takes too long.
-            if connection.joined == self._joined or connection.turned_away:
+            if connection.turned_away:
                 continue
             silent_s, received_bytes = traffic(fd, connection.port)
+            # One that has surely not been let in is also ended when its handshake takes too long.
+            if connection.joined == self._joined:
+                if received_bytes > STRANGER_BYTES:
+                    connection.turned_away = True
+                    self.refuse("stranger", connection.peer)
+                    shut(fd, connection.port)
+                continue
             if connection.heard != connection.heard_before:
                 connection.heard_before, connection.received_bytes = connection.heard, received_bytes
             if received_bytes - connection.received_bytes > self._max_unread_bytes:

@@ -85,9 +85,9 @@ class AllowList:
     """Which hosts may join, by their public keys.
 
     Args:
-        source: path of a file such as ``hosts.pub``, read anew whenever a host asks to join, so that hosts can be
-            added and removed while the driver runs; or public keys as Z85 text, whose hosts are named ``host-0`` and
-            so on.
+        source: path of a file such as ``hosts.pub``, read anew whenever a host asks to join and every now and then, so
+            that hosts can be added and removed while the driver runs; or public keys as Z85 text, whose hosts are named
+            ``host-0`` and so on.
 
     Raises:
         ConfigurationError: the file cannot be used, or something in the list is not a key.
@@ -105,6 +105,14 @@ class AllowList:
             ConfigurationError: the file cannot be used any more, so that nobody may join for now.
         """
         return self._current().get(public)
+
+    def removed(self, let_in: Mapping[str, bytes]) -> set[str]:
+        """Those of these names whose key, as it was then, may not join any more; none while the file cannot be used."""
+        try:
+            current = self._current()
+        except ConfigurationError:
+            return set()
+        return {name for name, public in let_in.items() if current.get(public) != name}
 
     def _current(self) -> Mapping[bytes, str]:
         return self._names if self._path is None else _read_hosts(self._path)
@@ -176,7 +184,7 @@ def read_driver_keys(path: str | os.PathLike[str]) -> DriverKeys:
     Raises:
         ConfigurationError: it is missing or malformed, or others may read it.
     """
-    values = _read_key_file(Path(path), _DRIVER_WORDS, "driver")
+    values = _read_key_file(path, _DRIVER_WORDS, "driver")
     with _named_in_errors(path):
         return DriverKeys(values["public"], values["secret"])
 
@@ -187,7 +195,7 @@ def read_host_keys(path: str | os.PathLike[str]) -> HostKeys:
     Raises:
         ConfigurationError: it is missing or malformed, or others may read it.
     """
-    values = _read_key_file(Path(path), _HOST_WORDS, "host")
+    values = _read_key_file(path, _HOST_WORDS, "host")
     with _named_in_errors(path):
         return HostKeys(values["public"], values["secret"], values["driver"])
 
@@ -263,9 +271,11 @@ def _text(title: str, values: Mapping[str, bytes]) -> str:
     return "\n".join([title, *(f"{word} {value.decode()}" for word, value in values.items())]) + "\n"
 
 
-def _read_key_file(path: Path, words: Sequence[str], whose: str) -> dict[str, bytes]:
+def _read_key_file(path: str | os.PathLike[str], words: Sequence[str], whose: str) -> dict[str, bytes]:
+    if is_key(os.fsencode(path)):
+        raise ConfigurationError(f"this is a key, and not the path of the key file of a {whose}")
     values: dict[str, bytes] = {}
-    for number, word, value in _lines(read_private(path, Others.CANNOT_READ)):
+    for number, word, value in _lines(read_private(Path(path), Others.CANNOT_READ)):
         if word not in _HOST_WORDS or word in values or not is_key(value):
             raise ConfigurationError(f"{path}, line {number}: this is not a line of a key file")
         values[word] = value

@@ -98,6 +98,8 @@ def _check(path: Path, status: os.stat_result, others: Others) -> None:
         raise ConfigurationError(f"{path} is not a file")
     if status.st_size > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(f"{path} belongs to another user, so that it cannot be trusted: make it your own")
     if status.st_mode & others:
         can = "read or write" if others == Others.CANNOT_READ else "write"
         raise ConfigurationError(

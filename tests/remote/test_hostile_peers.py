@@ -225,6 +225,17 @@ def test_what_is_no_host_is_refused(scene: Scene, caplog: pytest.LogCaptureFixtu
     scene.talk.until(lambda: scene.listener.connections == 1)
 
 
+def test_whoever_has_no_key_cannot_fill_the_memory(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    frame = b"\x06" + (MAX_BYTES - 100).to_bytes(8, "big") + bytes(1 << 18)
+    peers = [scene.raw(greeting(b"CURVE"), frame) for _ in range(3)]
+    scene.until_refused("stranger", 3)
+    assert scene.refusals == {"stranger": 3}
+    assert logged_once(caplog, "stranger")
+    for peer in peers:
+        drain(peer)
+    scene.talk.until(lambda: scene.listener.connections == 1)
+
+
 def drain(peer: socket.socket) -> bytes:
     """All that the driver says until it ends the connection."""
     said = bytearray()
@@ -402,6 +413,18 @@ def test_a_host_that_is_removed_cannot_come_back(scene: Scene, caplog: pytest.Lo
     added = scene.host(read_host_keys(add_host(scene.folder, "gamma")))
     added.send([b"new here"])
     scene.talk.until(lambda: scene.talk.others == [("gamma", [b"new here"])])
+
+
+def test_the_connection_of_a_host_that_is_removed_is_ended(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    listed = scene.folder / "hosts.pub"
+    before = listed.read_text()
+    host = scene.host("beta")
+    assert host.send([b"before"])
+    scene.talk.until(lambda: scene.talk.others == [("beta", [b"before"])])
+    listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
+    scene.talk.until(lambda: host.look() != "connected")
+    scene.until_refused("key")
+    assert logged_once(caplog, "key")
 
 
 @pytest.mark.parametrize("handshake_s", [0.5])

@@ -24,8 +24,8 @@ from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.hosting import HOST, Beat, Gone, Goodbye, Join, Pieces, Refuse, Start, Started, Welcome
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply
 from parenv.testing import LedgerEnv, check_ledger
-from parenv.transport.curve import HostSocket
-from parenv.transport.keys import read_host_keys
+from parenv.transport.curve import HostListener, HostSocket
+from parenv.transport.keys import AllowList, read_driver_keys, read_host_keys
 from parenv.transport.waiting import Waiting
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
@@ -372,6 +372,26 @@ def test_a_key_that_sends_what_it_may_not_again_and_again_joins_no_more(
         fake.close()
         assert pool.statistics().hosts == 1
         assert caplog.text.count("host host5 sent what it may not") == 1
+
+
+def test_a_host_ends_in_order_at_a_driver_of_another_protocol(hosts: Any) -> None:
+    allowed = AllowList(hosts.keys / "hosts.pub")
+    keys = read_driver_keys(hosts.keys / "driver.key")
+    listener = HostListener(hosts.address, keys, allowed, max_message_bytes=1 << 20)
+    try:
+        (process,) = hosts.start(1)
+        deadline = time.monotonic() + 20.0
+        while (heard := listener.receive()) is None:
+            assert time.monotonic() < deadline
+            listener.wait(0.05)
+        head, *more = to_frames(Sender(*HOST), Refuse("of another version"))
+        assert listener.send(heard[0], [bytes(head[:4]) + b"\x00\x63" + bytes(head[6:]), *more])
+        assert process.wait(10.0) == 2
+        said = process.stderr.read()
+        assert "speaks otherwise" in said
+        assert "Traceback" not in said
+    finally:
+        listener.close()
 
 
 def test_refusals_are_logged_without_keys(hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import zmq
 
 from parenv.cli.main import main
 from parenv.errors import ConfigurationError
+from parenv.options import RemotePlacement
 from parenv.transport import keys as keys_module
 from parenv.transport.keys import (
     AllowList,
@@ -183,6 +184,28 @@ def test_a_list_that_others_can_write_is_not_used(tmp_path: Path, mode: int) -> 
         AllowList(listed)
 
 
+def test_a_file_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_keys(tmp_path, ["alpha"])
+    if os.geteuid() == 0:
+        for path in tmp_path.iterdir():
+            os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    for name, read in (("driver.key", read_driver_keys), ("alpha.key", read_host_keys), ("hosts.pub", AllowList)):
+        with pytest.raises(ConfigurationError, match="belongs to another user"):
+            read(tmp_path / name)
+
+
+def test_a_key_in_the_place_of_its_file_is_not_shown() -> None:
+    driver, host = ephemeral_keys()
+    for read, secret in ((read_driver_keys, driver.secret), (read_host_keys, host.secret)):
+        with pytest.raises(ConfigurationError, match="this is a key, and not the path") as caught:
+            read(secret.decode())
+        assert not shows("".join(traceback.format_exception(caught.value)), secret)
+    placement = RemotePlacement("tcp://127.0.0.1:*", driver.secret.decode(), [host.public.decode()])
+    assert not shows(repr(placement), driver.secret, host.public)
+
+
 def test_what_is_no_key_file_is_refused_and_not_shown(tmp_path: Path) -> None:
     create_keys(tmp_path, ["alpha"])
     path, good = tmp_path / "alpha.key", (tmp_path / "alpha.key").read_text()
@@ -270,6 +293,21 @@ def test_the_list_follows_its_file(tmp_path: Path) -> None:
     listed.unlink()
     with pytest.raises(ConfigurationError, match="cannot read"):
         allowed.name_of(alpha)
+
+
+def test_whoever_was_let_in_is_removed_with_its_line(tmp_path: Path) -> None:
+    create_keys(tmp_path, ["alpha", "beta"])
+    let_in = {name: read_host_keys(tmp_path / f"{name}.key").public for name in ("alpha", "beta")}
+    listed, before = tmp_path / "hosts.pub", (tmp_path / "hosts.pub").read_text()
+    allowed = AllowList(listed)
+    assert allowed.removed(let_in) == set()
+    listed.write_text("half a li")
+    assert allowed.removed(let_in) == set()
+    listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
+    assert allowed.removed(let_in) == {"beta"}
+    other = ephemeral_keys()[1].public
+    listed.write_text(before)
+    assert allowed.removed({**let_in, "alpha": other}) == {"alpha"}
 
 
 def test_a_list_of_keys_needs_no_file() -> None:
