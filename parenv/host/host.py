@@ -8,6 +8,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -43,7 +44,7 @@ from parenv.protocol.hosting import (
     Weights,
     Welcome,
 )
-from parenv.protocol.messages import Close, Commit, Failure, Reply
+from parenv.protocol.messages import Close, Commit, Credit, Failure, Reply
 from parenv.transport.curve import HostSocket
 from parenv.transport.keys import HostKeys
 from parenv.transport.waiting import Waiting
@@ -136,6 +137,8 @@ class Visit:
         self._stacks: StackPipe | None = None
         self._rows: HostRows | None = None
         self._plans: dict[int, SlotPlan] = {}
+        self._snapshot = Credit(-1, -1, -1, -1, b"")
+        """The last credit that came with one: it crosses once for all workers here."""
         self._running: dict[Sender, bool] = {}
         self._next_beat = 0.0
         self._outcome: Outcome | None = None
@@ -297,6 +300,10 @@ class Visit:
         elif not isinstance(message, HOST_KINDS):
             if isinstance(message, Close):
                 Progress(self._mapping, sender.worker).closing[0] = True
+            elif isinstance(message, Credit) and message.snapshot:
+                self._snapshot = message
+            elif isinstance(message, Credit) and message.policy_version == self._snapshot.policy_version:
+                message = replace(message, snapshot=self._snapshot.snapshot)
             local.send(sender, message)
 
     def _settle(self, welcome: Welcome) -> None:

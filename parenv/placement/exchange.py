@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from parenv.errors import ProtocolError
@@ -34,6 +35,8 @@ class Exchange:
         self._boards = Boards()
         self._deliveries: Deliveries | None = None
         self._brought: dict[bytes, dict[int, int]] = {}
+        self._snapshots: dict[bytes, int] = {}
+        """By host, the version of the last snapshot that it was sent."""
 
     @property
     def doorbells(self) -> bool:
@@ -64,6 +67,10 @@ class Exchange:
         elif isinstance(message, Credit) and self._deliveries is not None:
             yield from self._missing_weights(host, message.policy_version, message.weights_slot)
             message = self._deliveries.expect(to, message)
+            if self._snapshots.get(host) == message.policy_version:
+                message = replace(message, snapshot=b"")
+            elif message.snapshot:
+                self._snapshots[host] = message.policy_version
         elif isinstance(message, Rows):
             yield self._boards.plan(to.worker), to
         elif isinstance(message, Call) and self._boards.used:
@@ -116,6 +123,7 @@ class Exchange:
     def forget_host(self, host: bytes) -> None:
         """A host is gone, with the weights that it had."""
         self._brought.pop(host, None)
+        self._snapshots.pop(host, None)
 
     def _missing_weights(self, host: bytes, version: int, place: int) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """A version, unless the host has it: it crosses once for all workers there."""

@@ -154,6 +154,34 @@ def test_published_weights_act_from_the_next_rollout_on_and_cross_once_per_host(
         assert not next(rollouts).actions.any()
 
 
+def test_a_policy_without_a_module_crosses_once_for_a_host_too(hosts: Any) -> None:
+    class Constant:
+        def __init__(self, answer: int) -> None:
+            self.answer, self.ballast = answer, np.random.default_rng(0).random(50_000)
+
+        def __call__(self, observations: Any) -> Any:
+            return np.full(len(observations), self.answer)
+
+    hosts.start(3)
+    with AsyncWorkerPool(
+        "CartPole-v1", Constant(0), num_workers=3, mode="sync", rollout_length=4, placement=hosts.placement()
+    ) as pool:
+        rollouts = pool.rollouts()
+        assert not next(rollouts).actions.any()
+        before = pool.statistics().bytes_sent
+        pool.publish(Constant(1))
+        for _ in range(5):
+            assert next(rollouts).actions.all()
+        assert 400_000 < pool.statistics().bytes_sent - before < 500_000
+        os.kill(pool._session.crew.pid(1), signal.SIGKILL)
+        while not pool.statistics().worker_restarts:
+            assert next(rollouts).actions.all()
+        for _ in range(5):
+            assert next(rollouts).actions.all()
+        pool.publish(Constant(0))
+        assert not next(rollouts).actions.any()
+
+
 def test_rounded_weights_take_half_the_bytes(hosts: Any) -> None:
     hosts.start(1)
     policy = torch.nn.Sequential(torch.nn.Linear(4, 20_000), torch.nn.Linear(20_000, 2))
