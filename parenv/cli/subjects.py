@@ -59,7 +59,7 @@ def step_cost(environment: Environment) -> Subject:
 
         def measure(seconds: float) -> float:
             clock, step, spent, steps = time.perf_counter, env.step, 0.0, 0
-            began = clock()
+            began = now = clock()
             deadline = began + seconds
             while True:
                 _, _, terminated, truncated, _ = step(actions[steps % 64])
@@ -67,11 +67,11 @@ def step_cost(environment: Environment) -> Subject:
                 if terminated or truncated:
                     spent += clock() - began
                     env.reset()
-                    began = clock()
+                    began = now = clock()
                 elif steps % 8 == 0 or steps < 8:
                     now = clock()
-                    if now >= deadline:
-                        return (spent + now - began) / steps
+                if now >= deadline:
+                    return (spent + now - began) / steps
 
         return Opened(measure, env.close)
 

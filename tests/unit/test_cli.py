@@ -24,7 +24,7 @@ from parenv.cli.machine import in_one_line, machine
 from parenv.cli.main import main, parser
 from parenv.cli.measuring import interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
-from parenv.cli.subjects import Opened, Subject, acting
+from parenv.cli.subjects import Opened, Subject, acting, step_cost
 from parenv.cli.tables import failures, in_text, medians_table, throughput_tables
 from parenv.errors import ConfigurationError
 
@@ -246,6 +246,19 @@ def test_measurements_are_taken_in_turn_and_failures_end_only_their_own() -> Non
     assert found[2].failure == "OSError: no more processes"
     assert log == ["d", "a", "b", *"abdabd", "close b", "close a", "close d"]
     assert told[:4] == ["0 starting d", "0 starting a", "0 starting b", "0 starting c"]
+
+
+def test_the_step_of_an_environment_whose_every_step_ends_an_episode_is_measured_in_the_given_time() -> None:
+    class OneStep(Sensitive):
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            assert self.steps <= 100, "it was to end after one"
+            return self.observation_space.sample(), 0.0, True, False, {}
+
+    environment = tried_out(lambda: OneStep(spaces.Discrete(2), spaces.Discrete(2)))
+    assert step_cost(environment).open().measure(0.0) > 0
 
 
 def test_a_cost_that_cannot_be_measured_is_an_error() -> None:
