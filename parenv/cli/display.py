@@ -42,7 +42,7 @@ class PlainDisplay:
         self._say(in_one_line(report.machine))
         for table in (cost_table(report), *throughput_tables(report.throughput)):
             self._say("\n" + "\n".join(in_text(table)))
-        for line in (*failures(report.throughput), closing_line(report)):
+        for line in (*failures(report), closing_line(report)):
             self._say(line)
 
     def _say(self, line: str) -> None:
@@ -90,7 +90,7 @@ class LiveDisplay:
         self._console.print(in_one_line(report.machine), style="dim", highlight=False)
         for table in (cost_table(report), *throughput_tables(report.throughput)):
             self._console.print(_rich(table))
-        for line in failures(report.throughput):
+        for line in failures(report):
             self._console.print(line, style="red", highlight=False)
         self._console.print(closing_line(report), style="dim", highlight=False)
 

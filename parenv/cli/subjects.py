@@ -39,14 +39,12 @@ class Subject:
         open: makes it ready.
         weight: how much time it needs, in measurements of a vector env.
         forks: whether opening it forks this process, which must come before anything has threads.
-        may_fail: whether a failure is a result, and no error.
     """
 
     name: str
     open: Callable[[], Opened]
     weight: float = 0.25
     forks: bool = False
-    may_fail: bool = False
 
 
 def step_cost(environment: Environment) -> Subject:
