@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from parenv.cli.advise import advise
 from parenv.cli.main import main
 
 AGENTS = """
+import gymnasium as gym
 import torch
 from parenv import TorchPolicy
 
@@ -45,6 +47,24 @@ def make():
 
 def only_a_policy():
     return make()[0]
+
+def learns_wrong():
+    def learn(rollout):
+        raise RuntimeError("no such loss\\nat all")
+
+    return make()[0], learn
+
+class Late(gym.Wrapper):
+    steps = 0
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 100:
+            raise ValueError("lost")
+        return super().step(action)
 
 def wrong():
     return make()[0], "learn"
@@ -151,6 +171,27 @@ def test_what_cannot_work_is_said_before_a_process_starts(
     printed = capsys.readouterr()
     assert printed.err.startswith("parenv advise: ")
     assert said in printed.err
+
+
+@pytest.mark.parametrize(
+    ("env", "agent", "said"),
+    [
+        (
+            "advised_agents:Late",
+            "only_a_policy",
+            r"ValueError: lost, in worker 0 \(pid \d+\), env_id 0, while doing: step",
+        ),
+        ("CartPole-v1", "learns_wrong", "RuntimeError: no such loss"),
+    ],
+)
+@pytest.mark.usefixtures("agents")
+def test_what_the_environment_or_the_agent_raises_later_is_one_line(
+    env: str, agent: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [env, "--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "1", "--num-workers", "1"]
+    assert main(["advise", *arguments]) == 2
+    words = f"parenv advise: the environment or the agent does not run: {said}\n"
+    assert re.fullmatch(words, capsys.readouterr().err)
 
 
 def test_what_the_factory_of_the_agent_raises_is_named() -> None:

@@ -26,7 +26,7 @@ from parenv.cli.measuring import interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
 from parenv.cli.subjects import Opened, Subject, acting, step_cost
 from parenv.cli.tables import cost_table, failures, in_text, medians_table, throughput_tables
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, RestartLimitError
 
 
 class Terminal(io.StringIO):
@@ -121,6 +121,18 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(bench_module, "interleaved", interrupt)
     assert main(["bench", "CartPole-v1", "--no-pool"]) == 130
     assert capsys.readouterr().err == "parenv bench: interrupted\n"
+
+
+def test_what_fails_on_the_way_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise RestartLimitError(0, [0, 1], [OSError("no room")])
+
+    monkeypatch.setattr(bench_module, "interleaved", fail)
+    assert main(["bench", "CartPole-v1", "--no-pool"]) == 1
+    words = "worker 0 (env_ids 0-1) has died 1 times, more often than RestartPolicy allows:\n1. OSError: no room\n"
+    assert capsys.readouterr().err == f"parenv bench: {words}"
 
 
 def test_an_environment_is_named_by_id_or_by_module_and_factory(
