@@ -67,7 +67,7 @@ class LiveDisplay:
             raise ConfigurationError(
                 'the live display needs rich: pip install "parenv[progress]", or send the output to a file'
             ) from error
-        self._console = Console(file=file)
+        self._console = Console(file=file, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> LiveDisplay:

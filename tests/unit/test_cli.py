@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,17 @@ def test_plain_lines_without_a_terminal_and_a_live_table_in_one() -> None:
         assert "AsyncVectorEnv, 8 envs failed: OSError" in file.getvalue()
     assert plain.getvalue().splitlines()[:2] == ["starting all systems", "round 1 of 3"]
     assert "round 1 of 3: the next one" in terminal.getvalue()
+
+
+def test_square_brackets_are_text_and_no_markup() -> None:
+    terminal = Terminal()
+    failed = Throughput("AsyncVectorEnv", 8, None, None, "OSError: lost :ok: at [/dev/sim0] [red]")
+    report = replace(a_report(), throughput=(failed,))
+    with make_display(terminal) as display:
+        display.update(Progress("[/next]", 1, 3, report.throughput))
+        display.show(report)
+    assert "round 1 of 3: [/next]" in terminal.getvalue()
+    assert "failed: OSError: lost :ok: at [/dev/sim0] [red]" in terminal.getvalue()
 
 
 @pytest.mark.parametrize(
