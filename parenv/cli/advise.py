@@ -130,7 +130,11 @@ def advise(
     first = new_agent()
     watch("acting and learning by batch")
     acting_at = acting_seconds(environment, first.policy, seconds / 6)
-    learning_at = learning_seconds(environment, first.policy, seconds / 6)
+    try:
+        learning_at = learning_seconds(environment, first.policy, seconds / 6)
+    except Exception as error:
+        learning_at = {}
+        watch(f"learning by batch is not measured: {measuring.in_one_line(error)}")
     length = rollout_length(-(-envs // workers) * environment.step_s, seconds / 4)
     setting = Setting("sync", "experience", workers, envs, length)
     watch(f"training with {envs} sub-environments in {workers} workers for {seconds * 2 / 3:.0f} s")

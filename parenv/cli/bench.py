@@ -16,7 +16,7 @@ from parenv.cli.environment import Environment, agent_by, tried_out
 from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
-from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, step_cost
+from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, seconds_each, step_cost
 from parenv.cli.systems import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
 from parenv.crew.arguments import at_least
 from parenv.errors import ConfigurationError
@@ -142,18 +142,7 @@ def _act_seconds(environment: Environment, policy: Any, batch: int) -> float:
     Raises:
         ConfigurationError: the policy raises, or does not fit the environment.
     """
-    try:
-        act = acting(environment, policy, batch)
-        began = time.perf_counter()
-        act()
-        return time.perf_counter() - began
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"the agent cannot act on {batch} observations of {environment.observation_space}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    return seconds_each(acting(environment, policy, batch), 0.0)
 
 
 def _sizes(environment: Environment, policy: Any) -> dict[str, float]:

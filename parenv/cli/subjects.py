@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.cli.environment import Environment
+from parenv.errors import ConfigurationError
 from parenv.memory.spaces import flatten, leaves
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.worker.acting import Actor, check_actions
@@ -116,12 +117,20 @@ def acting(environment: Environment, policy: Any, batch: int) -> Callable[[], No
     """What acts once on a batch of random observations.
 
     Raises:
-        PolicyOutputError: what the policy returns does not fit the action space.
+        ConfigurationError: the policy raises, or does not fit the environment.
     """
     of = leaves(environment.action_space)
-    actor = Actor(policy, leaves(environment.observation_space), of, "cpu")
-    rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
-    check_actions(of, environment.action_space, actor.act(rows, carry)[0], batch)
+    try:
+        actor = Actor(policy, leaves(environment.observation_space), of, "cpu")
+        rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
+        check_actions(of, environment.action_space, actor.act(rows, carry)[0], batch)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"the agent cannot act on {batch} observations of {environment.observation_space}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
     def act() -> None:
         nonlocal carry

@@ -17,7 +17,7 @@ from parenv.cli.main import main
 AGENTS = """
 import gymnasium as gym
 import torch
-from parenv import TorchPolicy
+from parenv import Action, Policy, TorchPolicy
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -65,6 +65,25 @@ class Late(gym.Wrapper):
         if self.steps > 100:
             raise ValueError("lost")
         return super().step(action)
+
+class Arrays(Policy):
+    def __init__(self, takes_tensors, act):
+        self.module, self.takes_tensors, self._act = torch.nn.Linear(4, 2), takes_tensors, act
+
+    def act(self, observations, carry):
+        return self._act(self.module, observations)
+
+def takes_arrays():
+    return Arrays(False, lambda module, given: Action(module(torch.from_numpy(given.copy())).argmax(-1).numpy()))
+
+def returns_arrays():
+    return Arrays(True, lambda module, given: Action(module(given).argmax(-1), {"logits": module(given).numpy()}))
+
+def acts_without_gradients():
+    return Arrays(True, torch.no_grad()(lambda module, given: Action(module(given).argmax(-1))))
+
+def wrong_size():
+    return torch.nn.Linear(8, 2)
 
 def wrong():
     return make()[0], "learn"
@@ -157,6 +176,10 @@ def test_a_policy_alone_is_an_agent_that_learns_nothing() -> None:
             "the agent must be a policy, (policy, learn) or (policy, learn, loss_fn), got",
         ),
         (["CartPole-v1", "--agent", "advised_agents:none"], "there is no 'none'"),
+        (
+            ["CartPole-v1", "--agent", "advised_agents:wrong_size"],
+            "the agent cannot act on 1 observations of Box([-4.8",
+        ),
         (["CartPole-v1", "--seconds", "0"], "seconds must be positive, got 0.0"),
         (["CartPole-v1", "--num-envs", "2", "--num-workers", "3"], "num_envs must be an integer of at least 3, got 2"),
         (["NoSuchEnv-v0"], "NoSuchEnv"),
@@ -171,6 +194,19 @@ def test_what_cannot_work_is_said_before_a_process_starts(
     printed = capsys.readouterr()
     assert printed.err.startswith("parenv advise: ")
     assert said in printed.err
+
+
+@pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize("agent", ["takes_arrays", "returns_arrays", "acts_without_gradients"])
+def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
+    agent: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "2", "--num-workers", "1"]
+    assert main(["advise", "CartPole-v1", *arguments]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "learning by batch is not measured: " in printed.out
+    assert re.search(r"mini_batch +as it is +it was not measured", printed.out)
 
 
 @pytest.mark.parametrize(
