@@ -16,6 +16,7 @@ from parenv.cli.keys import add_keys_command
 from parenv.cli.plot import check_plotting, plot
 from parenv.cli.report import report
 from parenv.cli.worker import add_worker_command
+from parenv.cli.writable import check_writable
 from parenv.errors import ConfigurationError, ParenvError
 
 FAILED = 1
@@ -113,7 +114,8 @@ def _add_advise(commands: Any) -> None:
 
 
 def _run_advise(options: argparse.Namespace) -> None:
-    _check_writable(options.json)
+    if options.json is not None:
+        check_writable(options.json)
     report = advise(
         options.env,
         agent=options.agent,
@@ -128,16 +130,12 @@ def _run_advise(options: argparse.Namespace) -> None:
         options.json.write_text(report.to_json())
 
 
-def _check_writable(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise ConfigurationError(f"cannot write {path}: there is no directory {path.parent}")
-
-
 def _run_bench(options: argparse.Namespace) -> None:
-    _check_writable(options.json, options.plot)
+    if options.json is not None:
+        check_writable(options.json)
     if options.plot is not None:
-        check_plotting()
+        check_writable(options.plot)
+        check_plotting(options.plot)
     with make_display(sys.stdout) as display:
         report = bench(
             options.env,

@@ -184,6 +184,7 @@ def test_a_policy_alone_is_an_agent_that_learns_nothing() -> None:
         (["CartPole-v1", "--num-envs", "2", "--num-workers", "3"], "num_envs must be an integer of at least 3, got 2"),
         (["NoSuchEnv-v0"], "NoSuchEnv"),
         (["CartPole-v1", "--json", "/no/such/directory/out.json"], "there is no directory /no/such/directory"),
+        (["CartPole-v1", "--json", "/"], "cannot write /: it is a directory"),
     ],
 )
 def test_what_cannot_work_is_said_before_a_process_starts(

@@ -87,6 +87,8 @@ def a_report() -> BenchReport:
         (["CartPole-v1", "--num-workers", "0"], "num_workers must be"),
         (["CartPole-v1", "--json", "/no/such/place.json"], "there is no directory /no/such"),
         (["CartPole-v1", "--plot", "/no/such/place.png"], "there is no directory /no/such"),
+        (["CartPole-v1", "--json", "/"], "cannot write /: it is a directory"),
+        (["CartPole-v1", "--plot", "/tmp/place.xyz"], "cannot write /tmp/place.xyz: the formats of plots are "),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_starts(
