@@ -1,7 +1,8 @@
-"""A benchmark while it runs: a live table in a terminal, plain lines where the output is none."""
+"""A benchmark while it runs: a live table in a terminal where ``rich`` is installed, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 from typing import IO, Any
 
@@ -9,7 +10,6 @@ from parenv.cli.bench import Progress
 from parenv.cli.bench_report import BenchReport
 from parenv.cli.machine import in_one_line
 from parenv.cli.tables import Table, cost_table, failures, in_text, medians_table, throughput_tables
-from parenv.errors import ConfigurationError
 
 
 class PlainDisplay:
@@ -56,17 +56,13 @@ class LiveDisplay:
         file: the terminal.
 
     Raises:
-        ConfigurationError: ``rich`` is not installed.
+        ImportError: ``rich`` is not installed.
     """
 
     def __init__(self, file: IO[str]) -> None:
-        try:
-            from rich.console import Console
-            from rich.live import Live
-        except ImportError as error:
-            raise ConfigurationError(
-                'the live display needs rich: pip install "parenv[progress]", or send the output to a file'
-            ) from error
+        from rich.console import Console
+        from rich.live import Live
+
         self._console = Console(file=file, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
@@ -96,12 +92,11 @@ class LiveDisplay:
 
 
 def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
-    """The display that suits where the output goes.
-
-    Raises:
-        ConfigurationError: it is a terminal, and ``rich`` is not installed.
-    """
-    return LiveDisplay(file) if file.isatty() else PlainDisplay(file)
+    """The display that suits where the output goes: the live one in a terminal, if ``rich`` is installed."""
+    if file.isatty():
+        with contextlib.suppress(ImportError):
+            return LiveDisplay(file)
+    return PlainDisplay(file)
 
 
 def closing_line(report: BenchReport) -> str:

@@ -314,16 +314,12 @@ def test_square_brackets_are_text_and_no_markup() -> None:
     assert "failed: OSError: lost :ok: at [/dev/sim0] [red]" in terminal.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("module", "use", "words"),
-    [
-        ("rich.console", lambda: make_display(Terminal()), r'pip install "parenv\[progress\]"'),
-        ("matplotlib.figure", plot_module.check_plotting, r'pip install "parenv\[bench\]"'),
-    ],
-)
-def test_what_is_not_installed_is_said_with_its_extra(
-    module: str, use: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigurationError, match=words):
-        use()
+def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert isinstance(make_display(Terminal()), PlainDisplay)
+
+
+def test_a_plot_without_matplotlib_is_refused_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "parenv\[bench\]"'):
+        plot_module.check_plotting()
