@@ -52,7 +52,7 @@ class ProgressDisplay:
         except ImportError as error:
             raise ConfigurationError('the progress display needs rich: pip install "parenv[progress]"') from error
         self._pool, self._stop, self._title, self._as_json = pool, stop or Stop(), title, as_json
-        self._console = Console(file=file or sys.stderr, quiet=this_learner().rank > 0)
+        self._console = Console(file=file or sys.stderr, markup=False, emoji=False, quiet=this_learner().rank > 0)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._began = time.monotonic()
         self._shown = -math.inf

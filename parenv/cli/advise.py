@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, NamedTuple
 
+from parenv.cli import measuring
 from parenv.cli.agent import RandomNetwork
 from parenv.cli.curves import acting_seconds, learning_seconds
 from parenv.cli.environment import Environment, agent_by, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.schedule import rollout_length
 from parenv.crew.arguments import at_least
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
 from parenv.experience.gradient import Gradient
 from parenv.policy.snapshots import module_of
 from parenv.pool.advice import Advice, in_steps
@@ -128,7 +130,11 @@ def advise(
     first = new_agent()
     watch("acting and learning by batch")
     acting_at = acting_seconds(environment, first.policy, seconds / 6)
-    learning_at = learning_seconds(environment, first.policy, seconds / 6)
+    try:
+        learning_at = learning_seconds(environment, first.policy, seconds / 6)
+    except Exception as error:
+        learning_at = {}
+        watch(f"learning by batch is not measured: {measuring.in_one_line(error)}")
     length = rollout_length(-(-envs // workers) * environment.step_s, seconds / 4)
     setting = Setting("sync", "experience", workers, envs, length)
     watch(f"training with {envs} sub-environments in {workers} workers for {seconds * 2 / 3:.0f} s")
@@ -156,6 +162,20 @@ def _agent(agent: Any, environment: Environment) -> Agent:
     return Agent(*found)
 
 
+@contextlib.contextmanager
+def _blamed() -> Iterator[None]:
+    try:
+        yield
+    except ParenvError:
+        raise
+    except Exception as error:
+        where = f", {error.__cause__}".splitlines()[0] if isinstance(error.__cause__, SubEnvironmentError) else ""
+        raise ConfigurationError(
+            f"the environment or the agent does not run: {measuring.in_one_line(error)}{where}"
+        ) from error
+
+
+@_blamed()
 def _opened(environment: Environment, agent: Agent, setting: Setting) -> AsyncWorkerPool:
     gradient = setting.parallelism == "gradient"
     return AsyncWorkerPool(
@@ -170,6 +190,7 @@ def _opened(environment: Environment, agent: Agent, setting: Setting) -> AsyncWo
     )
 
 
+@_blamed()
 def _train(pool: AsyncWorkerPool, agent: Agent, setting: Setting, seconds: float) -> float:
     """Train for so long, one rollout at least; env steps per second."""
     gradient, module = setting.parallelism == "gradient", module_of(agent.policy)

@@ -16,7 +16,7 @@ from parenv.cli.environment import Environment, agent_by, tried_out
 from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
-from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, step_cost
+from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, seconds_each, step_cost
 from parenv.cli.systems import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
 from parenv.crew.arguments import at_least
 from parenv.errors import ConfigurationError
@@ -60,7 +60,7 @@ def bench(
 
     Everything is measured in turn, ``repeats`` times. Vector envs step with random actions, the same for all; in
     Gymnasium's default autoreset mode, as here, a reset counts as a step. Pools act with the policy on their workers,
-    and so do more per env step. A system that cannot run this environment is in the report with its failure.
+    and so do more per env step. What fails is in the report with its failure.
 
     Args:
         env: an env id, ``"module:factory"``, or a callable that makes an environment.
@@ -105,15 +105,17 @@ def bench(
         watch(Progress(doing, repeat, repeats, _throughput(systems, found[len(costs) :])))
 
     found = interleaved([*costs, *(system.subject for system in systems)], repeats, slice_s, tell)
+    found_costs = {cost.name: one for cost, one in zip(costs, found, strict=False)}
     return BenchReport(
         environment=environment.name,
         machine=facts,
         repeats=repeats,
         slice_s=slice_s,
         seconds=time.monotonic() - began,
-        costs_s={cost.name: Spread.of(one.values) for cost, one in zip(costs, found, strict=False)},
+        costs_s={name: Spread.of(one.values) for name, one in found_costs.items() if one.failure is None},
         sizes_bytes=_sizes(environment, policy) if pool else {},
         throughput=_throughput(systems, found[len(costs) :]),
+        cost_failures={name: one.failure for name, one in found_costs.items() if one.failure is not None},
     )
 
 
@@ -140,18 +142,7 @@ def _act_seconds(environment: Environment, policy: Any, batch: int) -> float:
     Raises:
         ConfigurationError: the policy raises, or does not fit the environment.
     """
-    try:
-        act = acting(environment, policy, batch)
-        began = time.perf_counter()
-        act()
-        return time.perf_counter() - began
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"the agent cannot act on {batch} observations of {environment.observation_space}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    return seconds_each(acting(environment, policy, batch), 0.0)
 
 
 def _sizes(environment: Environment, policy: Any) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -66,6 +66,7 @@ class BenchReport:
             ``"publish to 2 workers"``: until all of them have loaded new weights.
         sizes_bytes: bytes of ``"weights"`` and of ``"rollout, per env step"``; none of them without pools.
         throughput: of all systems.
+        cost_failures: why a cost is not among ``costs_s``.
     """
 
     environment: str
@@ -76,6 +77,7 @@ class BenchReport:
     costs_s: Mapping[str, Spread]
     sizes_bytes: Mapping[str, float]
     throughput: tuple[Throughput, ...]
+    cost_failures: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As JSON; :meth:`from_json` is the inverse."""

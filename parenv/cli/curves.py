@@ -8,6 +8,7 @@ from typing import Any
 
 from parenv.cli.environment import Environment
 from parenv.cli.subjects import acting, random_rows, seconds_each, with_one_thread
+from parenv.errors import GradientError
 from parenv.memory.spaces import leaves, unflatten
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
@@ -42,6 +43,10 @@ def learning_seconds(environment: Environment, policy: Any, seconds: float) -> M
         environment: whose observations.
         policy: as :class:`~parenv.AsyncWorkerPool` takes it; empty for one without a module.
         seconds: that all of it takes, roughly.
+
+    Raises:
+        GradientError: the policy acts without gradients.
+        Exception: what else it raises where it is given tensors and gradients are on.
     """
     if module_of(policy) is None:
         return {}
@@ -74,8 +79,9 @@ def _learning(environment: Environment, policy: Any, batch: int, device: str) ->
         module.zero_grad(set_to_none=True)
         acts.act(observations, carry)
         found = [output.sum() for output in outputs if getattr(output, "requires_grad", False)]
-        if found:
-            torch.autograd.backward(found)
+        if not found:
+            raise GradientError("no layer of the policy's module returned a tensor with a gradient")
+        torch.autograd.backward(found)
         if device == "cuda":
             torch.cuda.synchronize()
 

@@ -1,7 +1,8 @@
-"""A benchmark while it runs: a live table in a terminal, plain lines where the output is none."""
+"""A benchmark while it runs: a live table in a terminal where ``rich`` is installed, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 from typing import IO, Any
 
@@ -9,7 +10,6 @@ from parenv.cli.bench import Progress
 from parenv.cli.bench_report import BenchReport
 from parenv.cli.machine import in_one_line
 from parenv.cli.tables import Table, cost_table, failures, in_text, medians_table, throughput_tables
-from parenv.errors import ConfigurationError
 
 
 class PlainDisplay:
@@ -42,7 +42,7 @@ class PlainDisplay:
         self._say(in_one_line(report.machine))
         for table in (cost_table(report), *throughput_tables(report.throughput)):
             self._say("\n" + "\n".join(in_text(table)))
-        for line in (*failures(report.throughput), closing_line(report)):
+        for line in (*failures(report), closing_line(report)):
             self._say(line)
 
     def _say(self, line: str) -> None:
@@ -56,18 +56,14 @@ class LiveDisplay:
         file: the terminal.
 
     Raises:
-        ConfigurationError: ``rich`` is not installed.
+        ImportError: ``rich`` is not installed.
     """
 
     def __init__(self, file: IO[str]) -> None:
-        try:
-            from rich.console import Console
-            from rich.live import Live
-        except ImportError as error:
-            raise ConfigurationError(
-                'the live display needs rich: pip install "parenv[progress]", or send the output to a file'
-            ) from error
-        self._console = Console(file=file)
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=file, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> LiveDisplay:
@@ -90,18 +86,17 @@ class LiveDisplay:
         self._console.print(in_one_line(report.machine), style="dim", highlight=False)
         for table in (cost_table(report), *throughput_tables(report.throughput)):
             self._console.print(_rich(table))
-        for line in failures(report.throughput):
+        for line in failures(report):
             self._console.print(line, style="red", highlight=False)
         self._console.print(closing_line(report), style="dim", highlight=False)
 
 
 def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
-    """The display that suits where the output goes.
-
-    Raises:
-        ConfigurationError: it is a terminal, and ``rich`` is not installed.
-    """
-    return LiveDisplay(file) if file.isatty() else PlainDisplay(file)
+    """The display that suits where the output goes: the live one in a terminal, if ``rich`` is installed."""
+    if file.isatty():
+        with contextlib.suppress(ImportError):
+            return LiveDisplay(file)
+    return PlainDisplay(file)
 
 
 def closing_line(report: BenchReport) -> str:

@@ -16,8 +16,10 @@ from parenv.cli.keys import add_keys_command
 from parenv.cli.plot import check_plotting, plot
 from parenv.cli.report import report
 from parenv.cli.worker import add_worker_command
-from parenv.errors import ConfigurationError
+from parenv.cli.writable import check_writable
+from parenv.errors import ConfigurationError, ParenvError
 
+FAILED = 1
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
 ENV_HELP = "an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory"
@@ -30,17 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command line, without the name of the command; by default those of this process.
 
     Returns:
-        The exit status: 0, 2 where an argument is wrong or what it names cannot be used, 130 after Ctrl-C; that of
-        ``parenv worker`` is also 1 where there is no driver.
+        The exit status: 0, 1 where something else failed, such as a worker that died, 2 where an argument is wrong or
+        what it names cannot be used, 130 after Ctrl-C; that of ``parenv worker`` is also 1 where there is no driver.
     """
     options = parser().parse_args(arguments)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # As with python -m: an installed command does not look here by itself.
     try:
         status: int | None = options.run(options)
-    except ConfigurationError as error:
+    except ParenvError as error:
         print(f"parenv {options.command}: {error}", file=sys.stderr)
-        return WRONG_ARGUMENTS
+        return WRONG_ARGUMENTS if isinstance(error, ConfigurationError) else FAILED
     except KeyboardInterrupt:
         print(f"parenv {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -112,7 +114,8 @@ def _add_advise(commands: Any) -> None:
 
 
 def _run_advise(options: argparse.Namespace) -> None:
-    _check_writable(options.json)
+    if options.json is not None:
+        check_writable(options.json)
     report = advise(
         options.env,
         agent=options.agent,
@@ -127,16 +130,12 @@ def _run_advise(options: argparse.Namespace) -> None:
         options.json.write_text(report.to_json())
 
 
-def _check_writable(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise ConfigurationError(f"cannot write {path}: there is no directory {path.parent}")
-
-
 def _run_bench(options: argparse.Namespace) -> None:
-    _check_writable(options.json, options.plot)
+    if options.json is not None:
+        check_writable(options.json)
     if options.plot is not None:
-        check_plotting()
+        check_writable(options.plot)
+        check_plotting(options.plot)
     with make_display(sys.stdout) as display:
         report = bench(
             options.env,

@@ -21,16 +21,22 @@ COLOURS = {
 OTHERS = "#a8a8a8"
 
 
-def check_plotting() -> None:
+def check_plotting(path: Path | None = None) -> None:
     """Find out early whether a plot can be made.
 
+    Args:
+        path: where to, if it is to be a file of its own.
+
     Raises:
-        ConfigurationError: ``matplotlib`` is not installed.
+        ConfigurationError: ``matplotlib`` is not installed, or has no such format.
     """
     try:
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError('a plot needs matplotlib: pip install "parenv[bench]"') from error
+    formats = sorted(Figure().canvas.get_supported_filetypes())
+    if path is not None and path.suffix and path.suffix[1:].lower() not in formats:
+        raise ConfigurationError(f"cannot write {path}: the formats of plots are {', '.join(formats)}")
 
 
 def plot(report: BenchReport, path: Path) -> None:
@@ -41,9 +47,9 @@ def plot(report: BenchReport, path: Path) -> None:
         path: where to; its suffix says in which format.
 
     Raises:
-        ConfigurationError: ``matplotlib`` is not installed.
+        ConfigurationError: ``matplotlib`` is not installed, or has no such format.
     """
-    check_plotting()
+    check_plotting(path)
     from matplotlib.figure import Figure
 
     counts = sorted({one.num_envs for one in report.throughput})

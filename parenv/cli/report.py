@@ -8,7 +8,7 @@ from pathlib import Path
 from parenv.cli.page import page
 from parenv.cli.plot import check_plotting
 from parenv.cli.trace_file import find_traces, read_timeline
-from parenv.errors import ConfigurationError
+from parenv.cli.writable import check_writable
 
 NAME = "report.html"
 
@@ -29,8 +29,7 @@ def report(path: str | os.PathLike[str], output: str | os.PathLike[str] | None =
     path = Path(path)
     traces = find_traces(path)
     where = Path(output) if output is not None else traces[0].parent / NAME
-    if not where.parent.is_dir():
-        raise ConfigurationError(f"cannot write {where}: there is no directory {where.parent}")
+    check_writable(where)
     check_plotting()
     where.write_text(page(f"parenv: {path.name}", [read_timeline(trace) for trace in traces]), encoding="utf-8")
     return where

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.cli.environment import Environment
+from parenv.errors import ConfigurationError
 from parenv.memory.spaces import flatten, leaves
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.worker.acting import Actor, check_actions
@@ -39,14 +40,12 @@ class Subject:
         open: makes it ready.
         weight: how much time it needs, in measurements of a vector env.
         forks: whether opening it forks this process, which must come before anything has threads.
-        may_fail: whether a failure is a result, and no error.
     """
 
     name: str
     open: Callable[[], Opened]
     weight: float = 0.25
     forks: bool = False
-    may_fail: bool = False
 
 
 def step_cost(environment: Environment) -> Subject:
@@ -59,7 +58,7 @@ def step_cost(environment: Environment) -> Subject:
 
         def measure(seconds: float) -> float:
             clock, step, spent, steps = time.perf_counter, env.step, 0.0, 0
-            began = clock()
+            began = now = clock()
             deadline = began + seconds
             while True:
                 _, _, terminated, truncated, _ = step(actions[steps % 64])
@@ -67,11 +66,11 @@ def step_cost(environment: Environment) -> Subject:
                 if terminated or truncated:
                     spent += clock() - began
                     env.reset()
-                    began = clock()
+                    began = now = clock()
                 elif steps % 8 == 0 or steps < 8:
                     now = clock()
-                    if now >= deadline:
-                        return (spent + now - began) / steps
+                if now >= deadline:
+                    return (spent + now - began) / steps
 
         return Opened(measure, env.close)
 
@@ -118,12 +117,20 @@ def acting(environment: Environment, policy: Any, batch: int) -> Callable[[], No
     """What acts once on a batch of random observations.
 
     Raises:
-        PolicyOutputError: what the policy returns does not fit the action space.
+        ConfigurationError: the policy raises, or does not fit the environment.
     """
     of = leaves(environment.action_space)
-    actor = Actor(policy, leaves(environment.observation_space), of, "cpu")
-    rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
-    check_actions(of, environment.action_space, actor.act(rows, carry)[0], batch)
+    try:
+        actor = Actor(policy, leaves(environment.observation_space), of, "cpu")
+        rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
+        check_actions(of, environment.action_space, actor.act(rows, carry)[0], batch)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"the agent cannot act on {batch} observations of {environment.observation_space}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
     def act() -> None:
         nonlocal carry

@@ -55,7 +55,7 @@ def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[i
             return Opened(_stepping(envs, environment.action_space), lambda: envs.close(**close))
 
         forks = workers is None
-        return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, forks, True))
+        return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, forks))
 
     yield system(REFERENCE, 0, lambda: gym.vector.SyncVectorEnv(factories))
     yield system("AsyncVectorEnv", None, lambda: gym.vector.AsyncVectorEnv(factories, context=FORK), terminate=True)
@@ -84,7 +84,7 @@ def pool_system(
         ahead = PREFETCH + 1 if mode == "async" else 0
         return Opened(lambda seconds: _collecting_rate(pool, seconds / POOL_WEIGHT, ahead), pool.close)
 
-    subject = Subject(f"{name}, {num_envs} envs", open_pool, POOL_WEIGHT, may_fail=True)
+    subject = Subject(f"{name}, {num_envs} envs", open_pool, POOL_WEIGHT)
     return System(name, num_envs, num_workers, subject)
 
 
@@ -95,7 +95,7 @@ def rllib_system(environment: Environment, num_envs: int, num_workers: int, roll
         return rllib.open_runners(environment.make, num_envs, num_workers, rollout_length)
 
     name = "RLlib env runners"
-    return System(name, num_envs, num_workers, Subject(f"{name}, {num_envs} envs", open_runners, 1.0, may_fail=True))
+    return System(name, num_envs, num_workers, Subject(f"{name}, {num_envs} envs", open_runners, 1.0))
 
 
 def _stepping(envs: Any, action_space: gym.Space[Any]) -> Callable[[float], float]:

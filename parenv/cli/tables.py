@@ -27,6 +27,7 @@ class Table(NamedTuple):
 def cost_table(report: BenchReport) -> Table:
     """Seconds and bytes of single things."""
     rows = [(name, in_seconds(cost.median), _range(cost, in_seconds)) for name, cost in report.costs_s.items()]
+    rows += [(name, "failed", "") for name in report.cost_failures]
     rows += [(name, in_bytes(size), "") for name, size in report.sizes_bytes.items()]
     return Table("one of each", ("", "median", "lowest to highest"), rows)
 
@@ -54,11 +55,11 @@ def medians_table(throughput: Sequence[Throughput], title: str) -> Table:
     return Table(title, ("", *(head for n in counts for head in (f"{n} envs: steps/s", "ratio"))), rows)
 
 
-def failures(throughput: Sequence[Throughput]) -> list[str]:
+def failures(report: BenchReport) -> list[str]:
     """What was not measured, and why."""
-    return [
+    return [f"{name} failed: {failure}" for name, failure in report.cost_failures.items()] + [
         f"{label(one.system, one.num_workers)}, {one.num_envs} envs failed: {one.failure}"
-        for one in throughput
+        for one in report.throughput
         if one.failure is not None
     ]
 

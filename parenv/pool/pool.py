@@ -244,7 +244,7 @@ class AsyncWorkerPool:
 
         Args:
             path: a file in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev; what is there
-                is replaced.
+                is replaced. Of several learners, rank 1 writes to ``run-rank1.json`` for ``run.json``, and so on.
         """
         with self._using() as session:
             session.trace(path)

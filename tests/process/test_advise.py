@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from parenv.cli.advise import advise
 from parenv.cli.main import main
 
 AGENTS = """
+import gymnasium as gym
 import torch
-from parenv import TorchPolicy
+from parenv import Action, Policy, TorchPolicy
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -45,6 +47,43 @@ def make():
 
 def only_a_policy():
     return make()[0]
+
+def learns_wrong():
+    def learn(rollout):
+        raise RuntimeError("no such loss\\nat all")
+
+    return make()[0], learn
+
+class Late(gym.Wrapper):
+    steps = 0
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 100:
+            raise ValueError("lost")
+        return super().step(action)
+
+class Arrays(Policy):
+    def __init__(self, takes_tensors, act):
+        self.module, self.takes_tensors, self._act = torch.nn.Linear(4, 2), takes_tensors, act
+
+    def act(self, observations, carry):
+        return self._act(self.module, observations)
+
+def takes_arrays():
+    return Arrays(False, lambda module, given: Action(module(torch.from_numpy(given.copy())).argmax(-1).numpy()))
+
+def returns_arrays():
+    return Arrays(True, lambda module, given: Action(module(given).argmax(-1), {"logits": module(given).numpy()}))
+
+def acts_without_gradients():
+    return Arrays(True, torch.no_grad()(lambda module, given: Action(module(given).argmax(-1))))
+
+def wrong_size():
+    return torch.nn.Linear(8, 2)
 
 def wrong():
     return make()[0], "learn"
@@ -137,10 +176,15 @@ def test_a_policy_alone_is_an_agent_that_learns_nothing() -> None:
             "the agent must be a policy, (policy, learn) or (policy, learn, loss_fn), got",
         ),
         (["CartPole-v1", "--agent", "advised_agents:none"], "there is no 'none'"),
+        (
+            ["CartPole-v1", "--agent", "advised_agents:wrong_size"],
+            "the agent cannot act on 1 observations of Box([-4.8",
+        ),
         (["CartPole-v1", "--seconds", "0"], "seconds must be positive, got 0.0"),
         (["CartPole-v1", "--num-envs", "2", "--num-workers", "3"], "num_envs must be an integer of at least 3, got 2"),
         (["NoSuchEnv-v0"], "NoSuchEnv"),
         (["CartPole-v1", "--json", "/no/such/directory/out.json"], "there is no directory /no/such/directory"),
+        (["CartPole-v1", "--json", "/"], "cannot write /: it is a directory"),
     ],
 )
 def test_what_cannot_work_is_said_before_a_process_starts(
@@ -151,6 +195,40 @@ def test_what_cannot_work_is_said_before_a_process_starts(
     printed = capsys.readouterr()
     assert printed.err.startswith("parenv advise: ")
     assert said in printed.err
+
+
+@pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize("agent", ["takes_arrays", "returns_arrays", "acts_without_gradients"])
+def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
+    agent: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "2", "--num-workers", "1"]
+    assert main(["advise", "CartPole-v1", *arguments]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "learning by batch is not measured: " in printed.out
+    assert re.search(r"mini_batch +as it is +it was not measured", printed.out)
+
+
+@pytest.mark.parametrize(
+    ("env", "agent", "said"),
+    [
+        (
+            "advised_agents:Late",
+            "only_a_policy",
+            r"ValueError: lost, in worker 0 \(pid \d+\), env_id 0, while doing: step",
+        ),
+        ("CartPole-v1", "learns_wrong", "RuntimeError: no such loss"),
+    ],
+)
+@pytest.mark.usefixtures("agents")
+def test_what_the_environment_or_the_agent_raises_later_is_one_line(
+    env: str, agent: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [env, "--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "1", "--num-workers", "1"]
+    assert main(["advise", *arguments]) == 2
+    words = f"parenv advise: the environment or the agent does not run: {said}\n"
+    assert re.fullmatch(words, capsys.readouterr().err)
 
 
 def test_what_the_factory_of_the_agent_raises_is_named() -> None:

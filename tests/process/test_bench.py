@@ -13,6 +13,7 @@ import pytest
 
 from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport
+from parenv.cli.environment import TRIAL_STEPS
 from parenv.cli.main import main
 
 BROKEN = """
@@ -37,6 +38,7 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
     assert main(["bench", *arguments, "--json", str(json), "--plot", str(plot)]) == 0
     report = BenchReport.from_json(json.read_text())
     assert [one.failure for one in report.throughput if one.env_steps_per_second is None] == []
+    assert report.cost_failures == {}
     assert all(cost.low > 0 for cost in report.costs_s.values())
     assert list(report.costs_s) == [
         "env step",
@@ -99,6 +101,27 @@ def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_
         failure = failures[name, workers]
         assert failure is not None
         assert "not here" in failure
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_environment_that_breaks_after_the_trial_is_a_report_of_failures() -> None:
+    class BreaksLate(gym.Env[int, int]):
+        observation_space = action_space = gym.spaces.Discrete(2)
+        steps = 0
+
+        def reset(self, *, seed: int | None = None, options: object = None) -> tuple[int, dict[str, object]]:
+            return 0, {}
+
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, object]]:
+            self.steps += 1
+            if self.steps > TRIAL_STEPS:
+                raise ValueError("the simulator is lost")
+            return 0, 0.0, False, False, {}
+
+    report = bench(BreaksLate, seconds=0.5, repeats=1, num_envs=[2], num_workers=[1], pool=False)
+    assert list(report.costs_s) == ["env reset"]
+    assert report.cost_failures == {"env step": "ValueError: the simulator is lost"}
+    assert all(one.failure is not None for one in report.throughput)
 
 
 def test_a_broken_environment_is_a_clear_error_of_the_command(tmp_path: Path) -> None:

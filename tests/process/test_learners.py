@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import parenv.process.launcher
 from parenv import AsyncWorkerPool, ConfigurationError, Rollout, Stop
+from parenv.cli.trace_file import find_traces, read_timeline
 from parenv.progress import ProgressDisplay
 from parenv.testing import LedgerEnv, check_ledger
 
@@ -176,3 +178,14 @@ def test_only_the_first_learner_shows_progress(rank: int, monkeypatch: pytest.Mo
     ):
         display.update()
     assert bool(shown.getvalue()) == (rank == 0)
+
+
+def test_each_learner_writes_a_trace_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for rank in range(WORLD):
+        be_learner(monkeypatch, rank)
+        with AsyncWorkerPool(ENVIRONMENTS["cartpole"], lean, num_envs=WORLD, num_workers=0, rollout_length=5) as pool:
+            pool.trace(tmp_path / "run.json")
+            next(pool.rollouts())
+    traces = find_traces(tmp_path)
+    assert [trace.name for trace in traces] == ["run-rank1.json", "run.json"]
+    assert [read_timeline(trace).total_env_steps for trace in traces] == [5, 5]

@@ -38,6 +38,17 @@ def test_lines_of_json_have_the_standard_names() -> None:
     )
 
 
+def test_a_title_may_have_square_brackets() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    with pool_of_ledgers() as pool, ProgressDisplay(pool, title="run [/a]", file=shown):
+        pass
+    assert "run [/a]" in shown.getvalue()
+
+
 def test_curves_are_over_env_steps(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from parenv.cli.machine import in_one_line, machine
 from parenv.cli.main import main, parser
 from parenv.cli.measuring import interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
-from parenv.cli.subjects import Opened, Subject, acting
-from parenv.cli.tables import failures, in_text, medians_table, throughput_tables
-from parenv.errors import ConfigurationError
+from parenv.cli.subjects import Opened, Subject, acting, step_cost
+from parenv.cli.tables import cost_table, failures, in_text, medians_table, throughput_tables
+from parenv.errors import ConfigurationError, RestartLimitError
 
 
 class Terminal(io.StringIO):
@@ -63,6 +64,7 @@ def a_report() -> BenchReport:
             Throughput("ParallelVectorEnv", 8, 2, Spread(2000.0, 1900.0, 2100.0)),
             Throughput("SyncVectorEnv", 64, 0, Spread(1500.0, 1400.0, 1600.0)),
         ),
+        cost_failures={"env reset": "ValueError: no seed"},
     )
 
 
@@ -85,6 +87,8 @@ def a_report() -> BenchReport:
         (["CartPole-v1", "--num-workers", "0"], "num_workers must be"),
         (["CartPole-v1", "--json", "/no/such/place.json"], "there is no directory /no/such"),
         (["CartPole-v1", "--plot", "/no/such/place.png"], "there is no directory /no/such"),
+        (["CartPole-v1", "--json", "/"], "cannot write /: it is a directory"),
+        (["CartPole-v1", "--plot", "/tmp/place.xyz"], "cannot write /tmp/place.xyz: the formats of plots are "),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_starts(
@@ -120,6 +124,18 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(bench_module, "interleaved", interrupt)
     assert main(["bench", "CartPole-v1", "--no-pool"]) == 130
     assert capsys.readouterr().err == "parenv bench: interrupted\n"
+
+
+def test_what_fails_on_the_way_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise RestartLimitError(0, [0, 1], [OSError("no room")])
+
+    monkeypatch.setattr(bench_module, "interleaved", fail)
+    assert main(["bench", "CartPole-v1", "--no-pool"]) == 1
+    words = "worker 0 (env_ids 0-1) has died 1 times, more often than RestartPolicy allows:\n1. OSError: no room\n"
+    assert capsys.readouterr().err == f"parenv bench: {words}"
 
 
 def test_an_environment_is_named_by_id_or_by_module_and_factory(
@@ -188,7 +204,10 @@ def test_the_plan_fits_the_machine_and_the_budget() -> None:
 def test_a_report_survives_json() -> None:
     report = a_report()
     assert BenchReport.from_json(report.to_json()) == report
-    assert json.loads(report.to_json())["throughput"][1]["failure"] == "OSError: no more processes"
+    content = json.loads(report.to_json())
+    assert content["throughput"][1]["failure"] == "OSError: no more processes"
+    del content["cost_failures"]
+    assert BenchReport.from_json(json.dumps(content)).cost_failures == {}
 
 
 def test_the_machine_says_what_it_is() -> None:
@@ -214,7 +233,15 @@ def test_tables_show_medians_ranges_ratios_and_failures() -> None:
         ("AsyncVectorEnv", "failed", "", "", ""),
         ("ParallelVectorEnv, 2 workers", "2,000", "2.00", "", ""),
     ]
-    assert failures(a_report().throughput) == ["AsyncVectorEnv, 8 envs failed: OSError: no more processes"]
+    assert [line.split() for line in in_text(cost_table(a_report()))[2:]] == [
+        ["env", "step", "2", "µs", "1", "µs", "to", "3", "µs"],
+        ["env", "reset", "failed"],
+        ["weights", "1", "kB"],
+    ]
+    assert failures(a_report()) == [
+        "env reset failed: ValueError: no seed",
+        "AsyncVectorEnv, 8 envs failed: OSError: no more processes",
+    ]
 
 
 def test_measurements_are_taken_in_turn_and_failures_end_only_their_own() -> None:
@@ -234,8 +261,8 @@ def test_measurements_are_taken_in_turn_and_failures_end_only_their_own() -> Non
 
     subjects = [
         subject("a", [1.0, 2.0]),
-        subject("b", [3.0], may_fail=True),
-        Subject("c", refuse, may_fail=True),
+        subject("b", [3.0]),
+        Subject("c", refuse),
         subject("d", [4.0, 5.0], forks=True),
     ]
     told: list[str] = []
@@ -248,12 +275,17 @@ def test_measurements_are_taken_in_turn_and_failures_end_only_their_own() -> Non
     assert told[:4] == ["0 starting d", "0 starting a", "0 starting b", "0 starting c"]
 
 
-def test_a_cost_that_cannot_be_measured_is_an_error() -> None:
-    def refuse() -> Opened:
-        raise OSError("no")
+def test_the_step_of_an_environment_whose_every_step_ends_an_episode_is_measured_in_the_given_time() -> None:
+    class OneStep(Sensitive):
+        steps = 0
 
-    with pytest.raises(OSError, match="no"):
-        interleaved([Subject("a", refuse)], 1, 0.1, lambda *told: None)
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            assert self.steps <= 100, "it was to end after one"
+            return self.observation_space.sample(), 0.0, True, False, {}
+
+    environment = tried_out(lambda: OneStep(spaces.Discrete(2), spaces.Discrete(2)))
+    assert step_cost(environment).open().measure(0.0) > 0
 
 
 def test_plain_lines_without_a_terminal_and_a_live_table_in_one() -> None:
@@ -271,16 +303,23 @@ def test_plain_lines_without_a_terminal_and_a_live_table_in_one() -> None:
     assert "round 1 of 3: the next one" in terminal.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("module", "use", "words"),
-    [
-        ("rich.console", lambda: make_display(Terminal()), r'pip install "parenv\[progress\]"'),
-        ("matplotlib.figure", plot_module.check_plotting, r'pip install "parenv\[bench\]"'),
-    ],
-)
-def test_what_is_not_installed_is_said_with_its_extra(
-    module: str, use: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigurationError, match=words):
-        use()
+def test_square_brackets_are_text_and_no_markup() -> None:
+    terminal = Terminal()
+    failed = Throughput("AsyncVectorEnv", 8, None, None, "OSError: lost :ok: at [/dev/sim0] [red]")
+    report = replace(a_report(), throughput=(failed,))
+    with make_display(terminal) as display:
+        display.update(Progress("[/next]", 1, 3, report.throughput))
+        display.show(report)
+    assert "round 1 of 3: [/next]" in terminal.getvalue()
+    assert "failed: OSError: lost :ok: at [/dev/sim0] [red]" in terminal.getvalue()
+
+
+def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert isinstance(make_display(Terminal()), PlainDisplay)
+
+
+def test_a_plot_without_matplotlib_is_refused_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "parenv\[bench\]"'):
+        plot_module.check_plotting()

@@ -340,6 +340,8 @@ def test_a_directory_without_a_trace_or_for_the_page_is_an_error(tmp_path: Path)
     with pytest.raises(ConfigurationError, match=r"there is no trace in .*: a run writes one after pool\.trace"):
         report(tmp_path)
     two_workers(tmp_path / "trace.json")
+    with pytest.raises(ConfigurationError, match=r"it is a directory"):
+        report(tmp_path, tmp_path)
     with pytest.raises(ConfigurationError, match=r"there is no directory .*nowhere"):
         report(tmp_path, tmp_path / "nowhere" / "report.html")
 
