@@ -13,6 +13,8 @@ from parenv.options import Mode, Parallelism
 from parenv.pool.statistics import PoolStatistics
 
 RolloutLength = int | Literal["episode"]
+HANDLING_S = 300e-6
+"""What a rollout of a worker costs the driver, where the run has had no workers: ``python benchmarks/driver.py``."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,14 @@ class Costs:
         fewer = setting.env_steps_of_a_rollout / self.setting.env_steps_of_a_rollout
         fewer_messages = setting.length * setting.batch / (self.setting.length * self.setting.batch)
         cheaper = self._acting_per_row(self.setting.batch) / self._acting_per_row(setting.batch)
+        handling_s = self.handling_s / fewer_messages
+        if setting.num_workers and not self.setting.num_workers:
+            handling_s = HANDLING_S / (setting.length * setting.batch)
         return replace(
             self,
             setting=setting,
             acting_s=self.acting_s / cheaper,
-            handling_s=self.handling_s / fewer_messages,
+            handling_s=handling_s,
             publishing_s=self.publishing_s / fewer,
         )
 

@@ -57,6 +57,18 @@ def test_a_cheap_environment_and_a_heavy_loss_that_workers_can_compute_need_grad
     assert advice.predicted_steps_per_second == pytest.approx(8 * 1000.0, rel=0.01)
 
 
+def test_workers_do_not_pay_where_handing_over_costs_more_than_stepping() -> None:
+    inline = Setting(mode="sync", parallelism="experience", num_workers=0, num_envs=2, rollout_length=8)
+    alone = costs(inline, environment_s=20e-6)
+    with_workers = replace(inline, num_workers=2)
+    assert alone.at(inline).handling_s == 0.0
+    assert alone.at(with_workers).handling_s == pytest.approx(300e-6 / 8)
+    assert not advise(alone).parallel_helps or advise(alone).recommended.rollout_length > 8
+    assert steps_per_second(alone, with_workers) < steps_per_second(alone, inline)
+    longer = replace(with_workers, rollout_length=1024)
+    assert steps_per_second(alone, longer) > 1.5 * steps_per_second(alone, inline)
+
+
 def test_experience_is_enough_where_the_learner_has_little_to_do() -> None:
     setting = replace(SETTING, parallelism="gradient", num_workers=1)
     advice = advise(costs(setting, environment_s=1e-3, worker_learning_s=5e-6))
