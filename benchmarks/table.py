@@ -213,7 +213,7 @@ def rows() -> list[tuple[str, str]]:
             ),
         ),
         (
-            "a trace, its work over the time of a rollout: async / sync",
+            "a trace, its work over the time of a rollout of 128 steps, 64 CartPoles: async / sync",
             " / ".join(f"{100 * tracing[mode]['the trace by itself']['share']:.2f} %" for mode in ("async", "sync")),
         ),
         (
