@@ -108,8 +108,18 @@ def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple
     """From the plain data of a message."""
     return (
         tuple(Extra(name, tuple(shape), dtype, postprocessed) for name, shape, dtype, postprocessed in extras),
-        tuple(Leaf(tuple(path), tuple(shape), dtype) for path, shape, dtype in carry),
+        leaves_from_data(carry),
     )
+
+
+def leaves_as_data(leaves: Sequence[Leaf]) -> list[Any]:
+    """As plain data for a message."""
+    return [[list(leaf.path), list(leaf.shape), leaf.dtype] for leaf in leaves]
+
+
+def leaves_from_data(data: Sequence[Any]) -> tuple[Leaf, ...]:
+    """From the plain data of a message: the inverse of :func:`leaves_as_data`."""
+    return tuple(Leaf(tuple(path), tuple(shape), dtype) for path, shape, dtype in data)
 
 
 def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayout:

@@ -63,11 +63,16 @@ class Rows:
     Args:
         offset: where it begins, in bytes.
         num_envs: its rows.
+        observations: ``[path, shape, dtype]`` of every leaf, in the order in which they lie there, whatever that of
+            your own spaces.
+        actions: likewise.
         info_bytes: room for one info.
     """
 
     offset: int
     num_envs: int
+    observations: Any
+    actions: Any
     info_bytes: int
 
 

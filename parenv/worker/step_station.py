@@ -16,11 +16,11 @@ from parenv.envs.batch import EnvBatch, Trouble
 from parenv.envs.factories import Factories
 from parenv.envs.seeding import environment_seed
 from parenv.errors import ConfigurationError, NotDataError
-from parenv.memory.board import Board, BoardSpec
+from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.progress import Progress
-from parenv.memory.spaces import describe, leaves
+from parenv.memory.spaces import describe
 from parenv.options import WorkerOptions
 from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
@@ -86,11 +86,6 @@ class StepStation:
         }
         metadata = {key: value for key, value in first.metadata.items() if _is_data(value)}
         return Ready(spaces, len(self.envs), {"metadata": metadata, "render_mode": first.render_mode}, [])
-
-    def board_spec(self, num_envs: int, info_bytes: int) -> BoardSpec:
-        """The board for sub-environments like these."""
-        first = self.envs[0]
-        return BoardSpec(num_envs, leaves(first.observation_space), leaves(first.action_space), info_bytes)
 
     def lay_out(self, board: Board) -> None:
         """Be told where the board is."""

@@ -8,6 +8,7 @@ import functools
 import multiprocessing
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -406,6 +407,17 @@ def test_spaces_that_differ_need_another_observation_mode(num_workers: int) -> N
             ParallelVectorEnv(misfits, observation_mode=wrong, num_workers=num_workers)
     with pytest.raises(RuntimeError, match="the action space of env_id 1"):
         ParallelVectorEnv([Talker, lambda: Talker(acted=spaces.Discrete(2))], num_workers=num_workers)
+
+
+def keyed(keys: str) -> Any:
+    bounds = {"a": (0, 1), "b": (5, 6)}
+    return spaces.Dict(OrderedDict((key, spaces.Box(*bounds[key], (1,))) for key in keys))
+
+
+@INLINE_OR_NOT
+def test_the_keys_of_dict_spaces_may_have_another_order_in_each_worker(num_workers: int) -> None:
+    env_fns = [functools.partial(Talker, i, keyed(keys)) for i, keys in enumerate(("ab", "ba", "ba"))]
+    assert_as_sync(env_fns, num_workers=num_workers, observation_mode="different")
 
 
 def test_an_observation_mode_that_is_none_is_refused() -> None:
