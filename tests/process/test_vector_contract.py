@@ -420,6 +420,13 @@ def test_the_keys_of_dict_spaces_may_have_another_order_in_each_worker(num_worke
     assert_as_sync(env_fns, num_workers=num_workers, observation_mode="different")
 
 
+@INLINE_OR_NOT
+def test_spaces_that_gymnasium_calls_equal_go_together(num_workers: int) -> None:
+    keys = [functools.partial(Talker, i, keyed(keys), keyed(keys)) for i, keys in enumerate(("ab", "ba", "ba"))]
+    assert_as_sync(keys, num_workers=num_workers)
+    assert_as_sync(boxes(1.0, 1.0 + 1e-9, dtype=np.float64), num_workers=num_workers)
+
+
 def test_an_observation_mode_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="observation_mode must be"):
         ParallelVectorEnv(talkers(), observation_mode="equal")
