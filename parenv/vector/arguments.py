@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
+from gymnasium.vector.utils import batch_space, iterate
 
 
 def each_seed(seed: Any, num_envs: int) -> list[int | None]:
@@ -42,6 +44,23 @@ def each_value(values: Any, num_envs: int) -> list[Any]:
             f"Got `{len(values)}` values for {num_envs} environments."
         )
     return list(values)
+
+
+def each_action(space: Space[Any], actions: Any, n: int) -> list[Any]:
+    """A batch of actions taken apart as Gymnasium does.
+
+    Args:
+        space: of one action.
+        actions: batched.
+        n: how many.
+
+    Raises:
+        ValueError: another number of them.
+    """
+    each = list(iterate(batch_space(space, n), actions))
+    if len(each) != n:
+        raise ValueError(f"{len(each)} actions were given for {n} sub-environments")
+    return each
 
 
 def without_mask(options: Any, num_envs: int) -> tuple[Sequence[int], Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from gymnasium import Env, logger
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.options import Placing, WorkerOptions
@@ -188,8 +188,6 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             ResetNeeded: with ``DISABLED``: the episode of a sub-environment has ended.
         """
         self._check_free("step_async")
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            self._check_not_ended(range(self.num_envs))
         self._session.begin_step(actions)
         self._pending = "step"
 
@@ -224,8 +222,6 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             )
         if busy := self._session.in_flight(ids):
             raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            self._check_not_ended(each)
         self._session.send(actions, ids)
 
     def recv(self, timeout: float | None = None) -> StepResults:
@@ -307,15 +303,6 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
         self._end.detach()
         self._session.close(0.0 if terminate else self._close_timeout_s if timeout is None else timeout)
-
-    def _check_not_ended(self, env_ids: Any) -> None:
-        flags = self._session.ended
-        ended = [env_id for env_id in env_ids if flags[env_id]] if flags.any() else []
-        if ended:
-            raise ResetNeeded(
-                f"the episodes of env_ids {ended} have ended: with autoreset_mode=DISABLED, reset them by "
-                'reset(options={"reset_mask": terminated | truncated}) before their next step'
-            )
 
     def _check_free(self, name: str) -> None:
         self._check_idle(name)

@@ -8,11 +8,16 @@ from typing import Any
 
 from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from parenv.memory.spaces import rebuild
+from parenv.memory.board import BoardSpec
+from parenv.memory.layout import aligned
+from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Ready
 from parenv.vector.configuration import ObservationMode
+
+INFO_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,13 @@ def join_spaces(ready: Sequence[Ready], mode: ObservationMode) -> Spaces:
             "to batch actions all must be equal"
         )
     return Spaces(first, single, batched, actions[0], batch_space(actions[0], num_envs))
+
+
+def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> BoardSpec:
+    """The board for sub-environments of these spaces."""
+    observed, acted = leaves(spaces.first_observation), leaves(spaces.single_action)
+    final_bytes = sum(leaf.nbytes for leaf in observed) if mode is AutoresetMode.SAME_STEP else 0
+    return BoardSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
 
 
 def _distinct(ready: Sequence[Ready], name: str) -> tuple[list[Space[Any]], list[int]]:

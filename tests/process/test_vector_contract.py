@@ -670,6 +670,61 @@ def test_a_step_beyond_the_end_of_an_episode_needs_a_reset_if_nobody_else_resets
         envs.step(actions)
 
 
+class Ending(Stuck):
+    """Its episodes have one step, at which it may fail, and it counts the steps beyond."""
+
+    fails = False
+    beyond = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.ended = False
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self.beyond += self.ended
+        observation, reward, *_ = super().step(action)
+        if self.fails:
+            raise LookupError("fails")
+        self.ended = True
+        return observation, reward, True, False, {}
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+@pytest.mark.parametrize("then", ["step", "send"])
+def test_an_end_that_came_too_late_needs_a_reset_too(is_over: bool, then: str, gate: str) -> None:
+    actions = np.zeros(N, np.int64)
+    makers = [functools.partial(Ending, i, gate, "step") for i in range(N)]
+    with parallel(makers, num_workers=2, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0)
+        envs.step_async(actions)
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(0.02)
+        opener = threading.Timer(0.05, open_gate, [gate])
+        opener.start()
+        if is_over:
+            envs.get_attr("env_id")
+        with pytest.raises(ResetNeeded, match=r"env_ids \[0, 1, 2\] have ended"):
+            {"step": envs.step, "send": envs.send}[then](actions)
+        opener.join()
+        assert envs.get_attr("beyond") == (0, 0, 0)
+        envs.reset()
+        assert envs.step(actions)[2].all()
+
+
+@INLINE_OR_NOT
+def test_an_end_beside_an_exception_needs_a_reset_too(num_workers: int) -> None:
+    actions = np.zeros(N, np.int64)
+    makers = [functools.partial(Ending, i, "", "") for i in range(N)]
+    with parallel(makers, num_workers=num_workers, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0)
+        envs.set_attr("fails", [False, True, False])
+        with pytest.raises(LookupError):
+            envs.step(actions)
+        with pytest.raises(ResetNeeded, match=r"env_ids \[0, 2\] have ended"):
+            envs.step(actions)
+        assert envs.get_attr("beyond") == (0, 0, 0)
+
+
 def test_make_vec_makes_what_gymnasium_makes() -> None:
     arguments: dict[str, Any] = {"wrappers": [gym.wrappers.RecordEpisodeStatistics], "max_episode_steps": 3}
     envs = parenv.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2}, **arguments)
