@@ -227,6 +227,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
     def recv(self, timeout: float | None = None) -> StepResults:
         """The results of the ``batch_size`` sub-environments that are ready first.
 
+        With ``DISABLED``, nobody can be reset while others are under way. So that it does not end there, fewer rows are
+        returned where fewer are under way and the episodes of all others have ended.
+
         Args:
             timeout: seconds to wait at most.
 
@@ -238,9 +241,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             multiprocessing.TimeoutError: not enough were ready in time; nothing is lost.
         """
         self._check_idle("recv")
-        if self._session.under_way < self.batch_size:
+        if self._session.under_way < (batch_size := self._session.batch_size):
             raise NoAsyncCallError(
-                f"recv() returns {self.batch_size} rows, but only {self._session.under_way} are under way: send() more",
+                f"recv() returns {batch_size} rows, but only {self._session.under_way} are under way: send() more",
                 "send",
             )
         return self._session.recv(timeout)

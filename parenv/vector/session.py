@@ -11,11 +11,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from parenv.crew.arguments import by_worker
 from parenv.crew.failures import raise_all
 from parenv.errors import SubEnvironmentError
 from parenv.protocol.messages import Actions
-from parenv.vector.arguments import each_action
+from parenv.vector.arguments import each_action, each_worker
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.ends import Ends
 from parenv.vector.inline import InlineTeam
@@ -163,13 +162,20 @@ class Session:
         self.under_way += len(ids)
         self._request(ids)
 
+    @property
+    def batch_size(self) -> int:
+        """Rows that the next ``recv`` returns: fewer where no more can be sent, as all others need a reset."""
+        rest = self._ends.binding and self.under_way and (self._ends.flags | self._in_flight).all()
+        return min(self._plan.batch_size, self.under_way) if rest else self._plan.batch_size
+
     def recv(self, timeout: float | None) -> StepResults:
         """Wait for a batch of those who are ready first."""
-        self._wait(self._enough_ready, timeout, "recv")
+        batch_size = self.batch_size
+        self._wait(lambda: self._enough_ready(batch_size), timeout, "recv")
         self._hear()
         ids, board = self._ready, self._board
-        if len(ids) > self._plan.batch_size:
-            ids = ids[np.argsort(board.requested[ids], kind="stable")[: self._plan.batch_size]]
+        if len(ids) > batch_size:
+            ids = ids[np.argsort(board.requested[ids], kind="stable")[:batch_size]]
         self._in_flight[ids] = False
         self.under_way -= len(ids)
         infos = self._restarts.add_to(self._results.infos(ids) if self._ever_noted else {}, ids)
@@ -278,9 +284,9 @@ class Session:
         """Whether every request has been answered."""
         return self._board.finished.tobytes() == self._board.requested.tobytes()
 
-    def _enough_ready(self) -> bool:
+    def _enough_ready(self, batch_size: int) -> bool:
         self._ready = (self._in_flight & (self._board.finished == self._board.requested)).nonzero()[0]
-        return self.team.failing or len(self._ready) >= self._plan.batch_size
+        return self.team.failing or len(self._ready) >= batch_size
 
     def _unanswered(self) -> Any:
         rows: Any = self._board.requested != self._board.finished
@@ -339,9 +345,5 @@ class Session:
         self.team.request(env_ids, reset)
 
     def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:
-        """Call a method on the workers of these; of ``each``, every worker gets the part of its sub-environments."""
-        questions = {
-            worker: (columns, *([values[env_id] for env_id in ids] for values in each), *shared)
-            for worker, (ids, columns) in by_worker(env_ids, self._plan.shares).items()
-        }
-        return self.team.begin(method, questions)
+        """Call a method on the workers of these."""
+        return self.team.begin(method, each_worker(env_ids, self._plan.shares, each, shared))

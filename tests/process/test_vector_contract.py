@@ -712,6 +712,24 @@ def test_an_end_that_came_too_late_needs_a_reset_too(is_over: bool, then: str, g
 
 
 @INLINE_OR_NOT
+def test_where_all_others_have_ended_recv_gives_the_rest(num_workers: int) -> None:
+    actions = np.zeros(N, np.int64)
+    makers = [functools.partial(Ending, i, "", "") for i in range(N)]
+    with parallel(makers, num_workers=num_workers, autoreset_mode="Disabled", batch_size=2) as envs:
+        for _ in range(2):
+            envs.reset()
+            envs.send(actions)
+            first, rest = (envs.recv()[4]["env_id"].tolist() for _ in range(2))
+            assert (len(first), len(rest), sorted(first + rest)) == (2, 1, [0, 1, 2])
+            with pytest.raises(NoAsyncCallError, match="returns 2 rows, but only 0 are under way"):
+                envs.recv()
+        envs.reset()
+        envs.send(actions[:1], [0])
+        with pytest.raises(NoAsyncCallError, match="returns 2 rows, but only 1 are under way"):
+            envs.recv()
+
+
+@INLINE_OR_NOT
 def test_an_end_beside_an_exception_needs_a_reset_too(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     makers = [functools.partial(Ending, i, "", "") for i in range(N)]
