@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import multiprocessing
 import os
 import threading
@@ -418,6 +419,15 @@ def keyed(keys: str) -> Any:
 def test_the_keys_of_dict_spaces_may_have_another_order_in_each_worker(num_workers: int) -> None:
     env_fns = [functools.partial(Talker, i, keyed(keys)) for i, keys in enumerate(("ab", "ba", "ba"))]
     assert_as_sync(env_fns, num_workers=num_workers, observation_mode="different")
+
+
+@pytest.mark.skipif("sort_keys" not in inspect.signature(spaces.Dict).parameters, reason="Dict always sorts its keys")
+@INLINE_OR_NOT
+def test_keys_of_dict_spaces_that_are_not_to_be_sorted_keep_their_order(num_workers: int) -> None:
+    space = spaces.Dict({"b": spaces.Discrete(9), "a": BOX}, sort_keys=False)
+    assert_as_sync(talkers(observed=space, acted=space), num_workers=num_workers)
+    with parallel(talkers(observed=space), num_workers=num_workers) as envs:
+        assert list(envs.observation_space) == ["b", "a"]
 
 
 @INLINE_OR_NOT

@@ -289,6 +289,7 @@ def test_large_spaces_of_users_travel(space: Space[Any]) -> None:
         ["one_of", 3],
         ["dict", [1, 2]],
         ["dict", {"a": 1}],
+        ["dict", {}, 1],
         ["tuple", {"a": ["discrete", 2, 0, "<i8"]}],
     ],
     ids=str,
