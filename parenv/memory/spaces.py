@@ -160,7 +160,7 @@ def _describe_multi_binary(space: spaces.MultiBinary) -> Any:
 
 @describe.register(spaces.Text)
 def _describe_text(space: spaces.Text) -> Any:
-    return ["text", space.min_length, space.max_length, "".join(sorted(space.character_set))]
+    return ["text", space.min_length, space.max_length, "".join(space.character_list)]
 
 
 @describe.register(spaces.Sequence)

@@ -96,7 +96,7 @@ def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> d
         return {"graph": [inner(part, f".{name}") for name, part in zip(value._fields, value, strict=True)]}
     if isinstance(value, Space):
         return {"space": inner(describe(value), "")}
-    if type(value) is np.random.Generator:
+    if type(value) is np.random.Generator and type(value.bit_generator) in _BIT_GENERATORS.values():
         return {"generator": inner(value.bit_generator.state, ".bit_generator.state")}
     if type(value) is tuple:
         return {"tuple": [inner(item, f"[{i}]") for i, item in enumerate(value)]}

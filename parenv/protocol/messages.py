@@ -19,7 +19,7 @@ class Ready:
         num_envs: sub-environments in this worker.
         extras: for rollouts: ``[name, shape, dtype, postprocessed]`` of every extra that policy and postprocess return;
             empty from all workers but the first. For stepping: ``metadata`` and ``render_mode`` of the first
-            environment.
+            environment, and ``generators`` with which its spaces are sampled.
         carry: for rollouts: ``[path, shape, dtype]`` of every leaf of the policy's carry, likewise.
     """
 

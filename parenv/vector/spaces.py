@@ -13,6 +13,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from parenv.memory.board import BoardSpec
 from parenv.memory.layout import aligned
+from parenv.memory.sampling import set_generators
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Ready
 from parenv.vector.configuration import ObservationMode
@@ -80,7 +81,10 @@ def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> BoardSpec:
 
 
 def _distinct(ready: Sequence[Ready], name: str) -> tuple[list[Space[Any]], list[int]]:
-    """The different spaces of that name, as Gymnasium compares them, and which of them each sub-environment has."""
+    """The different spaces of that name, as Gymnasium compares them, and which of them each sub-environment has.
+
+    The first one is sampled as that of the first sub-environment is.
+    """
     distinct: list[Space[Any]] = []
     which: list[int] = []
     for one in ready:
@@ -91,4 +95,6 @@ def _distinct(ready: Sequence[Ready], name: str) -> tuple[list[Space[Any]], list
             if numbers[-1] == len(distinct):
                 distinct.append(space)
         which += [numbers[i] for i in of_each]
+    if (of_each := ready[0].extras["generators"].get(name)) is not None:
+        set_generators(distinct[0], of_each)
     return distinct, which

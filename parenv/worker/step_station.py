@@ -20,6 +20,7 @@ from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.progress import Progress
+from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe
 from parenv.options import WorkerOptions
 from parenv.protocol.data import pack
@@ -80,12 +81,12 @@ class StepStation:
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
         first = self.envs[0]
-        spaces = {
-            name: _each_once([getattr(env, name) for env in self.envs])
-            for name in ("observation_space", "action_space")
-        }
+        names = ("observation_space", "action_space")
+        spaces = {name: _each_once([getattr(env, name) for env in self.envs]) for name in names}
+        sampling = {name: of for name in names if _is_data(of := generators(getattr(first, name)))}
         metadata = {key: value for key, value in first.metadata.items() if _is_data(value)}
-        return Ready(spaces, len(self.envs), {"metadata": metadata, "render_mode": first.render_mode}, [])
+        extras = {"metadata": metadata, "render_mode": first.render_mode, "generators": sampling}
+        return Ready(spaces, len(self.envs), extras, [])
 
     def lay_out(self, board: Board) -> None:
         """Be told where the board is."""

@@ -437,6 +437,25 @@ def test_spaces_that_gymnasium_calls_equal_go_together(num_workers: int) -> None
     assert_as_sync(boxes(1.0, 1.0 + 1e-9, dtype=np.float64), num_workers=num_workers)
 
 
+@pytest.mark.parametrize("name", SPACES)
+@INLINE_OR_NOT
+def test_spaces_that_are_seeded_are_sampled_as_by_sync_vector_env(name: str, num_workers: int) -> None:
+    def make() -> Any:
+        env = Talker(observed=SPACES[name], acted=copy.deepcopy(SPACES[name]))
+        env.action_space.seed(3)
+        env.observation_space.seed(4)
+        env.action_space.sample()
+        return env
+
+    with (
+        parallel([make] * N, num_workers=num_workers) as envs,
+        contextlib.closing(SyncVectorEnv([make] * N)) as reference,
+    ):
+        for space in ("action_space", "single_action_space", "observation_space", "single_observation_space"):
+            for _ in range(3):
+                assert_same(getattr(envs, space).sample(), getattr(reference, space).sample(), where=space)
+
+
 def test_an_observation_mode_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="observation_mode must be"):
         ParallelVectorEnv(talkers(), observation_mode="equal")
