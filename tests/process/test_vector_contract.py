@@ -610,6 +610,16 @@ def test_calls_and_attributes_reach_every_environment(num_workers: int) -> None:
         assert envs.call("add", 1) == (1, 2, 3)
 
 
+@INLINE_OR_NOT
+def test_arrays_that_come_by_message_may_be_written_to(num_workers: int) -> None:
+    observed = spaces.Dict(sequence=spaces.Sequence(BOX, stack=True), graph=SPACES["graph"])
+    makers = talkers(observed=observed, says=lambda env_id, step: {"arrays": [np.zeros(2)]})
+    with parallel(makers, num_workers=num_workers) as envs:
+        observations, infos = envs.reset(seed=1)
+        arrays = [envs.render()[0], infos["arrays"][0][0], observations["sequence"][0], observations["graph"][0].nodes]
+        assert all(array.flags.writeable for array in arrays)
+
+
 def test_an_answer_that_is_not_data_is_refused_and_does_nothing_else() -> None:
     with parallel(talkers(), num_workers=2) as envs:
         with pytest.raises(BaseExceptionGroup) as caught:
