@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import multiprocessing
 import time
@@ -79,7 +80,7 @@ class Session:
         self._take_restarts()
         self._stepping = True
         if self._late:
-            self._deferred = (actions,)
+            self._deferred = (copy.deepcopy(actions),)
             return
         self._write_actions(actions, None)
         self._number(_ALL)

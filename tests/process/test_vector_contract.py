@@ -572,6 +572,20 @@ def test_after_a_wait_that_timed_out_nothing_is_stale(where: str, then: str, gat
         assert envs.step(actions)[0][:, 0].tolist() == [one + 1 for one in before]
 
 
+def test_actions_that_wait_for_a_late_step_are_those_that_were_given(gate: str) -> None:
+    actions = np.zeros(N, np.int64)
+    with parallel([functools.partial(Stuck, i, gate, "step") for i in range(N)], num_workers=2) as envs:
+        envs.reset(seed=0)
+        envs.step_async(actions)
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(0.02)
+        envs.step_async(actions)
+        actions[:] = 2
+        open_gate(gate)
+        envs.step_wait()
+        assert [done[-1] for done in envs.get_attr("actions")] == [repr(np.int64(0))] * N
+
+
 @pytest.mark.parametrize("terminate", [False, True])
 def test_closing_while_a_step_is_pending_warns_and_ends_it(terminate: bool) -> None:
     envs = ParallelVectorEnv(talkers(), num_workers=2)
