@@ -118,7 +118,9 @@ class StepStation:
             return []
         if method == "measure":
             return [self._measure(*arguments)]
-        return self._each(columns, _METHODS[method], arguments)
+        answers = self._each(columns, _METHODS[method], arguments)
+        self.batch.find_steps(columns)
+        return answers
 
     def remarks(self) -> Remarks | None:
         """What would not go on the board since the last time."""

@@ -87,6 +87,9 @@ class Talker(gym.Env[Any, Any]):
     def add(self, number: int, *, more: int = 0) -> int:
         return self.env_id + number + more
 
+    def put_back(self) -> None:
+        del self.step
+
     def broken(self) -> None:
         raise LookupError(f"nothing in {self.env_id}")
 
@@ -622,6 +625,31 @@ def test_calls_and_attributes_reach_every_environment(num_workers: int) -> None:
             envs.get_attr("nobody_has_this")
         assert {type(error) for error in caught.value.exceptions} == {AttributeError}
         assert envs.call("add", 1) == (1, 2, 3)
+
+
+@INLINE_OR_NOT
+def test_a_step_that_is_put_in_place_of_another_is_taken_at_once(num_workers: int) -> None:
+    def better(action: Any) -> Any:
+        return np.zeros(2, np.float32), 9.0, False, False, {}
+
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.set_attr("step", better)
+        assert envs.step(np.zeros(N, np.int64))[1].tolist() == [9.0] * N
+        envs.reset()
+        envs.call("put_back")
+        assert envs.step(np.zeros(N, np.int64))[1].tolist() == [0.5] * N
+
+
+@INLINE_OR_NOT
+def test_a_call_leaves_a_reset_that_is_due_alone(num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs, contextlib.closing(SyncVectorEnv(talkers())) as sync:
+        for each in (envs, sync):
+            each.reset(seed=0)
+        for _ in range(6):
+            actions = np.zeros(N, np.int64)
+            assert_same(envs.step(actions), sync.step(actions))
+            envs.get_attr("env_id")
 
 
 @INLINE_OR_NOT
