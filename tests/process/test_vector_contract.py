@@ -839,6 +839,26 @@ def test_make_vec_makes_what_gymnasium_makes() -> None:
         parenv.make_vec("CartPole-v1", vectorization_mode="sync")
 
 
+def test_make_vec_takes_an_id_with_its_module_or_without_a_version(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registers = "import gymnasium\ngymnasium.register('Here-v3', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    (tmp_path / "registers_here.py").write_text(registers)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gym.envs.registration, "registry", gym.registry.copy())
+    for name in ("registers_here:Here-v3", "registers_here:Here"):
+        with (
+            contextlib.nullcontext() if name.endswith("3") else pytest.warns(UserWarning, match="latest .*`Here-v3`"),
+            contextlib.closing(parenv.make_vec(name, 2, vector_kwargs={"num_workers": 2})) as envs,
+        ):
+            assert envs.spec.id == "Here-v3"
+            assert envs.reset(seed=1)[0].shape == (2, 4)
+    with pytest.raises(ModuleNotFoundError):
+        parenv.make_vec("no_such_module:Here-v3")
+    with pytest.raises(gym.error.Error, match="NoSuchEnvironment"):
+        parenv.make_vec("NoSuchEnvironment")
+
+
 # Gymnasium's vector wrappers.
 
 PENDULUM: Any = functools.partial(gym.make, "Pendulum-v1", max_episode_steps=4)
