@@ -136,6 +136,12 @@ class EnvBatch:
         self._write(columns, where, observations)
         self._answered = where, numbers
 
+    def find_steps(self, columns: Sequence[int]) -> None:
+        """Take the steps that these have now, which something else may have put there."""
+        for column in columns:
+            if self._steps[column] is not self._fresh[column]:
+                self._steps[column] = self._envs[column].step
+
     def _run(self, columns: Sequence[int], where: Where, steps: Sequence[Callable[[Any], Any]]) -> None:
         cell, codes = self._cell, self._step_codes
         observations: list[Any] = []

@@ -120,7 +120,9 @@ def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple
             Extra(name, _shape(shape, dtype), dtype, bool(postprocessed))
             for name, shape, dtype, postprocessed in extras
         )
-        leaves = tuple(Leaf(tuple(path), _shape(shape, dtype), dtype) for path, shape, dtype in carry)
+        leaves = leaves_from_data(carry)
+        for leaf in leaves:
+            _shape(leaf.shape, leaf.dtype)
         names = [extra.name for extra in found]
         if len(set(names)) < len(names) or not all(type(name) is str for name in names):
             raise ValueError("names of extras are different texts")
@@ -140,6 +142,16 @@ def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:
     if math.prod(max(size, 1) for size in sizes) > MAX_BYTES:
         raise ValueError(f"an array of a sub-environment has at most {MAX_BYTES} bytes a step")
     return tuple(shape)
+
+
+def leaves_as_data(leaves: Sequence[Leaf]) -> list[Any]:
+    """As plain data for a message."""
+    return [[list(leaf.path), list(leaf.shape), leaf.dtype] for leaf in leaves]
+
+
+def leaves_from_data(data: Sequence[Any]) -> tuple[Leaf, ...]:
+    """From the plain data of a message: the inverse of :func:`leaves_as_data`."""
+    return tuple(Leaf(tuple(path), tuple(shape), dtype) for path, shape, dtype in data)
 
 
 def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayout:

@@ -160,7 +160,7 @@ def _describe_multi_binary(space: spaces.MultiBinary) -> Any:
 
 @describe.register(spaces.Text)
 def _describe_text(space: spaces.Text) -> Any:
-    return ["text", space.min_length, space.max_length, "".join(sorted(space.character_set))]
+    return ["text", space.min_length, space.max_length, "".join(space.character_list)]
 
 
 @describe.register(spaces.Sequence)
@@ -180,7 +180,9 @@ def _describe_one_of(space: spaces.OneOf[Any]) -> Any:
 
 @describe.register(spaces.Dict)
 def _describe_dict(space: spaces.Dict) -> Any:
-    return ["dict", {key: describe(part) for key, part in space.spaces.items()}]
+    # Says how a Dict that is made of this one orders its keys, such as a batched one. Older Gymnasiums always sort.
+    unsorted = [] if getattr(space, "sort_keys", True) else [False]
+    return ["dict", {key: describe(part) for key, part in space.spaces.items()}, *unsorted]
 
 
 @describe.register(spaces.Tuple)
@@ -255,6 +257,12 @@ def _bound(bound: Any, shape: list[int], dtype: np.dtype[Any]) -> Any:
     return typed.item() if not typed.shape and dtype.kind != "b" else np.broadcast_to(typed, shape).copy()
 
 
+def _rebuild_dict(parts: Any, sort_keys: bool = True) -> spaces.Dict:
+    space = spaces.Dict(OrderedDict((key, _rebuild(part)) for key, part in parts.items()))
+    space.sort_keys = _typed(bool, sort_keys)
+    return space
+
+
 # Gymnasium copies what a Graph or a stacked Sequence is made of, and the copies in that too: nested in one another 30
 # deep, which takes a few hundred bytes to say, they would fill any memory.
 _COPIES = 3
@@ -272,7 +280,7 @@ _COST: dict[str, Any] = {
     "sequence": lambda feature, stack: cost(feature) * (_COPIES if stack else 1),
     "graph": lambda node, edge: _COPIES * (cost(node) + (0 if edge is None else cost(edge))),
     "one_of": lambda parts: sum(map(cost, parts)),
-    "dict": lambda parts: sum(map(cost, parts.values())),
+    "dict": lambda parts, sort_keys=True: sum(map(cost, parts.values())),
     "tuple": lambda parts: sum(map(cost, parts)),
 }
 
@@ -292,7 +300,7 @@ _REBUILD: dict[str, Any] = {
     "sequence": lambda feature, stack: spaces.Sequence(_rebuild(feature), stack=_typed(bool, stack)),
     "graph": lambda node, edge: spaces.Graph(_rebuild(node), None if edge is None else _rebuild(edge)),
     "one_of": lambda parts: spaces.OneOf([_rebuild(part) for part in parts]),
-    "dict": lambda parts: spaces.Dict(OrderedDict((key, _rebuild(part)) for key, part in parts.items())),
+    "dict": _rebuild_dict,
     "tuple": lambda parts: spaces.Tuple([_rebuild(part) for part in parts]),
 }
 

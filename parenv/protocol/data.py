@@ -57,14 +57,20 @@ def pack(value: Any) -> tuple[bytes, list[Buffer]]:
     return _ENCODE(_pack(value, buffers, "value", 0)).encode(), buffers
 
 
-def unpack(text: Buffer, buffers: Sequence[Buffer]) -> Any:
-    """Decode what :func:`pack` made. Arrays are read-only views of their buffers.
+def unpack(text: Buffer, buffers: Sequence[Buffer], writable: bool = False) -> Any:
+    """Decode what :func:`pack` made.
+
+    Args:
+        text: as :func:`pack` gave it.
+        buffers: likewise.
+        writable: whether arrays are copies of their buffers; otherwise they are views, which cannot be written to.
 
     Raises:
         ProtocolError: the text or a buffer is malformed, or the spaces in it take more than
             :data:`~parenv.memory.spaces.MAX_SPACE_BYTES` bytes.
     """
     taking = _Buffers(buffers)
+    taking.writable = writable
     try:
         value = _unpack(json.loads(str(text, "utf-8")), taking, 0)
         if taking.taken != len(buffers):
@@ -96,7 +102,7 @@ def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> d
         return {"graph": [inner(part, f".{name}") for name, part in zip(value._fields, value, strict=True)]}
     if isinstance(value, Space):
         return {"space": inner(describe(value), "")}
-    if type(value) is np.random.Generator:
+    if type(value) is np.random.Generator and type(value.bit_generator) in _BIT_GENERATORS.values():
         return {"generator": inner(value.bit_generator.state, ".bit_generator.state")}
     if type(value) is tuple:
         return {"tuple": [inner(item, f"[{i}]") for i, item in enumerate(value)]}
@@ -130,6 +136,7 @@ class _Buffers(list[Buffer]):
 
     taken = 0
     space_bytes = 0
+    writable = False
 
     def take(self, index: Any) -> Buffer:
         if index != self.taken:
@@ -205,7 +212,7 @@ def _array(body: Any, buffers: _Buffers) -> np.ndarray[Any, Any]:
     array = np.frombuffer(buffers.take(index), dtype=_dtype(dtype)).reshape(shape)
     if list(array.shape) != shape:
         raise ValueError(f"{shape} is no shape")
-    return array
+    return array.copy() if buffers.writable else array
 
 
 def _scalar(body: Any, buffers: _Buffers) -> Any:

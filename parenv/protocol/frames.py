@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
 from parenv.protocol.hosting import HOST_KINDS, HostMessage
-from parenv.protocol.messages import KINDS, Message
+from parenv.protocol.messages import KINDS, Message, Remarks, Reply
 
 PROTOCOL_VERSION = 2
 _MAGIC = b"PENV"
@@ -21,6 +21,8 @@ AnyMessage = Message | HostMessage
 ALL_KINDS: tuple[type[AnyMessage], ...] = (*KINDS, *HOST_KINDS)
 _INDEX = {kind: i for i, kind in enumerate(ALL_KINDS)}
 _TYPES = {"int": int, "str": str, "bytes": bytes, "memoryview": memoryview}
+_FOR_USERS = (Reply, Remarks)
+"""Arrays in these are given to users, who may write to them."""
 _FIELDS = {kind: tuple((f.name, _TYPES.get(str(f.type))) for f in fields(kind)) for kind in ALL_KINDS}
 
 
@@ -54,8 +56,9 @@ def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Any]:
         raise ProtocolError(f"the other side speaks protocol version {version}, this one {PROTOCOL_VERSION}")
     if index >= len(ALL_KINDS):
         raise ProtocolError(f"unknown kind of message: {index}")
-    values = unpack(memoryview(frames[0])[_HEADER.size :], frames[1:])
-    return Sender(worker, generation), _build(ALL_KINDS[index], values)
+    kind = ALL_KINDS[index]
+    values = unpack(memoryview(frames[0])[_HEADER.size :], frames[1:], writable=kind in _FOR_USERS)
+    return Sender(worker, generation), _build(kind, values)
 
 
 def _build(kind: type[AnyMessage], values: Any) -> AnyMessage:

@@ -19,7 +19,7 @@ class Ready:
         num_envs: sub-environments in this worker.
         extras: for rollouts: ``[name, shape, dtype, postprocessed]`` of every extra that policy and postprocess return;
             empty from all workers but the first. For stepping: ``metadata`` and ``render_mode`` of the first
-            environment.
+            environment, and ``generators`` with which its spaces are sampled.
         carry: for rollouts: ``[path, shape, dtype]`` of every leaf of the policy's carry, likewise.
     """
 
@@ -63,11 +63,16 @@ class Rows:
     Args:
         offset: where it begins, in bytes.
         num_envs: its rows.
+        observations: ``[path, shape, dtype]`` of every leaf, in the order in which they lie there, whatever that of
+            your own spaces.
+        actions: likewise.
         info_bytes: room for one info.
     """
 
     offset: int
     num_envs: int
+    observations: Any
+    actions: Any
     info_bytes: int
 
 

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
+from gymnasium.vector.utils import batch_space, iterate
+
+from parenv.crew.arguments import by_worker
 
 
 def each_seed(seed: Any, num_envs: int) -> list[int | None]:
@@ -42,6 +46,40 @@ def each_value(values: Any, num_envs: int) -> list[Any]:
             f"Got `{len(values)}` values for {num_envs} environments."
         )
     return list(values)
+
+
+def each_action(space: Space[Any], actions: Any, n: int) -> list[Any]:
+    """A batch of actions taken apart as Gymnasium does.
+
+    Args:
+        space: of one action.
+        actions: batched.
+        n: how many.
+
+    Raises:
+        ValueError: another number of them.
+    """
+    each = list(iterate(batch_space(space, n), actions))
+    if len(each) != n:
+        raise ValueError(f"{len(each)} actions were given for {n} sub-environments")
+    return each
+
+
+def each_worker(
+    env_ids: Sequence[int], shares: Sequence[int], each: Sequence[Sequence[Any]], shared: Sequence[Any]
+) -> dict[int, tuple[Any, ...]]:
+    """The arguments of a call on every worker that it concerns.
+
+    Args:
+        env_ids: whom it is for.
+        shares: sub-environments of each worker.
+        each: arguments with one value for each sub-environment there is; a worker gets those of its own.
+        shared: arguments that are the same for all.
+    """
+    return {
+        worker: (columns, *([values[env_id] for env_id in ids] for values in each), *shared)
+        for worker, (ids, columns) in by_worker(env_ids, shares).items()
+    }
 
 
 def without_mask(options: Any, num_envs: int) -> tuple[Sequence[int], Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from gymnasium import Env, logger
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.options import Placing, WorkerOptions
@@ -188,8 +188,6 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             ResetNeeded: with ``DISABLED``: the episode of a sub-environment has ended.
         """
         self._check_free("step_async")
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            self._check_not_ended(range(self.num_envs))
         self._session.begin_step(actions)
         self._pending = "step"
 
@@ -224,12 +222,13 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             )
         if busy := self._session.in_flight(ids):
             raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            self._check_not_ended(each)
         self._session.send(actions, ids)
 
     def recv(self, timeout: float | None = None) -> StepResults:
         """The results of the ``batch_size`` sub-environments that are ready first.
+
+        With ``DISABLED``, nobody can be reset while others are under way. So that it does not end there, fewer rows are
+        returned where fewer are under way and the episodes of all others have ended.
 
         Args:
             timeout: seconds to wait at most.
@@ -242,9 +241,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             multiprocessing.TimeoutError: not enough were ready in time; nothing is lost.
         """
         self._check_idle("recv")
-        if self._session.under_way < self.batch_size:
+        if self._session.under_way < (batch_size := self._session.batch_size):
             raise NoAsyncCallError(
-                f"recv() returns {self.batch_size} rows, but only {self._session.under_way} are under way: send() more",
+                f"recv() returns {batch_size} rows, but only {self._session.under_way} are under way: send() more",
                 "send",
             )
         return self._session.recv(timeout)
@@ -307,15 +306,6 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
         self._end.detach()
         self._session.close(0.0 if terminate else self._close_timeout_s if timeout is None else timeout)
-
-    def _check_not_ended(self, env_ids: Any) -> None:
-        flags = self._session.ended
-        ended = [env_id for env_id in env_ids if flags[env_id]] if flags.any() else []
-        if ended:
-            raise ResetNeeded(
-                f"the episodes of env_ids {ended} have ended: with autoreset_mode=DISABLED, reset them by "
-                'reset(options={"reset_mask": terminated | truncated}) before their next step'
-            )
 
     def _check_free(self, name: str) -> None:
         self._check_idle(name)

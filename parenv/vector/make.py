@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 
 from parenv.errors import ConfigurationError
 from parenv.options import Placing
@@ -26,7 +27,8 @@ def make_vec(
     """``gymnasium.make_vec`` for :class:`ParallelVectorEnv`.
 
     Args:
-        id: of the environment, or its spec.
+        id: of the environment, with the module that registers it (``"module:Name-v0"``) or without, and without a
+            version for the latest; or its spec.
         num_envs: how many.
         vectorization_mode: ``None`` or ``"async"``.
         vector_kwargs: arguments of :class:`ParallelVectorEnv`.
@@ -38,6 +40,7 @@ def make_vec(
     Raises:
         ConfigurationError: another vectorization mode.
         gymnasium.error.Error: Gymnasium does not know the environment.
+        ModuleNotFoundError: there is no such module.
 
     >>> envs = make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
     >>> envs
@@ -49,7 +52,7 @@ def make_vec(
         raise ConfigurationError(
             f"vectorization_mode={mode!r} is not what parenv.make_vec makes: leave it out, or use gymnasium.make_vec"
         )
-    spec = copy.deepcopy(id if isinstance(id, EnvSpec) else gym.spec(id))
+    spec = copy.deepcopy(id if isinstance(id, EnvSpec) else _find_spec(id))
     known = spec.kwargs
     num_envs = known.pop("num_envs", num_envs)
     vector_kwargs = known.pop("vector_kwargs", vector_kwargs) or {}
@@ -77,3 +80,15 @@ def make_vec(
         if value != default:
             envs.spec.kwargs[name] = value
     return envs
+
+
+def _find_spec(id: str) -> EnvSpec:
+    """As ``gymnasium.make`` finds it."""
+    module, _, name = id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    namespace, of, version = parse_env_id(name)
+    if version is None and (latest := find_highest_version(namespace, of)) is not None:
+        name = get_env_id(namespace, of, latest)
+        gym.logger.warn(f"Using the latest versioned environment `{name}` instead of the unversioned one `{id}`.")
+    return gym.spec(name)

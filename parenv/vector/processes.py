@@ -20,6 +20,7 @@ from parenv.crew.pickling import pickled
 from parenv.crew.stacks import Stacks
 from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
 from parenv.memory.board import Board, BoardSpec
+from parenv.memory.layout import leaves_as_data
 from parenv.memory.progress import WAITING_FOR_A_HOST, Progress, header_bytes, lines
 from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
@@ -106,7 +107,8 @@ class ProcessTeam:
         offset = self._memory.size
         self._memory.grow(offset + nbytes)
         self._memory.reserve(offset, nbytes - spec.num_envs * spec.info_bytes)
-        self._rows = Rows(offset, spec.num_envs, spec.info_bytes)
+        leaves = leaves_as_data(spec.observations), leaves_as_data(spec.actions)
+        self._rows = Rows(offset, spec.num_envs, *leaves, spec.info_bytes)
         mapping = self._memory.map()
         self._board = Board(spec, mapping, offset)
         self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._plan.shares))

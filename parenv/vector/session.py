@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import multiprocessing
 import time
@@ -10,28 +11,24 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space, iterate
 
-from parenv.crew.arguments import by_worker
 from parenv.crew.failures import raise_all
 from parenv.errors import SubEnvironmentError
-from parenv.memory.board import BoardSpec
-from parenv.memory.layout import aligned
-from parenv.memory.spaces import leaves
 from parenv.protocol.messages import Actions
+from parenv.vector.arguments import each_action, each_worker
 from parenv.vector.configuration import VectorPlan
+from parenv.vector.ends import Ends
 from parenv.vector.inline import InlineTeam
 from parenv.vector.limits import Limits
 from parenv.vector.processes import ProcessTeam
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results, write_actions
-from parenv.vector.spaces import join_spaces
+from parenv.vector.spaces import board_spec, join_spaces
 from parenv.vector.team import Team
 from parenv.worker.step_station import StepJob
 
-INFO_BYTES = 1024
 MEASURE_S = 0.05
+_ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
@@ -44,7 +41,6 @@ class Session:
 
     Attributes:
         under_way: how many sub-environments were sent an action whose results were not received.
-        ended: bool ``[N]``: whose episode ended with the last results; kept for ``DISABLED`` and for restarts.
         read_infos: gives the infos of all, in Gymnasium's form unless somebody sets another.
     """
 
@@ -62,9 +58,10 @@ class Session:
         self._results = Results(self._board, copy)
         self.read_infos = self._results.infos
         self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
-        self._tracks_ends = self._restarts.wanted or plan.mode is AutoresetMode.DISABLED
+        self._ends = Ends(self._board, plan.mode)
+        self._tracks_ends = self._restarts.wanted or self._ends.binding
         self._worker_of = np.repeat(np.arange(len(plan.shares)), plan.shares)
-        self.ended, self._in_flight = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+        self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
         self._limits = Limits(plan.step_timeout_s, plan.options, num_envs)
         self._ever_noted = self._late = self._stepping = False
@@ -75,15 +72,18 @@ class Session:
 
     def begin_step(self, actions: Any) -> None:
         """Have all take a step; after a wait that timed out, once what is still under way is over."""
+        if self._late and self._is_over(self._settled):
+            self._drop_late_results()
+        if self._ends.binding and not self._late:
+            self._ends.check(_ALL)
         self._restarts.take_back()
         self._take_restarts()
         self._stepping = True
-        if self._late and not self._settled():
-            self._deferred = (actions,)
+        if self._late:
+            self._deferred = (copy.deepcopy(actions),)
             return
-        self._late = False
         self._write_actions(actions, None)
-        self._number(slice(None))
+        self._number(_ALL)
         if self._restarts.any_broken:
             self._request(self._all)
         else:
@@ -99,11 +99,14 @@ class Session:
             self.begin_step(actions)
             timeout = None if timeout is None else max(0.0, began + timeout - time.monotonic())
         self._wait(self._settled, timeout, name)
+        if self._tracks_ends:
+            # Before an exception of one of them, with which the results of the others are lost.
+            self._ends.note(_ALL)
         self._hear()
         board = self._board
         infos = self._restarts.add_to(self.read_infos(None) if self.team.noted else {}, self._all)
         if self._tracks_ends:
-            self._deliver(self._all)
+            self._restarts.delivered(self._all)
         flags = board.terminated.copy(), board.truncated.copy()
         return self._results.observations(None), board.rewards.copy(), *flags, infos
 
@@ -152,6 +155,7 @@ class Session:
                 self._wait(self._settled, None, "send")
                 self._drop_late_results()
             self._restarts.take_back()
+        self._ends.check(ids)
         self._take_restarts()
         self._write_actions(actions, ids)
         self._number(ids)
@@ -159,19 +163,25 @@ class Session:
         self.under_way += len(ids)
         self._request(ids)
 
+    @property
+    def batch_size(self) -> int:
+        """Rows that the next ``recv`` returns: fewer where no more can be sent, as all others need a reset."""
+        rest = self._ends.binding and self.under_way and (self._ends.flags | self._in_flight).all()
+        return min(self._plan.batch_size, self.under_way) if rest else self._plan.batch_size
+
     def recv(self, timeout: float | None) -> StepResults:
         """Wait for a batch of those who are ready first."""
-        self._wait(self._enough_ready, timeout, "recv")
+        batch_size = self.batch_size
+        self._wait(lambda: self._enough_ready(batch_size), timeout, "recv")
         self._hear()
         ids, board = self._ready, self._board
-        if len(ids) > self._plan.batch_size:
-            ids = ids[np.argsort(board.requested[ids], kind="stable")[: self._plan.batch_size]]
+        if len(ids) > batch_size:
+            ids = ids[np.argsort(board.requested[ids], kind="stable")[:batch_size]]
         self._in_flight[ids] = False
         self.under_way -= len(ids)
         infos = self._restarts.add_to(self._results.infos(ids) if self._ever_noted else {}, ids)
         infos["env_id"] = ids
-        if self._tracks_ends:
-            self._deliver(ids.tolist())
+        self._deliver(ids)
         return self._results.observations(ids), board.rewards[ids], board.terminated[ids], board.truncated[ids], infos
 
     def in_flight(self, ids: Any) -> list[int]:
@@ -208,9 +218,7 @@ class Session:
         self.spaces = join_spaces(ready, plan.observation_mode)
         self.metadata = {**ready[0].extras["metadata"], "autoreset_mode": plan.mode}
         self.render_mode = ready[0].extras["render_mode"]
-        observed, acted = leaves(self.spaces.first_observation), leaves(self.spaces.single_action)
-        final_bytes = sum(leaf.nbytes for leaf in observed) if plan.mode is AutoresetMode.SAME_STEP else 0
-        self._board = self.team.lay_out(BoardSpec(plan.num_envs, observed, acted, aligned(INFO_BYTES + final_bytes)))
+        self._board = self.team.lay_out(board_spec(self.spaces, plan.num_envs, plan.mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
         """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
@@ -220,9 +228,7 @@ class Session:
         if dtypes is not None:
             return
         ids = self._all if env_ids is None else env_ids.tolist()
-        each = list(iterate(batch_space(self.spaces.single_action, len(ids)), actions))
-        if len(each) != len(ids):
-            raise ValueError(f"{len(each)} actions were given for {len(ids)} sub-environments")
+        each = each_action(self.spaces.single_action, actions, len(ids))
         self.team.give(Actions(None, cloudpickle.dumps(dict(zip(ids, each, strict=True)))), ids)
 
     def _number(self, env_ids: Any, reset: bool = False) -> None:
@@ -279,9 +285,9 @@ class Session:
         """Whether every request has been answered."""
         return self._board.finished.tobytes() == self._board.requested.tobytes()
 
-    def _enough_ready(self) -> bool:
+    def _enough_ready(self, batch_size: int) -> bool:
         self._ready = (self._in_flight & (self._board.finished == self._board.requested)).nonzero()[0]
-        return self.team.failing or len(self._ready) >= self._plan.batch_size
+        return self.team.failing or len(self._ready) >= batch_size
 
     def _unanswered(self) -> Any:
         rows: Any = self._board.requested != self._board.finished
@@ -306,13 +312,14 @@ class Session:
         """Of a call that has timed out, only what concerns later ones is kept."""
         self._results.take(self.team.remarks())
         self.team.errors()
+        self._ends.note(_ALL)
+        self._late = False
 
-    def _deliver(self, env_ids: Sequence[int]) -> None:
+    def _deliver(self, env_ids: Any) -> None:
         """Note what the user knows from now on."""
         if self._tracks_ends:
             rows = list(env_ids)
-            if self._plan.mode is not AutoresetMode.SAME_STEP:
-                self.ended[rows] = self._board.terminated[rows] | self._board.truncated[rows]
+            self._ends.note(rows)
             self._restarts.delivered(rows)
 
     def _take_restarts(self) -> bool:
@@ -325,10 +332,11 @@ class Session:
         for restarted in restarts:
             self._limits.begin_again(restarted)
             stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
-            lost = [env_id for env_id in restarted if not self.ended[env_id] and env_id not in self._resetting]
+            ended = self._ends.flags
+            lost = [env_id for env_id in restarted if not ended[env_id] and env_id not in self._resetting]
             self._restarts.lose(lost)
             self._restarts.answer_broken([env_id for env_id in lost if env_id in stepping])
-            self._ask_again([env_id for env_id in restarted if self.ended[env_id] and env_id in stepping], reset=False)
+            self._ask_again([env_id for env_id in restarted if ended[env_id] and env_id in stepping], reset=False)
             if self._question is None:
                 self._ask_again([env_id for env_id in restarted if env_id in self._resetting], reset=True)
         return bool(restarts)
@@ -338,9 +346,5 @@ class Session:
         self.team.request(env_ids, reset)
 
     def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:
-        """Call a method on the workers of these; of ``each``, every worker gets the part of its sub-environments."""
-        questions = {
-            worker: (columns, *([values[env_id] for env_id in ids] for values in each), *shared)
-            for worker, (ids, columns) in by_worker(env_ids, self._plan.shares).items()
-        }
-        return self.team.begin(method, questions)
+        """Call a method on the workers of these."""
+        return self.team.begin(method, each_worker(env_ids, self._plan.shares, each, shared))

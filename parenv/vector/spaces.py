@@ -8,12 +8,17 @@ from typing import Any
 
 from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from parenv.memory.spaces import rebuild
-from parenv.protocol.data import pack
+from parenv.memory.board import BoardSpec
+from parenv.memory.layout import aligned
+from parenv.memory.sampling import set_generators
+from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Ready
 from parenv.vector.configuration import ObservationMode
+
+INFO_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -42,55 +47,54 @@ def join_spaces(ready: Sequence[Ready], mode: ObservationMode) -> Spaces:
         RuntimeError: they do not, as ``SyncVectorEnv`` has it.
     """
     num_envs = sum(one.num_envs for one in ready)
-    observations = _distinct(ready, "observation_space")
-    first = observations[0][0]
+    observations, which = _distinct(ready, "observation_space")
+    first = observations[0]
     if isinstance(mode, tuple):
         batched, single = mode
     elif mode == "same":
         batched, single = batch_space(first, num_envs), first
     else:
         single = first
-        batched = batch_differing_spaces([observations[i][0] for i in _which(ready, observations)])
-    for space, env_id in observations[1:] if mode == "same" else observations:
-        fits = mode != "same" and is_space_dtype_shape_equiv(space, single)
+        batched = batch_differing_spaces([observations[i] for i in which])
+    for number, space in enumerate(observations):
+        fits = number == 0 if mode == "same" else is_space_dtype_shape_equiv(space, single)
         if not fits:
             hint = "; if that is intended, use observation_mode='different'" if mode == "same" else ""
             raise RuntimeError(
-                f"the observation space of env_id {env_id}, {space}, does not go together with {single} for "
-                f"observation_mode={mode!r}{hint}"
+                f"the observation space of env_id {which.index(number)}, {space}, does not go together with {single} "
+                f"for observation_mode={mode!r}{hint}"
             )
-    actions = _distinct(ready, "action_space")
+    actions, which = _distinct(ready, "action_space")
     if len(actions) > 1:
         raise RuntimeError(
-            f"the action space of env_id {actions[1][1]}, {actions[1][0]}, is not that of env_id 0, {actions[0][0]}: "
+            f"the action space of env_id {which.index(1)}, {actions[1]}, is not that of env_id 0, {actions[0]}: "
             "to batch actions all must be equal"
         )
-    return Spaces(first, single, batched, actions[0][0], batch_space(actions[0][0], num_envs))
+    return Spaces(first, single, batched, actions[0], batch_space(actions[0], num_envs))
 
 
-def _distinct(ready: Sequence[Ready], name: str) -> list[tuple[Space[Any], int]]:
-    """The different spaces of that name, each with the first env_id that has it."""
-    found: dict[Any, tuple[Space[Any], int]] = {}
-    first_env_id = 0
+def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> BoardSpec:
+    """The board for sub-environments of these spaces."""
+    observed, acted = leaves(spaces.first_observation), leaves(spaces.single_action)
+    final_bytes = sum(leaf.nbytes for leaf in observed) if mode is AutoresetMode.SAME_STEP else 0
+    return BoardSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
+
+
+def _distinct(ready: Sequence[Ready], name: str) -> tuple[list[Space[Any]], list[int]]:
+    """The different spaces of that name, as Gymnasium compares them, and which of them each sub-environment has.
+
+    The first one is sampled as that of the first sub-environment is.
+    """
+    distinct: list[Space[Any]] = []
+    which: list[int] = []
     for one in ready:
-        descriptions, which = one.spaces[name]
-        for i, description in enumerate(descriptions):
-            found.setdefault(_key(description), (rebuild(description), first_env_id + which.index(i)))
-        first_env_id += one.num_envs
-    return list(found.values())
-
-
-def _which(ready: Sequence[Ready], distinct: Sequence[tuple[Space[Any], int]]) -> list[int]:
-    """Which of the distinct observation spaces each sub-environment has."""
-    numbers: dict[Any, int] = {}
-    which = []
-    for one in ready:
-        descriptions, of_each = one.spaces["observation_space"]
-        keys = [_key(description) for description in descriptions]
-        which += [numbers.setdefault(keys[i], len(numbers)) for i in of_each]
-    return which
-
-
-def _key(description: Any) -> Any:
-    text, buffers = pack(description)
-    return text, tuple(bytes(buffer) for buffer in buffers)
+        descriptions, of_each = one.spaces[name]
+        numbers = []
+        for space in map(rebuild, descriptions):
+            numbers.append(next((i for i, other in enumerate(distinct) if other == space), len(distinct)))
+            if numbers[-1] == len(distinct):
+                distinct.append(space)
+        which += [numbers[i] for i in of_each]
+    if (of_each := ready[0].extras["generators"].get(name)) is not None:
+        set_generators(distinct[0], of_each)
+    return distinct, which

@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
-from parenv.memory.layout import Extra, RolloutSpec
+from parenv.memory.layout import Extra, RolloutSpec, leaves_as_data
 from parenv.memory.progress import Progress
 from parenv.memory.spaces import Leaf, describe, leaves
 from parenv.options import WorkerOptions
@@ -51,8 +51,7 @@ class Started:
         """What the driver needs to know of it."""
         spaces = [describe(self.stepper.observation_space), describe(self.stepper.action_space)]
         extras = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in self.extras]
-        carry = [[list(leaf.path), list(leaf.shape), leaf.dtype] for leaf in self.carry]
-        return Ready(spaces, self.stepper.num_envs, extras, carry)
+        return Ready(spaces, self.stepper.num_envs, extras, leaves_as_data(self.carry))
 
 
 def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progress) -> Started:

@@ -16,11 +16,12 @@ from parenv.envs.batch import EnvBatch, Trouble
 from parenv.envs.factories import Factories
 from parenv.envs.seeding import environment_seed
 from parenv.errors import ConfigurationError, NotDataError
-from parenv.memory.board import Board, BoardSpec
+from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.progress import Progress
-from parenv.memory.spaces import describe, leaves
+from parenv.memory.sampling import generators
+from parenv.memory.spaces import describe
 from parenv.options import WorkerOptions
 from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
@@ -80,17 +81,12 @@ class StepStation:
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
         first = self.envs[0]
-        spaces = {
-            name: _each_once([getattr(env, name) for env in self.envs])
-            for name in ("observation_space", "action_space")
-        }
+        names = ("observation_space", "action_space")
+        spaces = {name: _each_once([getattr(env, name) for env in self.envs]) for name in names}
+        sampling = {name: of for name in names if _is_data(of := generators(getattr(first, name)))}
         metadata = {key: value for key, value in first.metadata.items() if _is_data(value)}
-        return Ready(spaces, len(self.envs), {"metadata": metadata, "render_mode": first.render_mode}, [])
-
-    def board_spec(self, num_envs: int, info_bytes: int) -> BoardSpec:
-        """The board for sub-environments like these."""
-        first = self.envs[0]
-        return BoardSpec(num_envs, leaves(first.observation_space), leaves(first.action_space), info_bytes)
+        extras = {"metadata": metadata, "render_mode": first.render_mode, "generators": sampling}
+        return Ready(spaces, len(self.envs), extras, [])
 
     def lay_out(self, board: Board) -> None:
         """Be told where the board is."""
@@ -122,7 +118,9 @@ class StepStation:
             return []
         if method == "measure":
             return [self._measure(*arguments)]
-        return self._each(columns, _METHODS[method], arguments)
+        answers = self._each(columns, _METHODS[method], arguments)
+        self.batch.find_steps(columns)
+        return answers
 
     def remarks(self) -> Remarks | None:
         """What would not go on the board since the last time."""

@@ -12,7 +12,8 @@ import cloudpickle
 from parenv.envs.batch import Trouble
 from parenv.envs.seeding import worker_seed
 from parenv.errors import NotDataError
-from parenv.memory.board import Board
+from parenv.memory.board import Board, BoardSpec
+from parenv.memory.layout import leaves_from_data
 from parenv.memory.progress import Progress, code
 from parenv.memory.shared import SharedMemory
 from parenv.process.doorbell import Doorbell, rung
@@ -60,7 +61,8 @@ class StepWorker:
         elif station is None or self._failed:
             return
         elif isinstance(message, Rows):
-            spec = station.board_spec(message.num_envs, message.info_bytes)
+            observed, acted = leaves_from_data(message.observations), leaves_from_data(message.actions)
+            spec = BoardSpec(message.num_envs, observed, acted, message.info_bytes)
             station.lay_out(Board(spec, self._memory.map(), message.offset))
         elif isinstance(message, Actions):
             station.give(message)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import multiprocessing
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +86,9 @@ class Talker(gym.Env[Any, Any]):
 
     def add(self, number: int, *, more: int = 0) -> int:
         return self.env_id + number + more
+
+    def put_back(self) -> None:
+        del self.step
 
     def broken(self) -> None:
         raise LookupError(f"nothing in {self.env_id}")
@@ -408,6 +413,52 @@ def test_spaces_that_differ_need_another_observation_mode(num_workers: int) -> N
         ParallelVectorEnv([Talker, lambda: Talker(acted=spaces.Discrete(2))], num_workers=num_workers)
 
 
+def keyed(keys: str) -> Any:
+    bounds = {"a": (0, 1), "b": (5, 6)}
+    return spaces.Dict(OrderedDict((key, spaces.Box(*bounds[key], (1,))) for key in keys))
+
+
+@INLINE_OR_NOT
+def test_the_keys_of_dict_spaces_may_have_another_order_in_each_worker(num_workers: int) -> None:
+    env_fns = [functools.partial(Talker, i, keyed(keys)) for i, keys in enumerate(("ab", "ba", "ba"))]
+    assert_as_sync(env_fns, num_workers=num_workers, observation_mode="different")
+
+
+@pytest.mark.skipif("sort_keys" not in inspect.signature(spaces.Dict).parameters, reason="Dict always sorts its keys")
+@INLINE_OR_NOT
+def test_keys_of_dict_spaces_that_are_not_to_be_sorted_keep_their_order(num_workers: int) -> None:
+    space = spaces.Dict({"b": spaces.Discrete(9), "a": BOX}, sort_keys=False)
+    assert_as_sync(talkers(observed=space, acted=space), num_workers=num_workers)
+    with parallel(talkers(observed=space), num_workers=num_workers) as envs:
+        assert list(envs.observation_space) == ["b", "a"]
+
+
+@INLINE_OR_NOT
+def test_spaces_that_gymnasium_calls_equal_go_together(num_workers: int) -> None:
+    keys = [functools.partial(Talker, i, keyed(keys), keyed(keys)) for i, keys in enumerate(("ab", "ba", "ba"))]
+    assert_as_sync(keys, num_workers=num_workers)
+    assert_as_sync(boxes(1.0, 1.0 + 1e-9, dtype=np.float64), num_workers=num_workers)
+
+
+@pytest.mark.parametrize("name", SPACES)
+@INLINE_OR_NOT
+def test_spaces_that_are_seeded_are_sampled_as_by_sync_vector_env(name: str, num_workers: int) -> None:
+    def make() -> Any:
+        env = Talker(observed=SPACES[name], acted=copy.deepcopy(SPACES[name]))
+        env.action_space.seed(3)
+        env.observation_space.seed(4)
+        env.action_space.sample()
+        return env
+
+    with (
+        parallel([make] * N, num_workers=num_workers) as envs,
+        contextlib.closing(SyncVectorEnv([make] * N)) as reference,
+    ):
+        for space in ("action_space", "single_action_space", "observation_space", "single_observation_space"):
+            for _ in range(3):
+                assert_same(getattr(envs, space).sample(), getattr(reference, space).sample(), where=space)
+
+
 def test_an_observation_mode_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="observation_mode must be"):
         ParallelVectorEnv(talkers(), observation_mode="equal")
@@ -524,6 +575,20 @@ def test_after_a_wait_that_timed_out_nothing_is_stale(where: str, then: str, gat
         assert envs.step(actions)[0][:, 0].tolist() == [one + 1 for one in before]
 
 
+def test_actions_that_wait_for_a_late_step_are_those_that_were_given(gate: str) -> None:
+    actions = np.zeros(N, np.int64)
+    with parallel([functools.partial(Stuck, i, gate, "step") for i in range(N)], num_workers=2) as envs:
+        envs.reset(seed=0)
+        envs.step_async(actions)
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(0.02)
+        envs.step_async(actions)
+        actions[:] = 2
+        open_gate(gate)
+        envs.step_wait()
+        assert [done[-1] for done in envs.get_attr("actions")] == [repr(np.int64(0))] * N
+
+
 @pytest.mark.parametrize("terminate", [False, True])
 def test_closing_while_a_step_is_pending_warns_and_ends_it(terminate: bool) -> None:
     envs = ParallelVectorEnv(talkers(), num_workers=2)
@@ -560,6 +625,41 @@ def test_calls_and_attributes_reach_every_environment(num_workers: int) -> None:
             envs.get_attr("nobody_has_this")
         assert {type(error) for error in caught.value.exceptions} == {AttributeError}
         assert envs.call("add", 1) == (1, 2, 3)
+
+
+@INLINE_OR_NOT
+def test_a_step_that_is_put_in_place_of_another_is_taken_at_once(num_workers: int) -> None:
+    def better(action: Any) -> Any:
+        return np.zeros(2, np.float32), 9.0, False, False, {}
+
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.set_attr("step", better)
+        assert envs.step(np.zeros(N, np.int64))[1].tolist() == [9.0] * N
+        envs.reset()
+        envs.call("put_back")
+        assert envs.step(np.zeros(N, np.int64))[1].tolist() == [0.5] * N
+
+
+@INLINE_OR_NOT
+def test_a_call_leaves_a_reset_that_is_due_alone(num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs, contextlib.closing(SyncVectorEnv(talkers())) as sync:
+        for each in (envs, sync):
+            each.reset(seed=0)
+        for _ in range(6):
+            actions = np.zeros(N, np.int64)
+            assert_same(envs.step(actions), sync.step(actions))
+            envs.get_attr("env_id")
+
+
+@INLINE_OR_NOT
+def test_arrays_that_come_by_message_may_be_written_to(num_workers: int) -> None:
+    observed = spaces.Dict(sequence=spaces.Sequence(BOX, stack=True), graph=SPACES["graph"])
+    makers = talkers(observed=observed, says=lambda env_id, step: {"arrays": [np.zeros(2)]})
+    with parallel(makers, num_workers=num_workers) as envs:
+        observations, infos = envs.reset(seed=1)
+        arrays = [envs.render()[0], infos["arrays"][0][0], observations["sequence"][0], observations["graph"][0].nodes]
+        assert all(array.flags.writeable for array in arrays)
 
 
 def test_an_answer_that_is_not_data_is_refused_and_does_nothing_else() -> None:
@@ -651,6 +751,79 @@ def test_a_step_beyond_the_end_of_an_episode_needs_a_reset_if_nobody_else_resets
         envs.step(actions)
 
 
+class Ending(Stuck):
+    """Its episodes have one step, at which it may fail, and it counts the steps beyond."""
+
+    fails = False
+    beyond = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.ended = False
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self.beyond += self.ended
+        observation, reward, *_ = super().step(action)
+        if self.fails:
+            raise LookupError("fails")
+        self.ended = True
+        return observation, reward, True, False, {}
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+@pytest.mark.parametrize("then", ["step", "send"])
+def test_an_end_that_came_too_late_needs_a_reset_too(is_over: bool, then: str, gate: str) -> None:
+    actions = np.zeros(N, np.int64)
+    makers = [functools.partial(Ending, i, gate, "step") for i in range(N)]
+    with parallel(makers, num_workers=2, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0)
+        envs.step_async(actions)
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(0.02)
+        opener = threading.Timer(0.05, open_gate, [gate])
+        opener.start()
+        if is_over:
+            envs.get_attr("env_id")
+        with pytest.raises(ResetNeeded, match=r"env_ids \[0, 1, 2\] have ended"):
+            {"step": envs.step, "send": envs.send}[then](actions)
+        opener.join()
+        assert envs.get_attr("beyond") == (0, 0, 0)
+        envs.reset()
+        assert envs.step(actions)[2].all()
+
+
+@INLINE_OR_NOT
+def test_where_all_others_have_ended_recv_gives_the_rest(num_workers: int) -> None:
+    actions = np.zeros(N, np.int64)
+    makers = [functools.partial(Ending, i, "", "") for i in range(N)]
+    with parallel(makers, num_workers=num_workers, autoreset_mode="Disabled", batch_size=2) as envs:
+        for _ in range(2):
+            envs.reset()
+            envs.send(actions)
+            first, rest = (envs.recv()[4]["env_id"].tolist() for _ in range(2))
+            assert (len(first), len(rest), sorted(first + rest)) == (2, 1, [0, 1, 2])
+            with pytest.raises(NoAsyncCallError, match="returns 2 rows, but only 0 are under way"):
+                envs.recv()
+        envs.reset()
+        envs.send(actions[:1], [0])
+        with pytest.raises(NoAsyncCallError, match="returns 2 rows, but only 1 are under way"):
+            envs.recv()
+
+
+@INLINE_OR_NOT
+def test_an_end_beside_an_exception_needs_a_reset_too(num_workers: int) -> None:
+    actions = np.zeros(N, np.int64)
+    makers = [functools.partial(Ending, i, "", "") for i in range(N)]
+    with parallel(makers, num_workers=num_workers, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0)
+        envs.set_attr("fails", [False, True, False])
+        with pytest.raises(LookupError):
+            envs.step(actions)
+        with pytest.raises(ResetNeeded, match=r"env_ids \[0, 2\] have ended"):
+            envs.step(actions)
+        assert envs.get_attr("beyond") == (0, 0, 0)
+
+
 def test_make_vec_makes_what_gymnasium_makes() -> None:
     arguments: dict[str, Any] = {"wrappers": [gym.wrappers.RecordEpisodeStatistics], "max_episode_steps": 3}
     envs = parenv.make_vec("CartPole-v1", num_envs=2, vector_kwargs={"num_workers": 2}, **arguments)
@@ -664,6 +837,26 @@ def test_make_vec_makes_what_gymnasium_makes() -> None:
         assert envs.spec.kwargs["max_episode_steps"] == 3
     with pytest.raises(ConfigurationError, match="vectorization_mode='sync'"):
         parenv.make_vec("CartPole-v1", vectorization_mode="sync")
+
+
+def test_make_vec_takes_an_id_with_its_module_or_without_a_version(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registers = "import gymnasium\ngymnasium.register('Here-v3', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    (tmp_path / "registers_here.py").write_text(registers)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gym.envs.registration, "registry", gym.registry.copy())
+    for name in ("registers_here:Here-v3", "registers_here:Here"):
+        with (
+            contextlib.nullcontext() if name.endswith("3") else pytest.warns(UserWarning, match="latest .*`Here-v3`"),
+            contextlib.closing(parenv.make_vec(name, 2, vector_kwargs={"num_workers": 2})) as envs,
+        ):
+            assert envs.spec.id == "Here-v3"
+            assert envs.reset(seed=1)[0].shape == (2, 4)
+    with pytest.raises(ModuleNotFoundError):
+        parenv.make_vec("no_such_module:Here-v3")
+    with pytest.raises(gym.error.Error, match="NoSuchEnvironment"):
+        parenv.make_vec("NoSuchEnvironment")
 
 
 # Gymnasium's vector wrappers.

@@ -95,7 +95,7 @@ class FakeHost:
             self.say(Started(77), sender)
             each = {"observation_space": OBSERVED, "action_space": ACTED}
             described = {name: [[describe(space)], [0] * SHARE] for name, space in each.items()}
-            self.say(Ready(described, SHARE, {"metadata": {}, "render_mode": None}, []), sender)
+            self.say(Ready(described, SHARE, {"metadata": {}, "render_mode": None, "generators": {}}, []), sender)
         elif isinstance(message, RowPlan):
             self._plans[sender] = message
         elif isinstance(message, Rows):

@@ -526,6 +526,28 @@ def test_rows_that_are_larger_than_a_piece_cross_whole(near: NearHosts) -> None:
             assert_same(envs.step(actions), reference.step(actions))
 
 
+def test_the_keys_of_dict_spaces_may_have_another_order_on_each_host(near: NearHosts) -> None:
+    class Keyed(LedgerEnv):
+        def __init__(self, keys: str) -> None:
+            super().__init__(0)
+            bounds = {"a": (0, 1), "b": (5, 6)}
+            self.observation_space = spaces.Dict([(key, spaces.Box(*bounds[key], (1,))) for key in keys])
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.observation_space.seed(seed)
+            return self.observation_space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            return self.observation_space.sample(), *super().step(action)[1:]
+
+    factories = [lambda keys=keys: Keyed(keys) for keys in ("ab", "ba")]
+    near.start(1, 1)
+    envs = ParallelVectorEnv(factories, num_workers=2, placement=near.placement(), observation_mode="different")
+    with contextlib.closing(envs), contextlib.closing(SyncVectorEnv(factories, observation_mode="different")) as sync:
+        assert_same(envs.reset(seed=3), sync.reset(seed=3))
+        assert_same(envs.step(np.zeros(2, np.int64)), sync.step(np.zeros(2, np.int64)))
+
+
 def test_what_cannot_be_is_refused_before_anybody_listens(hosts: Any) -> None:
     placement = hosts.placement()
     for num_workers in (None, 0, "auto"):

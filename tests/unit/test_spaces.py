@@ -15,6 +15,7 @@ from gymnasium import Space, spaces
 from hypothesis import given, settings
 
 from parenv.errors import ConfigurationError, ProtocolError
+from parenv.memory.sampling import generators, set_generators
 from parenv.memory.spaces import MAX_SPACE_BYTES, Leaf, OpaqueSpace, describe, flatten, leaves, rebuild, unflatten
 from parenv.protocol.data import pack, unpack
 
@@ -174,6 +175,22 @@ def test_a_custom_space_keeps_its_text_and_its_place() -> None:
     assert leaves(copy) == leaves(space) == (Leaf((0,)), Leaf((1,), (), "<i8"))
 
 
+def test_a_space_that_occurs_twice_is_sampled_as_one_after_it_travelled() -> None:
+    once = spaces.Discrete(1000)
+    space = spaces.Dict(a=spaces.Tuple([once, once]), b=spaces.Box(0, 1, (2,)))
+    assert generators(space) == [None] * 5
+    space.seed(5)
+    copy = travelled(space)
+    set_generators(copy, unpack(*pack(generators(space))))
+    np.testing.assert_equal(copy.sample(), space.sample())
+
+
+@pytest.mark.parametrize("wrong", [None, [], [None], [None, 0, None], [None, 1], [None, -1], [None, "x"], [True, None]])
+def test_generators_that_are_not_those_of_a_space_are_a_protocol_error(wrong: Any) -> None:
+    with pytest.raises(ProtocolError, match="generator"):
+        set_generators(spaces.Tuple([spaces.Discrete(2)]), wrong)
+
+
 def test_keys_of_a_dict_space_must_be_strings() -> None:
     with pytest.raises(ConfigurationError, match="keys of a Dict space must be strings, got 3"):
         leaves(spaces.Dict({3: spaces.Discrete(2)}))
@@ -289,6 +306,7 @@ def test_large_spaces_of_users_travel(space: Space[Any]) -> None:
         ["one_of", 3],
         ["dict", [1, 2]],
         ["dict", {"a": 1}],
+        ["dict", {}, 1],
         ["tuple", {"a": ["discrete", 2, 0, "<i8"]}],
     ],
     ids=str,

@@ -1,0 +1,76 @@
+"""The random generators with which a space is sampled, which travel beside its description."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from parenv.errors import ProtocolError
+
+
+def generators(space: Space[Any]) -> list[Any]:
+    """Copies of the generators of a space and of all spaces that it is made of, ``None`` where there is none yet.
+
+    In the place of one that another space has already, stands the number of the first that has it.
+    """
+    found = [getattr(one, "_np_random", None) for one in _all(space)]
+    first = {id(generator): i for i, generator in reversed(list(enumerate(found)))}
+    return [
+        copy.deepcopy(generator) if generator is None or first[id(generator)] == i else first[id(generator)]
+        for i, generator in enumerate(found)
+    ]
+
+
+def set_generators(space: Space[Any], of_each: Sequence[Any]) -> None:
+    """Have a space sampled with the generators of another one of the same structure, which may come from anywhere.
+
+    Raises:
+        ProtocolError: they are not what :func:`generators` gives for such a space.
+    """
+    parts = list(_all(space))
+    if type(of_each) is not list or len(of_each) != len(parts):
+        raise ProtocolError("these are not the random generators of this space")
+    for i, (part, generator) in enumerate(zip(parts, of_each, strict=True)):
+        if type(generator) is int and 0 <= generator < i:
+            part._np_random = parts[generator]._np_random
+        elif generator is None or type(generator) is np.random.Generator:
+            part._np_random = generator  # type: ignore[assignment,unused-ignore]
+        else:
+            raise ProtocolError("a random generator of a space is none")
+
+
+def _all(space: Space[Any]) -> Iterator[Space[Any]]:
+    yield space
+    for part in _parts(space):
+        yield from _all(part)
+
+
+@singledispatch
+def _parts(space: Space[Any]) -> Sequence[Space[Any]]:
+    return ()
+
+
+@_parts.register(spaces.Dict)
+def _dict_parts(space: spaces.Dict) -> Sequence[Space[Any]]:
+    return list(space.spaces.values())
+
+
+@_parts.register(spaces.Tuple)
+@_parts.register(spaces.OneOf)
+def _tuple_parts(space: Any) -> Sequence[Space[Any]]:
+    return list(space.spaces)
+
+
+@_parts.register(spaces.Sequence)
+def _sequence_parts(space: Any) -> Sequence[Space[Any]]:
+    return [space.feature_space]
+
+
+@_parts.register(spaces.Graph)
+def _graph_parts(space: spaces.Graph) -> Sequence[Space[Any]]:
+    return [part for part in (space.node_space, space.edge_space) if part is not None]
