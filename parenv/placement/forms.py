@@ -40,6 +40,7 @@ def check_ready(ready: Ready, steps: bool) -> None:
     extras = ready.extras
     _require(type(extras) is dict and type(extras.get("metadata")) is dict, "does not say its metadata")
     _require(type(extras.get("render_mode", 0)) in (str, type(None)), "does not say its render_mode")
+    _require(type(extras.get("generators")) is dict, "does not say how its spaces are sampled")
 
 
 def check_failure(failure: Failure) -> None:

@@ -70,13 +70,15 @@ def _give_up(worker: Worker, error: BaseException, call: int) -> None:
 
 def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, more: int = 0) -> Failure:
     """An exception as a message."""
-    kind = type(error)
+    kind, text = type(error), str(error)
+    if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
+        text = error.args[0]  # Which it shows in quotes, and would do so again.
     return Failure(
         call=call,
         more=more,
         env_id=env_id,
         doing=doing,
         kind=[kind.__module__, kind.__qualname__],
-        message=str(error),
+        message=text,
         traceback="".join(traceback.format_exception(error)),
     )

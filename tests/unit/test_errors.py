@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from parenv import errors
+from parenv.crew.failures import from_failure
 from parenv.errors import (
     ConfigurationError,
     NotDataError,
@@ -18,6 +19,7 @@ from parenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parenv.worker.process import failure_of
 
 
 def died(**how: Any) -> WorkerDiedError:
@@ -51,6 +53,16 @@ def test_a_sub_environment_error_shows_the_remote_traceback() -> None:
     assert str(error) == "in worker 1\n\nTraceback ..."
     assert (error.worker, error.env_id, error.doing) == (1, 4, "step")
     assert str(SubEnvironmentError("in worker 1")) == "in worker 1"
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("foo"), KeyError(3), KeyError("a", "b"), ValueError("foo"), OSError("'")], ids=repr
+)
+def test_the_text_of_an_error_is_that_of_the_worker(error: Exception) -> None:
+    came = from_failure(failure_of(error, "step", 0), 0, 1, [0])
+    assert type(came) is type(error)
+    if error.args == ("foo",) or not isinstance(error, KeyError):
+        assert (str(came), came.args) == (str(error), error.args)
 
 
 def test_errors_are_caught_by_the_names_python_has_for_them() -> None:
