@@ -208,8 +208,7 @@ class HostsPlacement:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
         if self._closed:
             return
-        self._closed = True
-        deadline = time.monotonic() + timeout_s
+        self._closed, deadline = True, time.monotonic() + timeout_s
         try:
             while self.alive() and remaining(deadline):
                 self.wait(remaining(deadline))
@@ -323,7 +322,8 @@ class HostsPlacement:
         elif isinstance(message, Goodbye):
             self._lose(host, "it was told to leave")
         elif self._roster.host_of(sender) != host:
-            self._refusals.note("old generation", self._hosts[host], f"speaks for worker {sender}, which it has not")
+            name = self._hosts[host].removeprefix("host ")
+            self._refusals.note("old generation", name, f"speaks for {sender}, which it does not have")
         elif isinstance(message, Started):
             self._pids[sender] = message.pid
         elif isinstance(message, Gone):
