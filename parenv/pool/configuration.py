@@ -18,7 +18,7 @@ from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing,
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.journal import Script
-from parenv.process.cores import this_learner
+from parenv.process.cores import own_file, this_learner
 from parenv.worker.job import GradientJob
 
 
@@ -156,7 +156,7 @@ def make_plan(
         at_least("seed", seed, 0)
     if record is not None and replay is not None:
         raise ConfigurationError("a run is recorded or replayed, not both")
-    script = None if replay is None else Script(replay)
+    script = None if replay is None else Script(own_file(replay))
     if script is not None and seed is None:
         seed = script.about["seed"]
     plan = Plan(
@@ -177,7 +177,7 @@ def make_plan(
         on_stale=on_stale,
         seed=int(np.random.SeedSequence().entropy) % 2**63 if seed is None else int(seed),  # type: ignore[arg-type]
         options=options,
-        record=record,
+        record=None if record is None else own_file(record),
         replay=script,
         placement=placement,
     )

@@ -58,7 +58,7 @@ class AsyncWorkerPool:
         seed: root of all seeds, for environments by env_id and for policies by worker; ``None`` draws one, see
             :attr:`seed`.
         workers: how workers are set up and how long they may take.
-        record: a file in which the run is written down as it goes.
+        record: a file in which the run is written down as it goes; every learner has its own, as in :meth:`trace`.
         replay: a file of ``record``: the same run once more, in the same order and by the same versions, also an
             asynchronous one; its streams end where it ended. Deaths are not replayed.
         placement: where workers run; ``None``: on this machine.

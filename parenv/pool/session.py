@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from parenv.crew.crew import Crew
@@ -33,7 +32,7 @@ from parenv.pool.statistics import PoolStatistics, Tally, mean
 from parenv.pool.trace import Trace, TraceWriter
 from parenv.pool.turns import Turns
 from parenv.pool.versions import Versions
-from parenv.process.cores import this_learner
+from parenv.process.cores import own_file
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
 
@@ -142,9 +141,7 @@ class Session:
         finishing = "commit" if self.plan.postprocess is None else "postprocess"
         self._staff.trace.close()
         self._staff.trace = Trace()
-        rank, whole = this_learner().rank, Path(path)
-        path = whole.with_stem(f"{whole.stem}-rank{rank}") if rank else whole
-        self._staff.trace = TraceWriter(path, len(self.crew.shares), about, finishing)
+        self._staff.trace = TraceWriter(own_file(path), len(self.crew.shares), about, finishing)
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""

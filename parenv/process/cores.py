@@ -63,6 +63,12 @@ def this_learner() -> Learner:
     return Learner()
 
 
+def own_file(path: str | os.PathLike[str]) -> Path:
+    """Where this learner writes, if every learner is told to write here: ``run-rank1.json`` for ``run.json``, say."""
+    rank, whole = this_learner().rank, Path(path)
+    return whole.with_stem(f"{whole.stem}-rank{rank}") if rank else whole
+
+
 def _number(variable: str) -> int:
     text = os.environ.get(variable, "0")
     if not text.isdecimal():

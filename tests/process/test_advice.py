@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_a_cheap_environment_with_a_heavy_learner_is_told_that_workers_cannot_he
     assert advice.recommended.num_workers == 0
     assert advice.costs.ratio < 0.1
     assert advice.driver_shares["learning"] > 0.5
-    assert "workers cannot help: learning is 9" in advice.why
+    assert re.search(r"workers cannot help: learning is (9\d|100)% of the cost", advice.why)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -180,6 +180,25 @@ def test_only_the_first_learner_shows_progress(rank: int, monkeypatch: pytest.Mo
     assert bool(shown.getvalue()) == (rank == 0)
 
 
+def test_each_learner_records_and_replays_its_own_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(**how: Any) -> list[Any]:
+        with AsyncWorkerPool(
+            ENVIRONMENTS["cartpole"], lean, num_envs=WORLD, num_workers=0, rollout_length=5, **how
+        ) as pool:
+            return [rollout.copy() for rollout in pool.rollouts(Stop(env_steps=50))]
+
+    recorded = []
+    for rank in range(WORLD):
+        be_learner(monkeypatch, rank)
+        recorded.append(run(record=tmp_path / "run.jsonl", seed=3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-rank1.jsonl", "run.jsonl"]
+    for rank in range(WORLD):
+        be_learner(monkeypatch, rank)
+        for before, again in zip(recorded[rank], run(replay=tmp_path / "run.jsonl", seed=3), strict=True):
+            np.testing.assert_array_equal(before.observations, again.observations)
+            np.testing.assert_array_equal(before.env_ids, again.env_ids)
+
+
 def test_each_learner_writes_a_trace_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for rank in range(WORLD):
         be_learner(monkeypatch, rank)
