@@ -6,7 +6,7 @@ import importlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from network import Network, why_not
 from sampling import one_in
 
 from parenv import AsyncWorkerPool, Stop
+from parenv.memory.progress import WAITING_FOR_A_HOST
 from parenv.testing import LedgerEnv, check_ledger
 
 pytestmark = [
@@ -64,33 +65,37 @@ class Run:
 
 
 class Cable:
-    """A namespace at the other end of a pair of veth, which can be unplugged. It disturbs nothing else."""
+    """Namespaces, each at the other end of a pair of veth, which can be unplugged. It disturbs nothing else."""
 
-    def __init__(self, name: str, address: str) -> None:
-        self._name, self.address = name, address
+    def __init__(self, names: Sequence[str], address: str) -> None:
+        self._names, self.address = names, address
+        self._next = 0
 
     def run(self, host: int, argv: Any, **popen: Any) -> subprocess.Popen[Any]:
-        return subprocess.Popen(["ip", "netns", "exec", self._name, *argv], **popen)
+        """In a namespace of its own, as long as there are some; the last has all others."""
+        name = self._names[min(self._next, len(self._names) - 1)]
+        self._next += 1
+        return subprocess.Popen(["ip", "netns", "exec", name, *argv], **popen)
 
     def cut(self, host: int) -> None:
-        subprocess.run(["ip", "link", "set", "pv0d", "down"], check=True)
+        subprocess.run(["ip", "link", "set", f"pv{host}d", "down"], check=True)
 
     def heal(self, host: int) -> None:
-        subprocess.run(["ip", "link", "set", "pv0d", "up"], check=True)
+        subprocess.run(["ip", "link", "set", f"pv{host}d", "up"], check=True)
 
     def processes(self, host: int) -> list[str]:
-        return subprocess.check_output(["ip", "netns", "pids", self._name], text=True).split()
+        return subprocess.check_output(["ip", "netns", "pids", self._names[host]], text=True).split()
 
 
 @contextmanager
-def cable() -> Iterator[Cable]:
+def cable(count: int = 1) -> Iterator[Cable]:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     try:
         lab = importlib.import_module("hosts")
     finally:
         sys.path.pop(0)
-    with lab.namespaces(1) as (name,):
-        yield Cable(name, lab.DRIVER_ADDRESS)
+    with lab.namespaces(count) as names:
+        yield Cable(names, lab.DRIVER_ADDRESS)
 
 
 @contextmanager
@@ -130,6 +135,29 @@ def test_after_a_longer_cut_the_host_comes_back_as_new_within_three_seconds(host
         assert run.until(lambda: run.pool.statistics().hosts == 1) < 3.0
         run.some_of_the_host()
         assert run.generation == 1
+
+
+def test_while_one_host_of_two_is_cut_the_other_goes_on(hosts: Any) -> None:
+    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(2)]
+    with cable(2) as network:
+        hosts.move_to(network)
+        hosts.start(1, 1)
+        placement = hosts.placement(silence_s=SILENCE_S)
+        with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=8, placement=placement) as pool:
+            run = Run(pool, network)
+            run.until(lambda: min(run.by_worker.values()) > 50)
+            network.cut(1)
+            run.until(lambda: pool.statistics().hosts == 1)
+            (lost,) = (worker for worker in range(2) if pool._session.crew.doing(worker) == WAITING_FOR_A_HOST)
+            other = 1 - lost
+            before = run.by_worker.copy()
+            run.until(lambda: run.by_worker[other] > before[other] + 200)
+            assert pool._session.crew.generation(other) == 0
+            network.heal(1)
+            run.until(lambda: run.by_worker[lost] > before[lost] + 50)
+            assert (pool.statistics().hosts, pool.statistics().worker_restarts) == (2, 1)
+        hosts.end()
+    assert len(run.expected) == 2
 
 
 @pytest.mark.parametrize("direction", one_in(2, ["to_driver", "from_driver"]))

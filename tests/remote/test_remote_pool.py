@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from comparison import assert_same
+from proxy import Proxy
 
 from parenv import AsyncWorkerPool, GradientOptions, Stop, WorkerDiedError, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
@@ -180,6 +181,49 @@ def test_a_policy_without_a_module_crosses_once_for_a_host_too(hosts: Any) -> No
             assert next(rollouts).actions.all()
         pool.publish(Constant(0))
         assert not next(rollouts).actions.any()
+
+
+def test_an_eavesdropper_hears_nothing_of_a_pool(hosts: Any) -> None:
+    """No observation, no weight and no key, of which one row would be enough to be found."""
+    marker = np.random.default_rng(5).random(32).astype(np.float32)
+
+    class Marked(gym.Env[Any, Any]):
+        observation_space, action_space = gym.spaces.Box(0, 1, (32,)), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return marker.copy(), {}
+
+        def step(self, action: Any) -> Any:
+            return marker.copy(), 0.0, False, False, {}
+
+    class Weighty(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.rand(5_000, generator=torch.Generator().manual_seed(5)))
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return (self.weight[0] > 2.0).long().expand(len(observations))
+
+    policy = Weighty()
+    placement = hosts.placement()
+    with Proxy(hosts.address) as proxy:
+        hosts.address = proxy.address
+        hosts.start(1)
+        with AsyncWorkerPool(Marked, policy, num_workers=1, rollout_length=64, placement=placement) as pool:
+            for rollout in pool.rollouts(Stop(env_steps=640)):
+                assert (rollout.observations == marker).all()
+            pool.publish(policy)
+            assert pool.synchronize() == 1
+        words = [word for path in hosts.keys.iterdir() for word in path.read_text().split()]
+        weights = policy.weight.detach().numpy()
+        heard = bytes(proxy.recorded[0]), bytes(proxy.recorded[1])
+    assert len(heard[0]) > 640 * marker.nbytes
+    assert len(heard[1]) > 2 * weights.nbytes
+    keys = [word.encode() for word in words if len(word) == 40]
+    assert len(set(keys)) == 2 + 2 * len(hosts.names)
+    for secret in (marker.tobytes()[:16], weights.tobytes()[:16], weights.tobytes()[-16:], b"Weighty", *keys):
+        assert secret not in heard[0]
+        assert secret not in heard[1]
 
 
 def test_rounded_weights_take_half_the_bytes(hosts: Any) -> None:
