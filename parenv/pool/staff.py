@@ -272,6 +272,8 @@ class Staff:
                 raise WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker) from condemned.reason
         for worker, deadline in self._starting.items():
             if self.crew.doing(worker) == WAITING_FOR_A_HOST:
+                self._starting[worker] = math.inf
+            elif deadline == math.inf:  # Its time begins when it has a host.
                 self._starting[worker] = now + self._options.start_timeout_s
             elif deadline <= now and worker not in self._condemned:
                 self._cut(worker, f"start_timeout_s={self._options.start_timeout_s:g}")
