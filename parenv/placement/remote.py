@@ -279,7 +279,7 @@ class HostsPlacement:
             try:
                 sender, message = from_frames(frames)
                 if host in self._hosts:
-                    self._obey(host, sender, message)
+                    self._obey(host, name, sender, message)
                 elif isinstance(message, Join):
                     self._welcome(host, name, message)
                 else:
@@ -316,13 +316,12 @@ class HostsPlacement:
         self._roster.join(host, join.capacity)
         self._place()
 
-    def _obey(self, host: bytes, sender: Sender, message: Any) -> None:
+    def _obey(self, host: bytes, name: str, sender: Sender, message: Any) -> None:
         if isinstance(message, Beat):
             take_lines(self._head, {worker.worker for worker in self._roster.workers_of(host)}, message)
         elif isinstance(message, Goodbye):
             self._lose(host, "it was told to leave")
         elif self._roster.host_of(sender) != host:
-            name = self._hosts[host].removeprefix("host ")
             self._refusals.note("old generation", name, f"speaks for {sender}, which it does not have")
         elif isinstance(message, Started):
             self._pids[sender] = message.pid
