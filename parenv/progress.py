@@ -79,7 +79,7 @@ class ProgressDisplay:
 
     @property
     def _is_live(self) -> bool:
-        return self._console.is_terminal and not self._as_json
+        return self._console.file.isatty() and not self._as_json
 
     def _show(self, now: float) -> None:
         self._shown = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -67,3 +68,12 @@ def test_without_tensorboard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pool_of_ledgers() as pool, pytest.raises(ConfigurationError, match=r"parenv\[tensorboard\]"):
         TensorBoardWriter(pool, tmp_path)
+
+
+def test_a_file_gets_lines_even_where_colours_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = io.StringIO()
+    with pool_of_ledgers() as pool, ProgressDisplay(pool, file=shown) as display:
+        display.update()
+    assert "env steps 0" in re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    assert not re.search(r"\x1b\[[0-9?;]*[A-LN-Za-ln-z]", shown.getvalue())
