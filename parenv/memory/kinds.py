@@ -123,7 +123,7 @@ def _is_kind(kind: Any, info_bytes: int, in_observation: bool, depth: int) -> bo
         return type(kind) is str and kind in FORMATS
     match kind:
         case ("array", str() as dtype, tuple() as shape):
-            return dtype in _ARRAY_DTYPES and _is_shape(shape) and array_bytes(kind) <= info_bytes
+            return dtype in _ARRAY_DTYPES and is_shape(shape) and array_bytes(kind) <= info_bytes
         case ("dict", tuple() as parts):
             named = all(type(part) is tuple and len(part) == 2 and type(part[0]) is str for part in parts)
             return named and all(
@@ -134,7 +134,7 @@ def _is_kind(kind: Any, info_bytes: int, in_observation: bool, depth: int) -> bo
     return False
 
 
-def _is_shape(shape: tuple[Any, ...]) -> bool:
+def is_shape(shape: tuple[Any, ...]) -> bool:
     """Whether numpy can make arrays of this shape; of one without items as well."""
     sizes = len(shape) <= MAX_DIMENSIONS and all(type(size) is int and size >= 0 for size in shape)
     return sizes and math.prod(max(size, 1) for size in shape) <= MAX_ITEMS

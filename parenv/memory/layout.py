@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from parenv.errors import ProtocolError
+from parenv.memory.kinds import is_shape
 from parenv.memory.spaces import Leaf, unflatten
 
 ALIGNMENT = 64
 WHOLE_EPISODES = 0
 """As the length of a rollout: whole episodes, which do not lie in a slot."""
-MAX_BYTES, MAX_DIMENSIONS = 1 << 30, 32
+MAX_BYTES = 1 << 30
 _NUMBERS = re.compile(r"[|<>][biufc][0-9]{1,2}")
 
 COMMIT_DTYPE = np.dtype(
@@ -136,12 +137,12 @@ def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple
 def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:
     if not _NUMBERS.fullmatch(dtype):
         raise ValueError(f"{dtype!r} is no dtype of numbers")
-    sizes = [int(np.dtype(dtype).itemsize), *shape]
-    if len(shape) > MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in sizes):
+    sizes: tuple[int, ...] = tuple(shape)
+    if not is_shape(sizes):
         raise ValueError("a shape is whole numbers")
-    if math.prod(max(size, 1) for size in sizes) > MAX_BYTES:
+    if math.prod(max(size, 1) for size in (np.dtype(dtype).itemsize, *sizes)) > MAX_BYTES:
         raise ValueError(f"an array of a sub-environment has at most {MAX_BYTES} bytes a step")
-    return tuple(shape)
+    return sizes
 
 
 def leaves_as_data(leaves: Sequence[Leaf]) -> list[Any]:

@@ -201,14 +201,15 @@ class HostsPlacement:
 
     def problems(self) -> list[str]:
         """What keeps workers from being started, a sentence each."""
-        found = self._provider.problems(len(self._hosts)) if self._provider is not None else []
+        found = [] if self._provider is None else self._provider.problems(len(self._hosts))
         return found or [f"{len(self._hosts)} hosts have joined at {self.address}"]
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
         if self._closed:
             return
-        self._closed, deadline = True, time.monotonic() + timeout_s
+        self._closed = True
+        deadline = time.monotonic() + timeout_s
         try:
             while self.alive() and remaining(deadline):
                 self.wait(remaining(deadline))

@@ -233,6 +233,11 @@ class Gate:
             self.refuse(refusal, address.decode(errors="replace"), detail)
         self._zap.send_multipart([routing_id, empty, version, number, code, b"", name.encode(), b""])
 
+    def _turn_away(self, fd: int, connection: _Connection, reason: str) -> None:
+        connection.turned_away = True
+        self.refuse(reason, connection.peer)
+        shut(fd, connection.port)
+
     def _end_the_removed(self) -> None:
         """End connections of hosts that have been taken off the list since they were let in."""
         removed = self._allowed.removed(self._let_in)
@@ -240,9 +245,7 @@ class Gate:
             del self._let_in[name]
         for fd, connection in self._live.items():
             if connection.name in removed and not connection.turned_away:
-                connection.turned_away = True
-                self.refuse("key", connection.peer)
-                shut(fd, connection.port)
+                self._turn_away(fd, connection, "key")
 
     def _look_at_traffic(self) -> None:
         for fd, connection in self._live.items():
@@ -252,16 +255,12 @@ class Gate:
             # One that has surely not been let in is also ended when its handshake takes too long.
             if connection.joined == self._joined:
                 if received_bytes > STRANGER_BYTES:
-                    connection.turned_away = True
-                    self.refuse("stranger", connection.peer)
-                    shut(fd, connection.port)
+                    self._turn_away(fd, connection, "stranger")
                 continue
             if connection.heard != connection.heard_before:
                 connection.heard_before, connection.received_bytes = connection.heard, received_bytes
             if received_bytes - connection.received_bytes > self._max_unread_bytes:
-                connection.turned_away = True
-                self.refuse("unread", connection.peer)
-                shut(fd, connection.port)
+                self._turn_away(fd, connection, "unread")
             elif silent_s > self._silence_s * (CHECKS - 1) / CHECKS:
                 shut(fd, connection.port)
 
@@ -276,9 +275,7 @@ class Gate:
             self._take_in(event, value, endpoint)
         staying = [(fd, connection) for fd, connection in self._live.items() if not connection.turned_away]
         for fd, connection in staying[self._max_connections :]:
-            connection.turned_away = True
-            self.refuse("too many connections", connection.peer)
-            shut(fd, connection.port)
+            self._turn_away(fd, connection, "too many connections")
 
     def _take_in(self, event: int, value: int, endpoint: bytes) -> None:
         if event == zmq.EVENT_ACCEPTED:
