@@ -1,5 +1,7 @@
 """Writes the files under ``results/`` out: some into the README, all into ``RESULTS.md``, hosts into ``scaling.md``.
 
+In the README that is what stands between ``<!-- name -->`` and ``<!-- end of name -->``.
+
 python benchmarks/table.py
 """
 
@@ -14,6 +16,7 @@ from typing import Any
 
 import field
 import on_paper
+import sentences
 
 HERE = Path(__file__).parent
 README, RESULTS, SCALING = HERE.parent / "README.md", HERE / "RESULTS.md", HERE / "scaling.md"
@@ -23,10 +26,7 @@ IN_README = (
     "pool,", "64 workers", "4,096", "a trace", "vector env, step, under",
     "vector env, send and recv, under", "a SIGKILLed", "a hung",
 )  # fmt: skip
-BLOCK = re.compile(r"<!-- results -->.*?<!-- end of results -->", re.DOTALL)
-
-
-README_BLOCK = """<!-- results -->
+TABLES = """
 Measured on {machine}; medians, all systems in turn, each in a
 process of its own. `make bench` repeats it, with the peers in virtual environments of their own.
 [benchmarks/RESULTS.md](benchmarks/RESULTS.md) has every variant, the pictures, and what could not be measured.
@@ -43,7 +43,7 @@ Where somebody starts sooner, it is by forking the driver itself: quick, and saf
 parenv's driver is never forked. Its figure is for a later vector env of a process; the first takes {first:.2g} s.
 
 {own}
-<!-- end of results -->"""
+"""
 RESULTS_FILE = """# Results
 
 Measured on {machine}; medians. Written by
@@ -84,6 +84,23 @@ exit; `make soak` repeats them.
 def read(name: str) -> Any:
     """One file of results."""
     return json.loads((HERE / "results" / f"{name}.json").read_text())
+
+
+def blocks() -> dict[str, str]:
+    """What is generated in the README, with the markers around it, by name."""
+    vector_env = read("vector_env")
+    parts = {
+        "when it pays": sentences.when_it_pays(vector_env),
+        "shared machine": sentences.shared_machine(vector_env),
+        "results": tables(),
+    }
+    return {name: f"<!-- {name} -->{text}<!-- end of {name} -->" for name, text in parts.items()}
+
+
+def filled(readme: str) -> str:
+    """The README with all blocks written anew."""
+    found = blocks()
+    return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], readme, flags=re.DOTALL)
 
 
 def rows() -> list[tuple[str, str]]:
@@ -243,10 +260,10 @@ def table(figures: Iterable[tuple[str, str]]) -> list[str]:
     return ["| | |", "|---|---|", *(f"| {what} | {figure} |" for what, figure in figures)]
 
 
-def for_readme() -> str:
-    """The block between the markers."""
+def tables() -> str:
+    """What to expect, for the README."""
     own = [(what, figure) for what, figure in rows() if what.startswith(IN_README)]
-    return README_BLOCK.format(
+    return TABLES.format(
         machine=machine(),
         stepping="\n".join(field.by_library(field.stepping())),
         others="\n".join(field.by_library(field.others())),
@@ -266,6 +283,6 @@ def everything() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(BLOCK.sub(lambda _: for_readme(), README.read_text()))
+    README.write_text(filled(README.read_text()))
     RESULTS.write_text(everything())
     SCALING.write_text(on_paper.scaling(read("remote")))

@@ -118,9 +118,40 @@ def test_the_examples_of_the_readme_run_as_plain_scripts(number: int, tmp_path: 
 def test_every_figure_of_the_readme_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     table = importlib.import_module("table")
-    assert table.for_readme() in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name, block in table.blocks().items() if block not in readme] == []
     assert table.everything() == (ROOT / "benchmarks" / "RESULTS.md").read_text()
     assert table.on_paper.scaling(table.read("remote")) == (ROOT / "benchmarks" / "scaling.md").read_text()
+
+
+def test_stepping_pays_where_the_lines_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sentences = importlib.import_module("sentences")
+    case = {"sync": {"median": 8 / 40e-6}, "parenv": {"median": 8 / 80e-6}}
+    assert sentences.step_us(case, 8) == pytest.approx((40, 80))
+    assert sentences.crossing_us((40, 80), (200, 160)) == pytest.approx(120), "60 µs and half of the work"
+
+
+CONSTANTS = {
+    "0.4 %": "what rounding to bfloat16 changes at most",
+    "5 s": "limit of a handshake",
+    "three times": "limit of a key that offends",
+    "two thirds": "workers by default",
+    "ten minutes": "limit of a step by default",
+    "two seconds": "limit of what is left behind, see tests/death",
+    "60 s": "parenv bench --seconds by default",
+    "15 s": "parenv advise --seconds by default",
+    "a second": "a fraction of",
+    "several times": "repeats of parenv bench",
+}
+NUMBER = r"\d[\d.,]*\s*|(?:an?|one|two|three|four|five|six|eight|ten|half|some|few|several)\s+"
+UNIT = r"%|[µm]?s|[kMG]B|times|(?:micro|milli)?seconds?|minutes?|thirds?|quarters?"
+
+
+def test_the_readme_has_no_figure_beside_constants_and_what_is_generated() -> None:
+    written = re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    figures = re.findall(rf"\b(?:{NUMBER})(?:{UNIT})(?!\w)", written)
+    assert {" ".join(figure.split()) for figure in figures} == CONSTANTS.keys()
 
 
 def test_doctests_pass() -> None:

@@ -1,0 +1,59 @@
+"""Sentences of the README that have figures in them, from the file that ``vector_env.py`` writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from on_paper import about
+
+PAYS = """Parallel stepping
+  pays once a step of all sub-environments together takes `SyncVectorEnv` more than about {crossing} µs on {cores}
+  cores: 64 of {of_64} µs, 8 of {of_8} µs. (On a line between 8 CartPoles, {us_8} µs and {times_8:.2f} times as fast
+  with two workers, and 64 of them, {us_64} µs and {times_64:.2f} times.)"""
+SHARED = """The machine was a shared one,
+where repeats of the two bare loops differed by {least:.0f} to {most:.0f} %, and waking a process on the other core
+takes {wake_up:.0f} µs, there and back;"""
+
+
+def when_it_pays(found: Any) -> str:
+    """Which step parallel stepping pays from.
+
+    Args:
+        found: the content of ``results/vector_env.json``.
+    """
+    (sync_8, workers_8), (sync_64, workers_64) = (step_us(found["results"][f"cartpole-{n}"], n) for n in (8, 64))
+    crossing = crossing_us((sync_8, workers_8), (sync_64, workers_64))
+    return PAYS.format(
+        crossing=about(crossing),
+        cores=found["machine"]["cores"],
+        of_8=about(crossing / 8),
+        us_8=about(sync_8),
+        times_8=sync_8 / workers_8,
+        of_64=about(crossing / 64),
+        us_64=about(sync_64),
+        times_64=sync_64 / workers_64,
+    )
+
+
+def step_us(case: Any, num_envs: int) -> tuple[float, float]:
+    """Microseconds that a step of all takes, with SyncVectorEnv and with two workers."""
+    sync, parallel = (1e6 * num_envs / case[name]["median"] for name in ("sync", "parenv"))
+    return sync, parallel
+
+
+def crossing_us(few: tuple[float, float], many: tuple[float, float]) -> float:
+    """What a step takes SyncVectorEnv where workers take as long, on the line through two such pairs."""
+    losses = few[1] - few[0], many[1] - many[0]
+    return few[0] + (many[0] - few[0]) * losses[0] / (losses[0] - losses[1])
+
+
+def shared_machine(found: Any) -> str:
+    """How far apart repeats of the limit are, over their median, in the best and the worst case; what a wake-up takes.
+
+    Args:
+        found: the content of ``results/vector_env.json``.
+    """
+    results = found["results"]
+    limits = [case["limit"] for case in results.values() if "sync" in case]
+    ranges = [100 * (limit["max"] - limit["min"]) / limit["median"] for limit in limits]
+    return SHARED.format(least=min(ranges), most=max(ranges), wake_up=results["wake-up round trip, us"]["other core"])
