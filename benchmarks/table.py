@@ -41,6 +41,7 @@ Rollouts and sleeping environments as a share of processes that tell nobody, the
 
 Where somebody starts sooner, it is by forking the driver itself: quick, and safe only before that has threads or a GPU;
 parenv's driver is never forked. Its figure is for a later vector env of a process; the first takes {first:.2g} s.
+Env steps to 475 tell of each library's own PPO, with the same settings, and not of its workers.
 
 {own}
 """
@@ -250,9 +251,11 @@ def rows() -> list[tuple[str, str]]:
 
 
 def machine() -> str:
-    """What the figures come from."""
-    facts = read("peers_rollouts")["machine"]
-    return f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['torch']}"
+    """What the figures come from: all machines, but that of ``remote.json``, which ``scaling.md`` names."""
+    names = {file.stem for file in (HERE / "results").glob("*.json")} - {"remote"}
+    machines = [read(name)["machine"] for name in names]
+    described = "{cpu}, {cores} cores, Python {python}, torch {torch}"
+    return "; ".join(sorted({described.format(**facts) for facts in machines}))
 
 
 def table(figures: Iterable[tuple[str, str]]) -> list[str]:
