@@ -84,14 +84,14 @@ def by_library(columns: list[Column]) -> list[str]:
         for library in LIBRARIES
         if any(library in found for found in best)
     ]
-    return _markdown(["", *(column.title for column in columns)], rows)
+    return markdown(["", *(column.title for column in columns)], rows)
 
 
 def by_system(columns: list[Column]) -> list[str]:
     """Lines of Markdown: a row for each system."""
     names = list(dict.fromkeys(name for column in columns for name in column.values))
     rows = [[name, *(_written(column, column.values.get(name, "")) for column in columns)] for name in names]
-    return _markdown(["", *(column.title for column in columns)], rows)
+    return markdown(["", *(column.title for column in columns)], rows)
 
 
 def _share(title: str, found: Any) -> Column:
@@ -133,6 +133,7 @@ def _written(column: Column, value: float | str) -> str:
     return value.replace("|", "/") if isinstance(value, str) else column.form(value)
 
 
-def _markdown(heads: list[str], rows: list[list[str]]) -> list[str]:
+def markdown(heads: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of a table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]

@@ -50,15 +50,15 @@ can take then grows with the number of ranks.
 """
 
 
-def about(value: float) -> str:
-    """Two significant digits.
+def about(value: float, significant: int = 2) -> str:
+    """So many significant digits.
 
-    >>> about(1786.0), about(0.0734)
-    ('1,800', '0.073')
+    >>> about(1786.0), about(0.0734), about(1786.0, 3)
+    ('1,800', '0.073', '1,790')
     """
     if value == 0.0:
         return "0"
-    digits = 1 - math.floor(math.log10(abs(value)))
+    digits = significant - 1 - math.floor(math.log10(abs(value)))
     return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 

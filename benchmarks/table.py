@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import field
+import growth
 import on_paper
 import sentences
 
@@ -78,6 +79,18 @@ exit; `make soak` repeats them.
 {own}
 
 ![Share of the limit that vector envs reach](results/vector_env.png)
+
+## How cost grows
+
+The time per unit at each size, measured by `scaling.py`; the name of a curve says which unit. Two things are fitted to
+the cost of n units: a + b n, by relative errors, and c times n to the power of the exponent, which is 1 where cost is
+linear, less where a unit gets cheaper and more where it gets dearer. "Rises by" says how far the largest size is above
+the cheapest, in bold where their repeats do not overlap. Bare loops and copies are what parenv is compared with: where
+they rise, the machine does. Steps of many workers take longer as the cores fill (second table), and with sync all wait
+for the slowest.
+
+{growth}
+
 ![How cost grows](results/scaling.png)
 """
 
@@ -122,7 +135,7 @@ def rows() -> list[tuple[str, str]]:
         found = gradient_curves[name]
         return f"{found['median_env_steps']:,.0f} env steps, {found['median_seconds']:.0f} s"
 
-    def growth(part: str, curve: str) -> str:
+    def times(part: str, curve: str) -> str:
         return f"{scaling[part]['curves'][curve]['largest over smallest']:.2f}"
 
     def last_row(name: str, column: str) -> float:
@@ -217,17 +230,21 @@ def rows() -> list[tuple[str, str]]:
         (
             "64 workers against 1, driver's work for a worker's rollout: async / sync; start of a worker",
             (
-                f"{growth('workers', DRIVER + 'async')} / "
-                f"{growth('workers', DRIVER + 'sync')}; "
-                f"{growth('workers', 'start, per worker')} times"
+                f"{times('workers', DRIVER + 'async')} / "
+                f"{times('workers', DRIVER + 'sync')}; "
+                f"{times('workers', 'start, per worker')} times"
             ),
+        ),
+        (
+            "64 workers against 1, an env step that sleeps 2 ms: async / sync",
+            " / ".join(times("workers", f"env step of a worker, {mode}") for mode in ("async", "sync")) + " times",
         ),
         (
             "4,096 sub-environments against 64, time per env step: pool / vector env / bare loops",
             (
-                f"{growth('environments', 'env step with MLP, async pool')} / "
-                f"{growth('environments', 'env step, ParallelVectorEnv')} / "
-                f"{growth('environments', 'env step, bare loops')} times"
+                f"{times('environments', 'env step with MLP, async pool')} / "
+                f"{times('environments', 'env step, ParallelVectorEnv')} / "
+                f"{times('environments', 'env step, bare loops')} times"
             ),
         ),
         (
@@ -282,6 +299,7 @@ def everything() -> str:
         stepping="\n".join(field.by_system(field.stepping())),
         others="\n\n".join("\n".join(field.by_system([column])) for column in field.others()),
         own="\n".join(table(rows())),
+        growth=growth.tables(read("scaling")["results"]),
     )
 
 

@@ -132,6 +132,17 @@ def test_stepping_pays_where_the_lines_cross(monkeypatch: pytest.MonkeyPatch) ->
     assert sentences.crossing_us((40, 80), (200, 160)) == pytest.approx(120), "60 µs and half of the work"
 
 
+def test_what_rises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    growth = importlib.import_module("growth")
+    assert growth.exponent([1, 10, 100], [2, 2, 2]) == pytest.approx(1)
+    assert growth.exponent([1, 4, 16], [3, 6, 12]) == pytest.approx(1.5)
+    cheapest, last = {"min": 9, "median": 10, "max": 12}, {"min": 11, "median": 13, "max": 14}
+    assert growth.rise([cheapest, last]) == "30 %"
+    assert growth.rise([cheapest, last | {"min": 12.5}]) == "**30 %**"
+    assert growth.rise([last, cheapest]) == "0 %"
+
+
 CONSTANTS = {
     "0.4 %": "what rounding to bfloat16 changes at most",
     "5 s": "limit of a handshake",
