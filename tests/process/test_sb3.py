@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -27,6 +26,7 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
     VecVideoRecorder,
 )
+from videos import keep_frames, videos_in
 
 from parenv import ConfigurationError, NotDataError
 from parenv.adapters.sb3 import ParallelVecEnv
@@ -248,28 +248,13 @@ def test_without_images_there_is_a_warning() -> None:
     envs.close()
 
 
-class Clip:
-    """In place of moviepy's, where that is not installed: keeps what would be encoded."""
-
-    def __init__(self, frames: list[Any], fps: int) -> None:
-        self.frames, self.fps = frames, fps
-
-    def write_videofile(self, path: str) -> None:
-        np.savez(path + ".npz", frames=np.array(self.frames), fps=self.fps)
-
-
 def test_a_video_recorder_gets_its_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ["moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"]
-    for name in parts:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules[parts[-1]].ImageSequenceClip = Clip  # type: ignore[attr-defined]
+    keep_frames(monkeypatch)
     envs = make_vec_env("CartPole-v1", 2, seed=1, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": 2})
     recorder = VecVideoRecorder(envs, str(tmp_path), lambda step: step == 0, video_length=5)
     trace(recorder, 6)
-    (path,) = tmp_path.iterdir()
-    with np.load(path) as video:
-        assert video["frames"].shape == (6, 800, 600, 3)
-        assert video["fps"] == 50
+    ((frames, fps),) = videos_in(tmp_path).values()
+    assert (frames.shape, fps) == ((6, 800, 600, 3), 50)
 
 
 def test_closing_twice_is_fine() -> None:

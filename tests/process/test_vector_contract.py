@@ -20,7 +20,6 @@ from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import vector as wrappers
 from sampling import one_in
 
 import parenv
@@ -857,39 +856,6 @@ def test_make_vec_takes_an_id_with_its_module_or_without_a_version(
         parenv.make_vec("no_such_module:Here-v3")
     with pytest.raises(gym.error.Error, match="NoSuchEnvironment"):
         parenv.make_vec("NoSuchEnvironment")
-
-
-# Gymnasium's vector wrappers.
-
-PENDULUM: Any = functools.partial(gym.make, "Pendulum-v1", max_episode_steps=4)
-WRAPPERS: dict[str, Callable[[Any], Any]] = {
-    "RecordEpisodeStatistics": wrappers.RecordEpisodeStatistics,
-    "NormalizeObservation": wrappers.NormalizeObservation,
-    "NormalizeReward": wrappers.NormalizeReward,
-    "DictInfoToList": lambda envs: wrappers.DictInfoToList(wrappers.RecordEpisodeStatistics(envs)),
-    "FlattenObservation": wrappers.FlattenObservation,
-    "ClipReward": lambda envs: wrappers.ClipReward(envs, -1, 1),
-    "ClipAction": wrappers.ClipAction,
-    "RescaleAction": lambda envs: wrappers.RescaleAction(envs, -1.0, 1.0),
-    "TransformAction": lambda envs: wrappers.TransformAction(envs, lambda actions: actions / 2),
-    "TransformObservation": lambda envs: wrappers.TransformObservation(envs, lambda observations: observations + 1),
-    "DtypeObservation": lambda envs: wrappers.DtypeObservation(envs, np.float64),
-    "ReshapeObservation": lambda envs: wrappers.ReshapeObservation(envs, (3, 1)),
-}
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # from their Box, cast to another dtype
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_vector_wrappers_work_as_on_sync_vector_env(name: str) -> None:
-    with (
-        contextlib.closing(WRAPPERS[name](ParallelVectorEnv([PENDULUM] * N, num_workers=2))) as envs,
-        contextlib.closing(WRAPPERS[name](SyncVectorEnv([PENDULUM] * N))) as reference,
-    ):
-        reference.action_space.seed(0)
-        assert str(envs.reset(seed=0)) == str(reference.reset(seed=0))
-        for _ in range(7):
-            actions = reference.action_space.sample()
-            assert_same(envs.step(actions), reference.step(actions), ignored=("t",))
 
 
 # send and recv.
