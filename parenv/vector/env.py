@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,10 +12,10 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.options import Placing, WorkerOptions
-from parenv.process.cores import usable_cores
 from parenv.vector.arguments import each_seed, each_value, without_mask
-from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan, parallel_pays
-from parenv.vector.session import Session, StepResults
+from parenv.vector.choosing import begin
+from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan
+from parenv.vector.session import StepResults
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
 _IDLE = ""
@@ -53,6 +52,10 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             :meth:`send` to one half of the sub-environments while the other is under way. ``num_workers`` has to be
             given, and counts the workers on all hosts; a host that is lost is the death of its workers, and those that
             are restarted wait up to ``WorkerOptions.start_timeout_s`` for another.
+
+    Attributes:
+        num_workers: worker processes; 0: everything in this process.
+        measured_step_s: with ``num_workers="auto"``, seconds that an env step was found to take; otherwise ``None``.
 
     Raises:
         ConfigurationError: an argument is wrong, or cannot be honoured.
@@ -105,11 +108,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = plan.mode
         self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
-        session = Session(plan, copy)
-        if plan.measured and not parallel_pays(session.measured_step(), plan.shares, usable_cores()):
-            session.close(plan.options.close_timeout_s)
-            plan = replace(plan, shares=(plan.num_envs,), inline=True)
-            session = Session(plan, copy)
+        plan, session, self.measured_step_s = begin(plan, copy)
         self._session = session
         self._pending, self._is_closed = _IDLE, False
         self._close_timeout_s = plan.options.close_timeout_s

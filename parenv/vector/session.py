@@ -27,7 +27,6 @@ from parenv.vector.spaces import board_spec, join_spaces
 from parenv.vector.team import Team
 from parenv.worker.step_station import StepJob
 
-MEASURE_S = 0.05
 _ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
@@ -202,10 +201,10 @@ class Session:
         answers = self._answers(timeout, name)
         return tuple(answer for worker in sorted(answers) for answer in answers[worker])
 
-    def measured_step(self) -> float:
+    def measured_step(self, timeout: float) -> float:
         """Seconds per env step of a sub-environment that one worker makes for it."""
-        self._question = self.team.begin("measure", {0: ([], MEASURE_S)})
-        (step_s,) = self._answers(None, "the measurement of a step")[0]
+        self._question = self.team.begin("measure", {0: ([],)})
+        (step_s,) = self._answers(timeout, "the measurement of a step")[0]
         return float(step_s)
 
     def close(self, timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.envs.batch import EnvBatch, Trouble
 from parenv.envs.factories import Factories
-from parenv.envs.seeding import environment_seed
+from parenv.envs.seeding import RandomState, environment_seed
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
@@ -27,7 +28,7 @@ from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Ready, Remarks
 
-MIN_MEASURED_STEPS = 20
+MEASURE_S, MAX_MEASURE_S, MIN_MEASURED_STEPS = 0.05, 1.0, 20
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class StepStation:
             self.batch.reset(columns, seeds, options)
             return []
         if method == "measure":
-            return [self._measure(*arguments)]
+            return [self._measure()]
         answers = self._each(columns, _METHODS[method], arguments)
         self.batch.find_steps(columns)
         return answers
@@ -144,24 +145,24 @@ class StepStation:
             for env in self.envs:
                 stack.callback(env.close)
 
-    def _measure(self, seconds: float) -> float:
+    def _measure(self) -> float:
         """Seconds per env step, resets included, of one more sub-environment that is thrown away."""
-        env = self._job.factories.make(self.first_env_id)
-        env.action_space.seed(0)
-        env.reset(seed=0)
-        steps, began = 0, time.perf_counter()
-        while time.perf_counter() - began < seconds or steps < MIN_MEASURED_STEPS:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            if terminated or truncated:
-                env.reset()
-            steps += 1
-        cost = (time.perf_counter() - began) / steps
-        began = time.perf_counter()
-        for _ in range(steps):
-            env.action_space.sample()
-        sampling = (time.perf_counter() - began) / steps
-        env.close()
-        return max(cost - sampling, 0.0)
+        self._progress.begin("measuring a step", self.first_env_id)
+        with RandomState(0), contextlib.closing(self._job.factories.make(self.first_env_id)) as env:
+            # A copy, because other environments may have the same space.
+            space = copy.deepcopy(env.action_space)
+            space.seed(0)
+            env.reset(seed=0)
+            steps, cost, began = 0, 0.0, time.perf_counter()
+            while cost < MEASURE_S or (steps < MIN_MEASURED_STEPS and cost < MAX_MEASURE_S):
+                _, _, terminated, truncated, _ = env.step(space.sample())
+                if terminated or truncated:
+                    env.reset()
+                steps, cost = steps + 1, time.perf_counter() - began
+            began = time.perf_counter()
+            for _ in range(steps):
+                space.sample()
+            return max(cost - (time.perf_counter() - began), 0.0) / steps
 
     def _each(self, columns: Sequence[int], function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         answers = []
