@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from scripts import printed_by
 from stable_baselines3 import A2C, DQN, PPO, SAC, HerReplayBuffer
@@ -326,6 +327,29 @@ def test_an_algorithm_learns_on_it(algorithm: Any, env_id: str, arguments: dict[
     assert model.num_timesteps >= 900
     assert len(model.ep_info_buffer) > 0
     envs.close()
+
+
+@pytest.mark.soak
+def test_ppo_solves_cartpole_on_it() -> None:
+    torch.set_num_threads(1)
+    envs = make_vec_env("CartPole-v1", 8, seed=1, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": 2})
+    model = PPO(
+        "MlpPolicy",
+        envs,
+        learning_rate=lambda left: 1e-3 * left,
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        clip_range=lambda left: 0.2 * left,
+        device="cpu",
+        seed=1,
+    )
+    model.learn(100_000)
+    mean_return, _ = evaluate_policy(model, envs, 100)
+    envs.close()
+    assert mean_return >= 475
 
 
 def test_hindsight_replay_has_its_rewards_computed_where_the_environments_are() -> None:
