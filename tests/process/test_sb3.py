@@ -140,6 +140,45 @@ def test_a_trace_is_that_of_a_dummy_vec_env(name: str, num_workers: int) -> None
     assert any(results[2].any() for results in expected[2::2])
 
 
+class Constant(gym.Env[Any, Any]):
+    """Observes the same in every step of its short episodes."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation_space: Any, observation: Any) -> None:
+        self.observation_space, self.observation = observation_space, observation
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self.observation, {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.observation, np.float64(0.1), self.steps == 3, False, {}
+
+
+PIXELS, NUMBERS = spaces.Box(0, 255, (4, 4, 1), np.uint8), spaces.Box(-9, 9, (3,), np.float32)
+OBSERVED: dict[str, tuple[Any, Any]] = {
+    "pixels": (PIXELS, np.full((4, 4, 1), 200, np.uint8)),
+    "floats": (NUMBERS, np.full(3, 0.1, np.float32)),
+    "wider floats": (NUMBERS, np.full(3, 0.1)),
+    "integers": (NUMBERS, np.arange(3)),
+    "a list": (NUMBERS, [0.1, 0.2, 0.3]),
+    "narrower floats": (spaces.Box(-9, 9, (3,), np.float64), np.full(3, 0.1, np.float32)),
+    "half floats": (spaces.Box(-9, 9, (3,), np.float16), np.full(3, 0.1, np.float32)),
+    "a number": (spaces.Discrete(5), np.int32(3)),
+    "bits": (spaces.MultiBinary(3), np.array([1, 0, 1])),
+    "a dict": (spaces.Dict(pixels=PIXELS, numbers=NUMBERS), {"pixels": PIXELS.high, "numbers": np.full(3, 0.1)}),
+}
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("name", OBSERVED)
+def test_observations_have_the_dtype_that_they_have_in_a_dummy_vec_env(name: str, num_workers: int) -> None:
+    env_fns = [lambda: Constant(*OBSERVED[name])] * N
+    assert_same(trace(ParallelVecEnv(env_fns, num_workers=num_workers), 5), trace(DummyVecEnv(env_fns), 5))
+
+
 def test_the_ended_episode_is_told_and_truncation_is_flagged_on_every_step() -> None:
     results = trace(ParallelVecEnv([lambda: Monitor(pendulum())] * N, num_workers=2))[2::2]
     for number, (_, _, dones, infos) in enumerate(results, 1):
