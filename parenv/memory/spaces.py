@@ -85,7 +85,7 @@ def _array_leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[
 def _dict_leaves(space: spaces.Dict, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
     for key in space.spaces:
         if not isinstance(key, str):
-            raise ConfigurationError(f"keys of a Dict space must be strings, got {key!r}")
+            raise ConfigurationError(f"keys of a Dict space must be strings, got {key!r}: rename it in the environment")
     return tuple(leaf for key, part in space.spaces.items() for leaf in leaves(part, (*path, key))) or (Leaf(path),)
 
 

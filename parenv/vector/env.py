@@ -6,13 +6,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from gymnasium import Env, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.options import Placing, WorkerOptions
-from parenv.vector.arguments import each_seed, each_value, without_mask
+from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
 from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan
 from parenv.vector.session import StepResults
@@ -55,7 +54,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
     Attributes:
         num_workers: worker processes; 0: everything in this process.
-        measured_step_s: with ``num_workers="auto"``, seconds that an env step was found to take; otherwise ``None``.
+        measured_step_s: seconds that an env step was found to take; ``None`` where nothing was measured.
 
     Raises:
         ConfigurationError: an argument is wrong, or cannot be honoured.
@@ -143,8 +142,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             seed: ``None``; an integer, which gives ``seed + i`` to the ``i``-th; or a list with one for each.
-            options: a dict for all of them, or a list with one for each. ``reset_mask``, bool ``[num_envs]``, is taken
-                out of a copy of the dict.
+            options: a mapping for all of them, or a list with one for each. ``reset_mask``, bool ``[num_envs]``, is
+                taken out of a copy.
 
         Returns:
             Observations of all, and infos.
@@ -173,7 +172,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """Step all sub-environments.
 
         Args:
-            actions: ``[num_envs, ...]``, as :attr:`action_space` has it.
+            actions: ``[num_envs, ...]``, as :attr:`action_space` has it; arrays are made of lists and tensors.
 
         Returns:
             Observations; rewards, float64 ``[num_envs]``; terminated and truncated, bool ``[num_envs]``; infos.
@@ -207,19 +206,15 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             actions: one for each of them, batched as in :meth:`step`.
-            env_ids: which; all by default. None of them may be under way.
+            env_ids: which, as integers; all by default. None of them may be under way.
 
         Raises:
+            ValueError: ``env_ids`` are no such integers, or there is another number of actions.
             AlreadyPendingCallError: one of them is under way, or another call is.
             ResetNeeded: with ``DISABLED``: the episode of one of them has ended.
         """
         self._check_idle("send")
-        ids = np.arange(self.num_envs) if env_ids is None else np.asarray(env_ids, np.int64).reshape(-1)
-        each = ids.tolist()
-        if not each or min(each) < 0 or max(each) >= self.num_envs or len(set(each)) < len(each):
-            raise ValueError(
-                f"env_ids must be different numbers from 0 to {self.num_envs - 1}, at least one, got {each}"
-            )
+        ids = as_env_ids(env_ids, self.num_envs)
         if busy := self._session.in_flight(ids):
             raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
         self._session.send(actions, ids)

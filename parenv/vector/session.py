@@ -54,7 +54,7 @@ class Session:
             raise
         num_envs = plan.num_envs
         self._all = range(num_envs)
-        self._results = Results(self._board, copy)
+        self._results = Results(self._board, self.spaces.first_observation, copy)
         self.read_infos = self._results.infos
         self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
         self._ends = Ends(self._board, plan.mode)

@@ -9,13 +9,14 @@ import inspect
 import multiprocessing
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
@@ -95,6 +96,9 @@ class Talker(gym.Env[Any, Any]):
     def secret(self) -> Any:
         return object()
 
+    def told(self) -> tuple[str, dict[str, Any]]:
+        return type(self.options).__name__, dict(self.options)
+
     def _observation(self) -> Any:
         return self._observes(self.env_id, self.steps) if self._observes else self.observation_space.sample()
 
@@ -160,6 +164,41 @@ def test_observations_of_every_space_are_batched_as_by_sync_vector_env(name: str
 @pytest.mark.parametrize("name", SPACES)
 def test_actions_of_every_space_reach_the_environments_as_by_sync_vector_env(name: str) -> None:
     assert_as_sync(talkers(acted=SPACES[name]))
+
+
+EMPTY: dict[str, Any] = {
+    "Dict in a Dict": spaces.Dict(a=BOX, b=spaces.Dict()),
+    "Tuple in a Dict": spaces.Dict(a=BOX, b=spaces.Tuple([])),
+    "Dict in a Tuple": spaces.Tuple([spaces.Dict(), spaces.Discrete(3)]),
+    "Tuple in a Tuple": spaces.Tuple([BOX, spaces.Tuple([])]),
+    "nothing else": spaces.Dict(a=spaces.Dict(b=spaces.Dict()), c=spaces.Tuple([])),
+    "Dict": spaces.Dict(),
+    "Tuple": spaces.Tuple([]),
+}
+
+
+@pytest.mark.parametrize(("name", "num_workers"), one_in(2, EMPTY, [0, 2]))
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_empty_parts_of_observations_are_empty_as_by_sync_vector_env(
+    name: str, num_workers: int, mode: AutoresetMode
+) -> None:
+    assert_as_sync(talkers(observed=EMPTY[name]), mode, num_workers)
+
+
+def test_rows_that_are_received_have_empty_parts_too() -> None:
+    with parallel(talkers(observed=EMPTY["Dict in a Dict"]), num_workers=2, batch_size=2) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(N, np.int64))
+        observations = envs.recv()[0]
+        assert (observations["a"].shape, observations["b"]) == ((2, 2, 3), {})
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("role", ["observed", "acted"])
+def test_keys_of_dict_spaces_that_are_no_strings_are_refused(role: str, num_workers: int) -> None:
+    spoken: Any = {role: spaces.Dict({1: BOX, 2: spaces.Discrete(3)})}
+    with pytest.raises(ConfigurationError, match="keys of a Dict space must be strings, got 1: rename it in"):
+        ParallelVectorEnv(talkers(**spoken), num_workers=num_workers)
 
 
 @INLINE_OR_NOT
@@ -373,6 +412,36 @@ def test_a_list_of_actions_is_as_good_as_an_array(num_workers: int) -> None:
         envs.reset(seed=0)
         envs.step([0, 1, 2])
         assert envs.get_attr("actions") == (["np.int64(0)"], ["np.int64(1)"], ["np.int64(2)"])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_a_tensor_of_actions_is_as_good_as_an_array(dtype: torch.dtype, num_workers: int) -> None:
+    actions = torch.tensor([0, 1, 2], dtype=dtype)
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.step(actions)
+        assert envs.get_attr("actions") == tuple([repr(one)] for one in actions.numpy())
+
+
+TENSORS = {"graph": torch.zeros(N, 2, requires_grad=True), "bfloat16": torch.zeros(N, 2, dtype=torch.bfloat16)}
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_that_is_no_array_is_refused_and_nothing_is_stepped(
+    tensor: torch.Tensor, nested: bool, num_workers: int
+) -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    acted, actions = (spaces.Dict(a=box), {"a": tensor}) if nested else (box, tensor)
+    with parallel(talkers(acted=acted), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        for refused in (envs.step, envs.send):
+            with pytest.raises((RuntimeError, TypeError), match=r"detach\(\)|BFloat16"):
+                refused(actions)
+        good = tensor.detach().float()
+        assert envs.step({"a": good} if nested else good)[1].tolist() == [0.5] * N
 
 
 @INLINE_OR_NOT
@@ -736,6 +805,28 @@ def test_options_come_alone_or_one_for_each(num_workers: int) -> None:
 
 
 @INLINE_OR_NOT
+@pytest.mark.parametrize("kind", [OrderedDict, UserDict])
+def test_options_may_be_any_mapping(kind: Any, num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=1, options=kind(a=1))
+        assert envs.call("told") == ((kind.__name__, {"a": 1}),) * N
+        options = kind(b=2, reset_mask=np.array([False, True, True]))
+        envs.reset(options=options)
+        assert [said for _, said in envs.call("told")] == [{"a": 1}, {"b": 2}, {"b": 2}]
+        assert "reset_mask" in options
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("options", ["abc", 5, {1, 2, 3}, np.zeros(N), {"a": 1}.items()], ids=repr)
+def test_options_that_are_neither_a_mapping_nor_a_list_are_refused(options: Any, num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(options={"a": 1})
+        with pytest.raises(TypeError, match="options must be a dict for all sub-environments, or a list with one for"):
+            envs.reset(options=options)
+        assert envs.get_attr("options") == ({"a": 1},) * N
+
+
+@INLINE_OR_NOT
 def test_a_step_beyond_the_end_of_an_episode_needs_a_reset_if_nobody_else_resets(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     with parallel(talkers(), num_workers=num_workers, autoreset_mode="Disabled") as envs:
@@ -958,12 +1049,24 @@ def test_send_and_recv_out_of_turn_say_so(num_workers: int) -> None:
             with pytest.raises(AlreadyPendingCallError, match="2 sub-environments are under way"):
                 call()
         for wrong in ([3], [-1], [1, 1], []):
-            with pytest.raises(ValueError, match="env_ids must be different numbers from 0 to 2"):
+            with pytest.raises(ValueError, match="env_ids must be different integers from 0 to 2"):
                 envs.send(np.zeros(len(wrong), np.int64), wrong)
         assert sorted(envs.recv()[4]["env_id"].tolist()) == [0, 2]
         with pytest.raises(NoAsyncCallError, match="only 0 are under way"):
             envs.recv()
         assert envs.step(actions)[1].tolist() == [0.0, ledger_reward(1, 0, 1), ledger_reward(2, 0, 2)]
+
+
+@INLINE_OR_NOT
+def test_env_ids_are_integers_and_nothing_is_made_of_others(num_workers: int) -> None:
+    with parallel(ledgers(N), num_workers=num_workers, batch_size=1) as envs:
+        envs.reset(seed=0)
+        for wrong in (1.0, [1.5], np.ones(1), [True], np.ones(1, bool), "1", [None], {1}, torch.ones(1)):
+            with pytest.raises(ValueError, match="env_ids must be different integers from 0 to 2, at least one, got"):
+                envs.send(np.zeros(1, np.int64), wrong)
+        for right in (1, np.uint8([1]), (1,), range(1, 2), torch.tensor([1])):
+            envs.send(np.zeros(1, np.int64), right)
+            assert envs.recv()[4]["env_id"].tolist() == [1]
 
 
 def test_actions_of_several_dtypes_may_be_under_way_together() -> None:
