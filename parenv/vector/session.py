@@ -213,10 +213,10 @@ class Session:
 
     def _get_to_know(self) -> None:
         """Ask what the sub-environments are like, and make the board for them."""
-        plan, ready = self._plan, self.team.ready
-        self.spaces = join_spaces(ready, plan.observation_mode)
-        self.metadata = {**ready[0].extras["metadata"], "autoreset_mode": plan.mode}
-        self.render_mode = ready[0].extras["render_mode"]
+        plan, members = self._plan, self.team.members
+        self.spaces = join_spaces(members.spaces, plan.observation_mode)
+        self.metadata = {**members.metadata, "autoreset_mode": plan.mode}
+        self.render_mode = members.render_mode
         self._board = self.team.lay_out(board_spec(self.spaces, plan.num_envs, plan.mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:

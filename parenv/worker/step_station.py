@@ -28,6 +28,7 @@ from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Ready, Remarks
 
+SPACES = ("observation_space", "action_space")
 MEASURE_S, MAX_MEASURE_S, MIN_MEASURED_STEPS = 0.05, 1.0, 20
 
 
@@ -81,13 +82,16 @@ class StepStation:
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
-        first = self.envs[0]
-        names = ("observation_space", "action_space")
-        spaces = {name: _each_once([getattr(env, name) for env in self.envs]) for name in names}
-        sampling = {name: of for name in names if _is_data(of := generators(getattr(first, name)))}
+        first, spaces = self.envs[0], self.spaces()
+        described = {name: [list(map(describe, distinct)), which] for name, (distinct, which) in spaces.items()}
+        sampling = {name: of for name in spaces if _is_data(of := generators(getattr(first, name)))}
         metadata = {key: value for key, value in first.metadata.items() if _is_data(value)}
         extras = {"metadata": metadata, "render_mode": first.render_mode, "generators": sampling}
-        return Ready(spaces, len(self.envs), extras, [])
+        return Ready(described, len(self.envs), extras, [])
+
+    def spaces(self) -> dict[str, tuple[list[Any], list[int]]]:
+        """The different spaces of the sub-environments by name, and which of them each has."""
+        return {name: _each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
 
     def lay_out(self, board: Board) -> None:
         """Be told where the board is."""
@@ -204,8 +208,8 @@ def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
 _METHODS: dict[str, Callable[..., Any]] = {"call": _call, "set_attr": _set_attr, "is_wrapped": _is_wrapped}
 
 
-def _each_once(spaces: Sequence[Any]) -> list[Any]:
-    """Different spaces described once each, and which environment has which."""
+def _each_once(spaces: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Different spaces once each, and which environment has which."""
     distinct: list[Any] = []
     which = []
     for space in spaces:
@@ -213,7 +217,7 @@ def _each_once(spaces: Sequence[Any]) -> list[Any]:
         if found == len(distinct):
             distinct.append(space)
         which.append(found)
-    return [[describe(space) for space in distinct], which]
+    return distinct, which
 
 
 def _is_data(value: Any) -> bool:

@@ -48,6 +48,13 @@ class Custom(spaces.Space[Any]):
         return "Custom()"
 
 
+class Even(spaces.Discrete):
+    """Samples in a way of its own."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        return super().sample() // 2 * 2
+
+
 class Talker(gym.Env[Any, Any]):
     """Samples its observations, says what a function of ``(env_id, step)`` says, and ends every few steps."""
 
@@ -206,6 +213,55 @@ def test_observations_of_a_custom_space_come_as_a_tuple(num_workers: int) -> Non
     with parallel(talkers(observed=Custom()), num_workers=num_workers) as envs:
         observations, _ = envs.reset(seed=1)
         assert [list(one) for one in observations] == [["anything"]] * N
+
+
+CUSTOM: dict[str, Any] = {
+    "custom": Custom(),
+    "in a dict": spaces.Dict(a=Custom(), b=spaces.Discrete(3)),
+    "in a tuple": spaces.Tuple([BOX, Custom()]),
+    "in a sequence": spaces.Sequence(Custom()),
+    "in one of two": spaces.OneOf([Custom(), spaces.Discrete(2)]),
+    "a subclass": Even(9),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_in_process_the_spaces_are_those_of_the_environments(name: str) -> None:
+    makers = talkers(observed=CUSTOM[name], acted=CUSTOM[name])
+    with parallel(makers, num_workers=0) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
+        for each in (envs, reference):
+            assert type(each.single_action_space) is type(CUSTOM[name])
+            each.action_space.seed(5)
+        samples = [envs.action_space.sample() for _ in range(3)]
+        assert_same(samples, [reference.action_space.sample() for _ in range(3)])
+        assert envs.single_action_space is envs._session.team._station.envs[0].action_space
+        assert_same(envs.reset(seed=1), reference.reset(seed=1))
+        assert_same(envs.step(samples[0]), reference.step(samples[0]))
+        assert_same(envs.get_attr("actions"), reference.get_attr("actions"))
+
+
+@pytest.mark.parametrize("name", ["custom", "in a dict", "in a tuple"])
+def test_with_workers_a_custom_space_cannot_be_sampled_and_the_error_says_what_can_be_done(name: str) -> None:
+    makers = talkers(acted=CUSTOM[name])
+    with parallel(makers, num_workers=2) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
+        envs.action_space.seed(5)
+        with pytest.raises(NotImplementedError, match=r"Custom\(\) .* cannot be sampled .* num_workers=0"):
+            envs.action_space.sample()
+        actions = reference.action_space.sample()
+        for each in (envs, reference):
+            each.reset(seed=1)
+            each.step(actions)
+        assert_same(envs.get_attr("actions"), reference.get_attr("actions"))
+
+
+@INLINE_OR_NOT
+def test_what_metadata_there_is_depends_on_where_the_environments_are(num_workers: int) -> None:
+    class Described(Talker):
+        metadata: dict[str, Any] = {**Talker.metadata, "maker": Talker}  # noqa: RUF012
+
+    with parallel([Described] * N, num_workers=num_workers) as envs:
+        kept = Talker.metadata if num_workers else Described.metadata
+        assert envs.metadata == {**kept, "autoreset_mode": AutoresetMode.NEXT_STEP}
 
 
 class Reusing(Talker):
