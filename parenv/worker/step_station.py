@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from parenv.envs.batch import EnvBatch, Trouble
 from parenv.envs.factories import Factories
 from parenv.envs.seeding import RandomState, environment_seed
-from parenv.errors import ConfigurationError, NotDataError
+from parenv.errors import ConfigurationError
 from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
 from parenv.memory.kinds import kind_numbers
@@ -24,7 +24,7 @@ from parenv.memory.progress import Progress
 from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe
 from parenv.options import WorkerOptions
-from parenv.protocol.data import pack
+from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Ready, Remarks
 
@@ -84,8 +84,8 @@ class StepStation:
         """What the driver needs to know of the sub-environments."""
         first, spaces = self.envs[0], self.spaces()
         described = {name: [list(map(describe, distinct)), which] for name, (distinct, which) in spaces.items()}
-        sampling = {name: of for name in spaces if _is_data(of := generators(getattr(first, name)))}
-        metadata = {key: value for key, value in first.metadata.items() if _is_data(value)}
+        sampling = {name: of for name in spaces if is_data(of := generators(getattr(first, name)))}
+        metadata = {key: value for key, value in first.metadata.items() if is_data(value)}
         extras = {"metadata": metadata, "render_mode": first.render_mode, "generators": sampling}
         return Ready(described, len(self.envs), extras, [])
 
@@ -218,11 +218,3 @@ def _each_once(spaces: Sequence[Any]) -> tuple[list[Any], list[int]]:
             distinct.append(space)
         which.append(found)
     return distinct, which
-
-
-def _is_data(value: Any) -> bool:
-    try:
-        pack(value)
-    except NotDataError:
-        return False
-    return True
