@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parenv.errors import HostLostError, SubEnvironmentError, WorkerDiedError, WorkerError
@@ -15,13 +15,13 @@ def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]
     """The worker's exception in its own type, with where it happened as its cause.
 
     The type is looked up among what this process has imported already, never imported. One that cannot be made of a
-    text becomes its nearest base that can. ``SystemExit`` and its like, and types that are not found here, become
-    :class:`~parenv.errors.WorkerError`.
+    text and attributes becomes its nearest base that can. ``SystemExit`` and its like, and types that are not found
+    here, become :class:`~parenv.errors.WorkerError`.
     """
     env_id = failure.env_id if failure.env_id >= 0 else None
     cause = where_it_happened(worker, pid, env_id, failure.doing, failure.traceback)
     name = ".".join(failure.kind)
-    kind = _find_exception(failure.kind)
+    kind = _find_exception(failure)
     if kind is None:
         error: Exception = WorkerError(
             f"{name}: {failure.message}", worker=worker, env_ids=env_ids, pid=pid, doing=failure.doing
@@ -32,7 +32,7 @@ def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]
     else:
         is_base = f"{kind.__module__}.{kind.__qualname__}" != name
         message = f"{name}: {failure.message}" if is_base else failure.message
-        error = kind.__new__(kind, message)
+        error = _made(kind, message, failure.attributes)
         error.args = (message,)
     error.__cause__ = cause
     return error
@@ -94,20 +94,26 @@ def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
     )
 
 
-def _find_exception(kind: Any) -> type[Exception] | None:
-    module, name = kind
+def _find_exception(failure: Failure) -> type[Exception] | None:
+    module, name = failure.kind
     found: Any = sys.modules.get(str(module))
     for part in str(name).split("."):
         found = getattr(found, part, None)
     if not (isinstance(found, type) and issubclass(found, Exception)):
         return None
     bases = [kind for kind in found.__mro__ if issubclass(kind, Exception) and (kind is not Exception or kind is found)]
-    return next((kind for kind in bases if _is_made_of_text(kind)), None)
+    return next((kind for kind in bases if _can_be_made(kind, failure.attributes)), None)
 
 
-def _is_made_of_text(kind: type[Exception]) -> bool:
+def _can_be_made(kind: type[Exception], attributes: Mapping[str, Any]) -> bool:
     try:
-        str(kind.__new__(kind, ""))
+        str(_made(kind, "", attributes))
     except Exception:
         return issubclass(kind, SubEnvironmentError)
     return True
+
+
+def _made(kind: type[Exception], message: str, attributes: Mapping[str, Any]) -> Exception:
+    error = kind.__new__(kind, message)
+    vars(error).update(attributes)
+    return error

@@ -25,6 +25,7 @@ DOING = (
     "closing",
     "commit",
     WAITING_FOR_A_HOST,
+    "measuring a step",
 )
 """What a worker can be doing; the words that error messages use."""
 _DOING_BITS = 8

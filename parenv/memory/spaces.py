@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from parenv.errors import ConfigurationError, ProtocolError
+from parenv.memory.opaque import OpaqueSpace
 
 Tree = Any
 """Arrays, nested in dicts and tuples as the space is."""
@@ -85,7 +86,7 @@ def _array_leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[
 def _dict_leaves(space: spaces.Dict, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
     for key in space.spaces:
         if not isinstance(key, str):
-            raise ConfigurationError(f"keys of a Dict space must be strings, got {key!r}")
+            raise ConfigurationError(f"keys of a Dict space must be strings, got {key!r}: rename it in the environment")
     return tuple(leaf for key, part in space.spaces.items() for leaf in leaves(part, (*path, key))) or (Leaf(path),)
 
 
@@ -188,28 +189,6 @@ def _describe_dict(space: spaces.Dict) -> Any:
 @describe.register(spaces.Tuple)
 def _describe_tuple(space: spaces.Tuple[Any]) -> Any:
     return ["tuple", [describe(part) for part in space.spaces]]
-
-
-class OpaqueSpace(Space[Any]):
-    """Stands in the driver for a custom space of which only the text is known. It cannot be sampled.
-
-    Args:
-        text: ``repr`` of the space in the worker.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OpaqueSpace) and self.text == other.text
-
-    def contains(self, x: Any) -> bool:
-        """Every value: nothing is known about the space."""
-        return True
 
 
 def rebuild(description: Any) -> Space[Any]:

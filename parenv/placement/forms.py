@@ -50,6 +50,8 @@ def check_failure(failure: Failure) -> None:
         ProtocolError: no worker says so.
     """
     _require(_is_list_of(str, failure.kind, 2), "does not say what was raised")
+    named = type(failure.attributes) is dict and _are(str, failure.attributes)
+    _require(named, "does not name the attributes of what was raised")
 
 
 def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -> None:

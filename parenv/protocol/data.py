@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -55,6 +56,15 @@ def pack(value: Any) -> tuple[bytes, list[Buffer]]:
     """
     buffers: list[Buffer] = []
     return _ENCODE(_pack(value, buffers, "value", 0)).encode(), buffers
+
+
+def is_data(value: Any, most_bytes: float = math.inf) -> bool:
+    """Whether a value can travel, in no more bytes than these."""
+    try:
+        text, buffers = pack(value)
+    except NotDataError:
+        return False
+    return len(text) + sum(memoryview(buffer).nbytes for buffer in buffers) <= most_bytes
 
 
 def unpack(text: Buffer, buffers: Sequence[Buffer], writable: bool = False) -> Any:

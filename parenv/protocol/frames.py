@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
 from parenv.protocol.hosting import HOST_KINDS, HostMessage
-from parenv.protocol.messages import KINDS, Message, Remarks, Reply
+from parenv.protocol.messages import KINDS, Failure, Message, Remarks, Reply
 
 PROTOCOL_VERSION = 2
 _MAGIC = b"PENV"
@@ -21,7 +21,7 @@ AnyMessage = Message | HostMessage
 ALL_KINDS: tuple[type[AnyMessage], ...] = (*KINDS, *HOST_KINDS)
 _INDEX = {kind: i for i, kind in enumerate(ALL_KINDS)}
 _TYPES = {"int": int, "str": str, "bytes": bytes, "memoryview": memoryview}
-_FOR_USERS = (Reply, Remarks)
+_FOR_USERS = (Reply, Remarks, Failure)
 """Arrays in these are given to users, who may write to them."""
 _FIELDS = {kind: tuple((f.name, _TYPES.get(str(f.type))) for f in fields(kind)) for kind in ALL_KINDS}
 

@@ -5,7 +5,7 @@ Bytes fields hold cloudpickle and go from driver to worker only. What comes from
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -183,6 +183,7 @@ class Failure:
         kind: ``[module, qualified name]`` of the exception.
         message: its text.
         traceback: its traceback as text.
+        attributes: what it has beside its text, by name.
     """
 
     call: int
@@ -192,6 +193,7 @@ class Failure:
     kind: Any
     message: str
     traceback: str
+    attributes: Any = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

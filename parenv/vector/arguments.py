@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,23 @@ def each_action(space: Space[Any], actions: Any, n: int) -> list[Any]:
     return each
 
 
+def as_env_ids(env_ids: Any, num_envs: int) -> Any:
+    """Which sub-environments, int64 ``[n]``.
+
+    Args:
+        env_ids: one integer or several; ``None`` for all.
+        num_envs: how many there are.
+
+    Raises:
+        ValueError: they are none, or not different.
+    """
+    ids = np.arange(num_envs) if env_ids is None else np.asarray(env_ids).reshape(-1)
+    each = ids.tolist()
+    if ids.dtype.kind not in "iu" or not each or min(each) < 0 or max(each) >= num_envs or len(set(each)) < len(each):
+        raise ValueError(f"env_ids must be different integers from 0 to {num_envs - 1}, at least one, got {each}")
+    return ids.astype(np.int64, copy=False)
+
+
 def each_worker(
     env_ids: Sequence[int], shares: Sequence[int], each: Sequence[Sequence[Any]], shared: Sequence[Any]
 ) -> dict[int, tuple[Any, ...]]:
@@ -83,14 +100,19 @@ def each_worker(
 
 
 def without_mask(options: Any, num_envs: int) -> tuple[Sequence[int], Any]:
-    """Whom a reset is for, and the options without the mask that says so; the caller's dict is not changed.
+    """Whom a reset is for, and the options without the mask that says so; the caller's are not changed.
 
     Raises:
-        TypeError, ValueError: the mask, or a list of options, is not as Gymnasium wants it.
+        TypeError, ValueError: the options are neither a mapping nor a list with one for each, or the mask is not as
+            Gymnasium wants it.
     """
-    if options is None or (isinstance(options, dict) and "reset_mask" not in options):
+    if options is None or (isinstance(options, Mapping) and "reset_mask" not in options):
         return range(num_envs), options
-    if not isinstance(options, dict):
+    if not isinstance(options, Mapping):
+        if not isinstance(options, list | tuple):
+            raise TypeError(
+                f"options must be a dict for all sub-environments, or a list with one for each, got {type(options)}"
+            )
         if len(options) != num_envs:
             raise ValueError(f"options for each sub-environment must be {num_envs}, got {len(options)}")
         return range(num_envs), list(options)

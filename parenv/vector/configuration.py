@@ -19,10 +19,6 @@ from parenv.process.cores import own_cores, usable_cores
 OnWorkerDeath = Literal["raise", "restart"]
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
-STEP_OVERHEAD_S, WORKER_OVERHEAD_S = 30e-6, 12e-6
-"""What a parallel step costs beside the sub-environments, and for each worker more: estimates. With two workers, 50 to
-80 microseconds in all were measured where waking another core takes 30."""
-
 
 @dataclass(frozen=True)
 class VectorPlan:
@@ -132,22 +128,6 @@ def make_vector_plan(
         cores=own_cores(workers) if options.threads == 1 and placement is None else None,
         placement=placement,
     )
-
-
-def parallel_pays(step_s: float, shares: Sequence[int], cores: int) -> bool:
-    """Whether workers are expected to be faster than stepping in the caller's process.
-
-    Args:
-        step_s: seconds per env step.
-        shares: sub-environments of each worker.
-        cores: that may be used.
-
-    >>> parallel_pays(5e-6, (32, 32), cores=2), parallel_pays(5e-6, (4, 4), cores=2)
-    (True, False)
-    """
-    crowding = max(1.0, len(shares) / cores)
-    parallel = max(shares) * step_s * crowding + STEP_OVERHEAD_S + WORKER_OVERHEAD_S * len(shares)
-    return parallel < sum(shares) * step_s
 
 
 def _workers(num_workers: int | str | None, num_envs: int, max_concurrency: int | None) -> int:

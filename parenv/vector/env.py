@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 from gymnasium import Env, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.options import Placing, WorkerOptions
-from parenv.process.cores import usable_cores
-from parenv.vector.arguments import each_seed, each_value, without_mask
-from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan, parallel_pays
-from parenv.vector.session import Session, StepResults
+from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
+from parenv.vector.choosing import begin
+from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan
+from parenv.vector.session import StepResults
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
 _IDLE = ""
@@ -53,6 +51,10 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             :meth:`send` to one half of the sub-environments while the other is under way. ``num_workers`` has to be
             given, and counts the workers on all hosts; a host that is lost is the death of its workers, and those that
             are restarted wait up to ``WorkerOptions.start_timeout_s`` for another.
+
+    Attributes:
+        num_workers: worker processes; 0: everything in this process.
+        measured_step_s: seconds that an env step was found to take; ``None`` where nothing was measured.
 
     Raises:
         ConfigurationError: an argument is wrong, or cannot be honoured.
@@ -105,11 +107,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = plan.mode
         self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
-        session = Session(plan, copy)
-        if plan.measured and not parallel_pays(session.measured_step(), plan.shares, usable_cores()):
-            session.close(plan.options.close_timeout_s)
-            plan = replace(plan, shares=(plan.num_envs,), inline=True)
-            session = Session(plan, copy)
+        plan, session, self.measured_step_s = begin(plan, copy)
         self._session = session
         self._pending, self._is_closed = _IDLE, False
         self._close_timeout_s = plan.options.close_timeout_s
@@ -144,8 +142,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             seed: ``None``; an integer, which gives ``seed + i`` to the ``i``-th; or a list with one for each.
-            options: a dict for all of them, or a list with one for each. ``reset_mask``, bool ``[num_envs]``, is taken
-                out of a copy of the dict.
+            options: a mapping for all of them, or a list with one for each. ``reset_mask``, bool ``[num_envs]``, is
+                taken out of a copy.
 
         Returns:
             Observations of all, and infos.
@@ -174,7 +172,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """Step all sub-environments.
 
         Args:
-            actions: ``[num_envs, ...]``, as :attr:`action_space` has it.
+            actions: ``[num_envs, ...]``, as :attr:`action_space` has it; arrays are made of lists and tensors.
 
         Returns:
             Observations; rewards, float64 ``[num_envs]``; terminated and truncated, bool ``[num_envs]``; infos.
@@ -208,19 +206,15 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             actions: one for each of them, batched as in :meth:`step`.
-            env_ids: which; all by default. None of them may be under way.
+            env_ids: which, as integers; all by default. None of them may be under way.
 
         Raises:
+            ValueError: ``env_ids`` are no such integers, or there is another number of actions.
             AlreadyPendingCallError: one of them is under way, or another call is.
             ResetNeeded: with ``DISABLED``: the episode of one of them has ended.
         """
         self._check_idle("send")
-        ids = np.arange(self.num_envs) if env_ids is None else np.asarray(env_ids, np.int64).reshape(-1)
-        each = ids.tolist()
-        if not each or min(each) < 0 or max(each) >= self.num_envs or len(set(each)) < len(each):
-            raise ValueError(
-                f"env_ids must be different numbers from 0 to {self.num_envs - 1}, at least one, got {each}"
-            )
+        ids = as_env_ids(env_ids, self.num_envs)
         if busy := self._session.in_flight(ids):
             raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
         self._session.send(actions, ids)

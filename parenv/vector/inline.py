@@ -14,6 +14,7 @@ from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import Progress, header_bytes
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Remarks
+from parenv.vector.team import Members
 from parenv.worker.step_station import StepJob, StepStation
 
 
@@ -27,7 +28,8 @@ class InlineTeam:
     def __init__(self, job: StepJob) -> None:
         self._progress = Progress(np.zeros(header_bytes(1), np.uint8), 0)
         self._station = StepStation(job, Sender(0, 0), self._progress)
-        self.ready = [self._station.ready()]
+        first = self._station.envs[0]
+        self.members = Members([self._station.spaces()], first.metadata, first.render_mode)
         self._pending: list[Callable[[], None]] = []
         self._ordered = 0
         self._remarks: list[Remarks] = []

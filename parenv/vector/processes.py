@@ -29,6 +29,8 @@ from parenv.process.doorbell import ALL, Doorbell
 from parenv.protocol.messages import Actions, Ready, Remarks, Rows
 from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.configuration import VectorPlan
+from parenv.vector.spaces import rebuilt
+from parenv.vector.team import Members
 from parenv.worker.step_station import StepJob
 
 WORKER_ENTRY = "parenv.worker.stepping:main"
@@ -80,7 +82,9 @@ class ProcessTeam:
         self._dtypes: Any = None
         self.closed = False
         try:
-            self.ready: list[Ready] = self._crew.start(self._launch(), plan.options.start_timeout_s)
+            ready: list[Ready] = self._crew.start(self._launch(), plan.options.start_timeout_s)
+            first = ready[0].extras
+            self.members = Members(rebuilt(ready), first["metadata"], first["render_mode"])
         except BaseException:
             self.close(plan.options.close_timeout_s)
             raise

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
 from parenv.memory.board import Board
@@ -19,12 +20,18 @@ class Results:
 
     Args:
         board: the board.
+        space: whose leaves lie there.
         copy: whether observations of all rows are copies, or arrays over the board.
     """
 
-    def __init__(self, board: Board, copy: bool) -> None:
+    def __init__(self, board: Board, space: Space[Any], copy: bool) -> None:
         self._board, self._copy = board, copy
         self._leaves = board.spec.observations
+        self._empty = {
+            i: dict if isinstance(part, spaces.Dict) else tuple
+            for i, part in enumerate(flatten(self._leaves, space))
+            if isinstance(part, spaces.Dict | spaces.Tuple)
+        }
         self._single = is_single(self._leaves)
         self._lists: dict[int, list[Any]] = {
             i: [None] * board.spec.num_envs for i, leaf in enumerate(self._leaves) if leaf.dtype is None
@@ -80,6 +87,8 @@ class Results:
 
     def _leaf(self, i: int, env_ids: Any) -> Any:
         rows = self._board.observations[i]
+        if i in self._empty:
+            return self._empty[i]()
         if rows is None:
             values = self._lists[i]
             return tuple(values) if env_ids is None else tuple(values[env_id] for env_id in env_ids.tolist())

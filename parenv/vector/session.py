@@ -27,7 +27,6 @@ from parenv.vector.spaces import board_spec, join_spaces
 from parenv.vector.team import Team
 from parenv.worker.step_station import StepJob
 
-MEASURE_S = 0.05
 _ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
@@ -55,7 +54,7 @@ class Session:
             raise
         num_envs = plan.num_envs
         self._all = range(num_envs)
-        self._results = Results(self._board, copy)
+        self._results = Results(self._board, self.spaces.first_observation, copy)
         self.read_infos = self._results.infos
         self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
         self._ends = Ends(self._board, plan.mode)
@@ -202,10 +201,10 @@ class Session:
         answers = self._answers(timeout, name)
         return tuple(answer for worker in sorted(answers) for answer in answers[worker])
 
-    def measured_step(self) -> float:
+    def measured_step(self, timeout: float) -> float:
         """Seconds per env step of a sub-environment that one worker makes for it."""
-        self._question = self.team.begin("measure", {0: ([], MEASURE_S)})
-        (step_s,) = self._answers(None, "the measurement of a step")[0]
+        self._question = self.team.begin("measure", {0: ([],)})
+        (step_s,) = self._answers(timeout, "the measurement of a step")[0]
         return float(step_s)
 
     def close(self, timeout_s: float) -> None:
@@ -214,10 +213,10 @@ class Session:
 
     def _get_to_know(self) -> None:
         """Ask what the sub-environments are like, and make the board for them."""
-        plan, ready = self._plan, self.team.ready
-        self.spaces = join_spaces(ready, plan.observation_mode)
-        self.metadata = {**ready[0].extras["metadata"], "autoreset_mode": plan.mode}
-        self.render_mode = ready[0].extras["render_mode"]
+        plan, members = self._plan, self.team.members
+        self.spaces = join_spaces(members.spaces, plan.observation_mode)
+        self.metadata = {**members.metadata, "autoreset_mode": plan.mode}
+        self.render_mode = members.render_mode
         self._board = self.team.lay_out(board_spec(self.spaces, plan.num_envs, plan.mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from parenv.protocol.messages import Ready
 from parenv.vector.configuration import ObservationMode
 
 INFO_BYTES = 1024
+SpacesOfWorker = Mapping[str, tuple[Sequence[Space[Any]], Sequence[int]]]
+"""By name, the different spaces of a worker's sub-environments, and which of them each has."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,29 @@ class Spaces:
     action: Space[Any]
 
 
-def join_spaces(ready: Sequence[Ready], mode: ObservationMode) -> Spaces:
+def rebuilt(ready: Sequence[Ready]) -> list[SpacesOfWorker]:
+    """The spaces that workers describe; the first ones are sampled as those of the first sub-environment are.
+
+    Raises:
+        ProtocolError: a description is none.
+    """
+    found: list[SpacesOfWorker] = [
+        {name: (list(map(rebuild, described)), which) for name, (described, which) in one.spaces.items()}
+        for one in ready
+    ]
+    for name, of_each in ready[0].extras["generators"].items():
+        set_generators(found[0][name][0][0], of_each)
+    return found
+
+
+def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode) -> Spaces:
     """Check that the sub-environments go together.
 
     Raises:
         RuntimeError: they do not, as ``SyncVectorEnv`` has it.
     """
-    num_envs = sum(one.num_envs for one in ready)
-    observations, which = _distinct(ready, "observation_space")
-    first = observations[0]
+    observations, which = _distinct(of_workers, "observation_space")
+    num_envs, first = len(which), observations[0]
     if isinstance(mode, tuple):
         batched, single = mode
     elif mode == "same":
@@ -64,7 +80,7 @@ def join_spaces(ready: Sequence[Ready], mode: ObservationMode) -> Spaces:
                 f"the observation space of env_id {which.index(number)}, {space}, does not go together with {single} "
                 f"for observation_mode={mode!r}{hint}"
             )
-    actions, which = _distinct(ready, "action_space")
+    actions, which = _distinct(of_workers, "action_space")
     if len(actions) > 1:
         raise RuntimeError(
             f"the action space of env_id {which.index(1)}, {actions[1]}, is not that of env_id 0, {actions[0]}: "
@@ -80,21 +96,15 @@ def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> BoardSpec:
     return BoardSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
 
 
-def _distinct(ready: Sequence[Ready], name: str) -> tuple[list[Space[Any]], list[int]]:
-    """The different spaces of that name, as Gymnasium compares them, and which of them each sub-environment has.
-
-    The first one is sampled as that of the first sub-environment is.
-    """
+def _distinct(of_workers: Sequence[SpacesOfWorker], name: str) -> tuple[list[Space[Any]], list[int]]:
+    """The different spaces of that name, as Gymnasium compares them, and which of them each sub-environment has."""
     distinct: list[Space[Any]] = []
     which: list[int] = []
-    for one in ready:
-        descriptions, of_each = one.spaces[name]
+    for spaces in of_workers:
         numbers = []
-        for space in map(rebuild, descriptions):
+        for space in spaces[name][0]:
             numbers.append(next((i for i, other in enumerate(distinct) if other == space), len(distinct)))
             if numbers[-1] == len(distinct):
                 distinct.append(space)
-        which += [numbers[i] for i in of_each]
-    if (of_each := ready[0].extras["generators"].get(name)) is not None:
-        set_generators(distinct[0], of_each)
+        which += [numbers[i] for i in spaces[name][1]]
     return distinct, which

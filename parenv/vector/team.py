@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from parenv.memory.board import Board, BoardSpec
-from parenv.protocol.messages import Actions, Ready, Remarks
+from parenv.protocol.messages import Actions, Remarks
+from parenv.vector.spaces import SpacesOfWorker
+
+
+@dataclass(frozen=True)
+class Members:
+    """What sub-environments are like.
+
+    Args:
+        spaces: of each worker's.
+        metadata: of the first.
+        render_mode: of the first.
+    """
+
+    spaces: Sequence[SpacesOfWorker]
+    metadata: Mapping[str, Any]
+    render_mode: str | None
 
 
 class Team(Protocol):
     """Steps sub-environments: processes, or this one."""
 
     @property
-    def ready(self) -> Sequence[Ready]:
-        """What there is, by worker."""
+    def members(self) -> Members:
+        """What its sub-environments are like."""
 
     @property
     def closed(self) -> bool:

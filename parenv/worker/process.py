@@ -13,10 +13,13 @@ import cloudpickle
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import STACK_SIGNAL
+from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Failure
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.worker import Worker
+
+MAX_ATTRIBUTE_BYTES = 1 << 16
 
 
 def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int) -> int:
@@ -69,7 +72,7 @@ def _give_up(worker: Worker, error: BaseException, call: int) -> None:
 
 
 def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, more: int = 0) -> Failure:
-    """An exception as a message."""
+    """An exception as a message; of its attributes, those that are plain data, and not much of it."""
     kind, text = type(error), str(error)
     if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0]  # Which it shows in quotes, and would do so again.
@@ -81,4 +84,5 @@ def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, mo
         kind=[kind.__module__, kind.__qualname__],
         message=text,
         traceback="".join(traceback.format_exception(error)),
+        attributes={name: value for name, value in vars(error).items() if is_data(value, MAX_ATTRIBUTE_BYTES)},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.envs.batch import EnvBatch, Trouble
 from parenv.envs.factories import Factories
-from parenv.envs.seeding import environment_seed
-from parenv.errors import ConfigurationError, NotDataError
+from parenv.envs.seeding import RandomState, environment_seed
+from parenv.errors import ConfigurationError
 from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
 from parenv.memory.kinds import kind_numbers
@@ -23,11 +24,12 @@ from parenv.memory.progress import Progress
 from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe
 from parenv.options import WorkerOptions
-from parenv.protocol.data import pack
+from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Ready, Remarks
 
-MIN_MEASURED_STEPS = 20
+SPACES = ("observation_space", "action_space")
+MEASURE_S, MAX_MEASURE_S, MIN_MEASURED_STEPS = 0.05, 1.0, 20
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,16 @@ class StepStation:
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
-        first = self.envs[0]
-        names = ("observation_space", "action_space")
-        spaces = {name: _each_once([getattr(env, name) for env in self.envs]) for name in names}
-        sampling = {name: of for name in names if _is_data(of := generators(getattr(first, name)))}
-        metadata = {key: value for key, value in first.metadata.items() if _is_data(value)}
+        first, spaces = self.envs[0], self.spaces()
+        described = {name: [list(map(describe, distinct)), which] for name, (distinct, which) in spaces.items()}
+        sampling = {name: of for name in spaces if is_data(of := generators(getattr(first, name)))}
+        metadata = {key: value for key, value in first.metadata.items() if is_data(value)}
         extras = {"metadata": metadata, "render_mode": first.render_mode, "generators": sampling}
-        return Ready(spaces, len(self.envs), extras, [])
+        return Ready(described, len(self.envs), extras, [])
+
+    def spaces(self) -> dict[str, tuple[list[Any], list[int]]]:
+        """The different spaces of the sub-environments by name, and which of them each has."""
+        return {name: _each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
 
     def lay_out(self, board: Board) -> None:
         """Be told where the board is."""
@@ -117,7 +122,7 @@ class StepStation:
             self.batch.reset(columns, seeds, options)
             return []
         if method == "measure":
-            return [self._measure(*arguments)]
+            return [self._measure()]
         answers = self._each(columns, _METHODS[method], arguments)
         self.batch.find_steps(columns)
         return answers
@@ -144,24 +149,24 @@ class StepStation:
             for env in self.envs:
                 stack.callback(env.close)
 
-    def _measure(self, seconds: float) -> float:
+    def _measure(self) -> float:
         """Seconds per env step, resets included, of one more sub-environment that is thrown away."""
-        env = self._job.factories.make(self.first_env_id)
-        env.action_space.seed(0)
-        env.reset(seed=0)
-        steps, began = 0, time.perf_counter()
-        while time.perf_counter() - began < seconds or steps < MIN_MEASURED_STEPS:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            if terminated or truncated:
-                env.reset()
-            steps += 1
-        cost = (time.perf_counter() - began) / steps
-        began = time.perf_counter()
-        for _ in range(steps):
-            env.action_space.sample()
-        sampling = (time.perf_counter() - began) / steps
-        env.close()
-        return max(cost - sampling, 0.0)
+        self._progress.begin("measuring a step", self.first_env_id)
+        with RandomState(0), contextlib.closing(self._job.factories.make(self.first_env_id)) as env:
+            # A copy, because other environments may have the same space.
+            space = copy.deepcopy(env.action_space)
+            space.seed(0)
+            env.reset(seed=0)
+            steps, cost, began = 0, 0.0, time.perf_counter()
+            while cost < MEASURE_S or (steps < MIN_MEASURED_STEPS and cost < MAX_MEASURE_S):
+                _, _, terminated, truncated, _ = env.step(space.sample())
+                if terminated or truncated:
+                    env.reset()
+                steps, cost = steps + 1, time.perf_counter() - began
+            began = time.perf_counter()
+            for _ in range(steps):
+                space.sample()
+            return max(cost - (time.perf_counter() - began), 0.0) / steps
 
     def _each(self, columns: Sequence[int], function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         answers = []
@@ -203,8 +208,8 @@ def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
 _METHODS: dict[str, Callable[..., Any]] = {"call": _call, "set_attr": _set_attr, "is_wrapped": _is_wrapped}
 
 
-def _each_once(spaces: Sequence[Any]) -> list[Any]:
-    """Different spaces described once each, and which environment has which."""
+def _each_once(spaces: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Different spaces once each, and which environment has which."""
     distinct: list[Any] = []
     which = []
     for space in spaces:
@@ -212,12 +217,4 @@ def _each_once(spaces: Sequence[Any]) -> list[Any]:
         if found == len(distinct):
             distinct.append(space)
         which.append(found)
-    return [[describe(space) for space in distinct], which]
-
-
-def _is_data(value: Any) -> bool:
-    try:
-        pack(value)
-    except NotDataError:
-        return False
-    return True
+    return distinct, which

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from scripts import printed_by
 from stable_baselines3 import A2C, DQN, PPO, SAC, HerReplayBuffer
@@ -27,6 +27,7 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
     VecVideoRecorder,
 )
+from videos import keep_frames, videos_in
 
 from parenv import ConfigurationError, NotDataError
 from parenv.adapters.sb3 import ParallelVecEnv
@@ -139,6 +140,45 @@ def test_a_trace_is_that_of_a_dummy_vec_env(name: str, num_workers: int) -> None
     assert any(results[2].any() for results in expected[2::2])
 
 
+class Constant(gym.Env[Any, Any]):
+    """Observes the same in every step of its short episodes."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation_space: Any, observation: Any) -> None:
+        self.observation_space, self.observation = observation_space, observation
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self.observation, {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.observation, np.float64(0.1), self.steps == 3, False, {}
+
+
+PIXELS, NUMBERS = spaces.Box(0, 255, (4, 4, 1), np.uint8), spaces.Box(-9, 9, (3,), np.float32)
+OBSERVED: dict[str, tuple[Any, Any]] = {
+    "pixels": (PIXELS, np.full((4, 4, 1), 200, np.uint8)),
+    "floats": (NUMBERS, np.full(3, 0.1, np.float32)),
+    "wider floats": (NUMBERS, np.full(3, 0.1)),
+    "integers": (NUMBERS, np.arange(3)),
+    "a list": (NUMBERS, [0.1, 0.2, 0.3]),
+    "narrower floats": (spaces.Box(-9, 9, (3,), np.float64), np.full(3, 0.1, np.float32)),
+    "half floats": (spaces.Box(-9, 9, (3,), np.float16), np.full(3, 0.1, np.float32)),
+    "a number": (spaces.Discrete(5), np.int32(3)),
+    "bits": (spaces.MultiBinary(3), np.array([1, 0, 1])),
+    "a dict": (spaces.Dict(pixels=PIXELS, numbers=NUMBERS), {"pixels": PIXELS.high, "numbers": np.full(3, 0.1)}),
+}
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("name", OBSERVED)
+def test_observations_have_the_dtype_that_they_have_in_a_dummy_vec_env(name: str, num_workers: int) -> None:
+    env_fns = [lambda: Constant(*OBSERVED[name])] * N
+    assert_same(trace(ParallelVecEnv(env_fns, num_workers=num_workers), 5), trace(DummyVecEnv(env_fns), 5))
+
+
 def test_the_ended_episode_is_told_and_truncation_is_flagged_on_every_step() -> None:
     results = trace(ParallelVecEnv([lambda: Monitor(pendulum())] * N, num_workers=2))[2::2]
     for number, (_, _, dones, infos) in enumerate(results, 1):
@@ -248,28 +288,13 @@ def test_without_images_there_is_a_warning() -> None:
     envs.close()
 
 
-class Clip:
-    """In place of moviepy's, where that is not installed: keeps what would be encoded."""
-
-    def __init__(self, frames: list[Any], fps: int) -> None:
-        self.frames, self.fps = frames, fps
-
-    def write_videofile(self, path: str) -> None:
-        np.savez(path + ".npz", frames=np.array(self.frames), fps=self.fps)
-
-
 def test_a_video_recorder_gets_its_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ["moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"]
-    for name in parts:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules[parts[-1]].ImageSequenceClip = Clip  # type: ignore[attr-defined]
+    keep_frames(monkeypatch)
     envs = make_vec_env("CartPole-v1", 2, seed=1, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": 2})
     recorder = VecVideoRecorder(envs, str(tmp_path), lambda step: step == 0, video_length=5)
     trace(recorder, 6)
-    (path,) = tmp_path.iterdir()
-    with np.load(path) as video:
-        assert video["frames"].shape == (6, 800, 600, 3)
-        assert video["fps"] == 50
+    ((frames, fps),) = videos_in(tmp_path).values()
+    assert (frames.shape, fps) == ((6, 800, 600, 3), 50)
 
 
 def test_closing_twice_is_fine() -> None:
@@ -341,6 +366,29 @@ def test_an_algorithm_learns_on_it(algorithm: Any, env_id: str, arguments: dict[
     assert model.num_timesteps >= 900
     assert len(model.ep_info_buffer) > 0
     envs.close()
+
+
+@pytest.mark.soak
+def test_ppo_solves_cartpole_on_it() -> None:
+    torch.set_num_threads(1)
+    envs = make_vec_env("CartPole-v1", 8, seed=1, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": 2})
+    model = PPO(
+        "MlpPolicy",
+        envs,
+        learning_rate=lambda left: 1e-3 * left,
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        clip_range=lambda left: 0.2 * left,
+        device="cpu",
+        seed=1,
+    )
+    model.learn(100_000)
+    mean_return, _ = evaluate_policy(model, envs, 100)
+    envs.close()
+    assert mean_return >= 475
 
 
 def test_hindsight_replay_has_its_rewards_computed_where_the_environments_are() -> None:

@@ -9,18 +9,18 @@ import inspect
 import multiprocessing
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import vector as wrappers
 from sampling import one_in
 
 import parenv
@@ -46,6 +46,13 @@ class Custom(spaces.Space[Any]):
 
     def __repr__(self) -> str:
         return "Custom()"
+
+
+class Even(spaces.Discrete):
+    """Samples in a way of its own."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        return super().sample() // 2 * 2
 
 
 class Talker(gym.Env[Any, Any]):
@@ -95,6 +102,9 @@ class Talker(gym.Env[Any, Any]):
 
     def secret(self) -> Any:
         return object()
+
+    def told(self) -> tuple[str, dict[str, Any]]:
+        return type(self.options).__name__, dict(self.options)
 
     def _observation(self) -> Any:
         return self._observes(self.env_id, self.steps) if self._observes else self.observation_space.sample()
@@ -163,11 +173,95 @@ def test_actions_of_every_space_reach_the_environments_as_by_sync_vector_env(nam
     assert_as_sync(talkers(acted=SPACES[name]))
 
 
+EMPTY: dict[str, Any] = {
+    "Dict in a Dict": spaces.Dict(a=BOX, b=spaces.Dict()),
+    "Tuple in a Dict": spaces.Dict(a=BOX, b=spaces.Tuple([])),
+    "Dict in a Tuple": spaces.Tuple([spaces.Dict(), spaces.Discrete(3)]),
+    "Tuple in a Tuple": spaces.Tuple([BOX, spaces.Tuple([])]),
+    "nothing else": spaces.Dict(a=spaces.Dict(b=spaces.Dict()), c=spaces.Tuple([])),
+    "Dict": spaces.Dict(),
+    "Tuple": spaces.Tuple([]),
+}
+
+
+@pytest.mark.parametrize(("name", "num_workers"), one_in(2, EMPTY, [0, 2]))
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_empty_parts_of_observations_are_empty_as_by_sync_vector_env(
+    name: str, num_workers: int, mode: AutoresetMode
+) -> None:
+    assert_as_sync(talkers(observed=EMPTY[name]), mode, num_workers)
+
+
+def test_rows_that_are_received_have_empty_parts_too() -> None:
+    with parallel(talkers(observed=EMPTY["Dict in a Dict"]), num_workers=2, batch_size=2) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(N, np.int64))
+        observations = envs.recv()[0]
+        assert (observations["a"].shape, observations["b"]) == ((2, 2, 3), {})
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("role", ["observed", "acted"])
+def test_keys_of_dict_spaces_that_are_no_strings_are_refused(role: str, num_workers: int) -> None:
+    spoken: Any = {role: spaces.Dict({1: BOX, 2: spaces.Discrete(3)})}
+    with pytest.raises(ConfigurationError, match="keys of a Dict space must be strings, got 1: rename it in"):
+        ParallelVectorEnv(talkers(**spoken), num_workers=num_workers)
+
+
 @INLINE_OR_NOT
 def test_observations_of_a_custom_space_come_as_a_tuple(num_workers: int) -> None:
     with parallel(talkers(observed=Custom()), num_workers=num_workers) as envs:
         observations, _ = envs.reset(seed=1)
         assert [list(one) for one in observations] == [["anything"]] * N
+
+
+CUSTOM: dict[str, Any] = {
+    "custom": Custom(),
+    "in a dict": spaces.Dict(a=Custom(), b=spaces.Discrete(3)),
+    "in a tuple": spaces.Tuple([BOX, Custom()]),
+    "in a sequence": spaces.Sequence(Custom()),
+    "in one of two": spaces.OneOf([Custom(), spaces.Discrete(2)]),
+    "a subclass": Even(9),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_in_process_the_spaces_are_those_of_the_environments(name: str) -> None:
+    makers = talkers(observed=CUSTOM[name], acted=CUSTOM[name])
+    with parallel(makers, num_workers=0) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
+        for each in (envs, reference):
+            assert type(each.single_action_space) is type(CUSTOM[name])
+            each.action_space.seed(5)
+        samples = [envs.action_space.sample() for _ in range(3)]
+        assert_same(samples, [reference.action_space.sample() for _ in range(3)])
+        assert envs.single_action_space is envs._session.team._station.envs[0].action_space
+        assert_same(envs.reset(seed=1), reference.reset(seed=1))
+        assert_same(envs.step(samples[0]), reference.step(samples[0]))
+        assert_same(envs.get_attr("actions"), reference.get_attr("actions"))
+
+
+@pytest.mark.parametrize("name", ["custom", "in a dict", "in a tuple"])
+def test_with_workers_a_custom_space_cannot_be_sampled_and_the_error_says_what_can_be_done(name: str) -> None:
+    makers = talkers(acted=CUSTOM[name])
+    with parallel(makers, num_workers=2) as envs, contextlib.closing(SyncVectorEnv(makers)) as reference:
+        envs.action_space.seed(5)
+        with pytest.raises(NotImplementedError, match=r"Custom\(\) .* cannot be sampled .* num_workers=0"):
+            envs.action_space.sample()
+        actions = reference.action_space.sample()
+        for each in (envs, reference):
+            each.reset(seed=1)
+            each.step(actions)
+        assert_same(envs.get_attr("actions"), reference.get_attr("actions"))
+
+
+@INLINE_OR_NOT
+def test_what_metadata_there_is_depends_on_where_the_environments_are(num_workers: int) -> None:
+    class Described(Talker):
+        metadata: dict[str, Any] = {**Talker.metadata, "maker": Talker}  # noqa: RUF012
+
+    with parallel([Described] * N, num_workers=num_workers) as envs:
+        kept = Talker.metadata if num_workers else Described.metadata
+        assert envs.metadata == {**kept, "autoreset_mode": AutoresetMode.NEXT_STEP}
 
 
 class Reusing(Talker):
@@ -374,6 +468,36 @@ def test_a_list_of_actions_is_as_good_as_an_array(num_workers: int) -> None:
         envs.reset(seed=0)
         envs.step([0, 1, 2])
         assert envs.get_attr("actions") == (["np.int64(0)"], ["np.int64(1)"], ["np.int64(2)"])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_a_tensor_of_actions_is_as_good_as_an_array(dtype: torch.dtype, num_workers: int) -> None:
+    actions = torch.tensor([0, 1, 2], dtype=dtype)
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.step(actions)
+        assert envs.get_attr("actions") == tuple([repr(one)] for one in actions.numpy())
+
+
+TENSORS = {"graph": torch.zeros(N, 2, requires_grad=True), "bfloat16": torch.zeros(N, 2, dtype=torch.bfloat16)}
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_that_is_no_array_is_refused_and_nothing_is_stepped(
+    tensor: torch.Tensor, nested: bool, num_workers: int
+) -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    acted, actions = (spaces.Dict(a=box), {"a": tensor}) if nested else (box, tensor)
+    with parallel(talkers(acted=acted), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        for refused in (envs.step, envs.send):
+            with pytest.raises((RuntimeError, TypeError), match=r"detach\(\)|BFloat16"):
+                refused(actions)
+        good = tensor.detach().float()
+        assert envs.step({"a": good} if nested else good)[1].tolist() == [0.5] * N
 
 
 @INLINE_OR_NOT
@@ -737,6 +861,28 @@ def test_options_come_alone_or_one_for_each(num_workers: int) -> None:
 
 
 @INLINE_OR_NOT
+@pytest.mark.parametrize("kind", [OrderedDict, UserDict])
+def test_options_may_be_any_mapping(kind: Any, num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(seed=1, options=kind(a=1))
+        assert envs.call("told") == ((kind.__name__, {"a": 1}),) * N
+        options = kind(b=2, reset_mask=np.array([False, True, True]))
+        envs.reset(options=options)
+        assert [said for _, said in envs.call("told")] == [{"a": 1}, {"b": 2}, {"b": 2}]
+        assert "reset_mask" in options
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("options", ["abc", 5, {1, 2, 3}, np.zeros(N), {"a": 1}.items()], ids=repr)
+def test_options_that_are_neither_a_mapping_nor_a_list_are_refused(options: Any, num_workers: int) -> None:
+    with parallel(talkers(), num_workers=num_workers) as envs:
+        envs.reset(options={"a": 1})
+        with pytest.raises(TypeError, match="options must be a dict for all sub-environments, or a list with one for"):
+            envs.reset(options=options)
+        assert envs.get_attr("options") == ({"a": 1},) * N
+
+
+@INLINE_OR_NOT
 def test_a_step_beyond_the_end_of_an_episode_needs_a_reset_if_nobody_else_resets(num_workers: int) -> None:
     actions = np.zeros(N, np.int64)
     with parallel(talkers(), num_workers=num_workers, autoreset_mode="Disabled") as envs:
@@ -859,39 +1005,6 @@ def test_make_vec_takes_an_id_with_its_module_or_without_a_version(
         parenv.make_vec("NoSuchEnvironment")
 
 
-# Gymnasium's vector wrappers.
-
-PENDULUM: Any = functools.partial(gym.make, "Pendulum-v1", max_episode_steps=4)
-WRAPPERS: dict[str, Callable[[Any], Any]] = {
-    "RecordEpisodeStatistics": wrappers.RecordEpisodeStatistics,
-    "NormalizeObservation": wrappers.NormalizeObservation,
-    "NormalizeReward": wrappers.NormalizeReward,
-    "DictInfoToList": lambda envs: wrappers.DictInfoToList(wrappers.RecordEpisodeStatistics(envs)),
-    "FlattenObservation": wrappers.FlattenObservation,
-    "ClipReward": lambda envs: wrappers.ClipReward(envs, -1, 1),
-    "ClipAction": wrappers.ClipAction,
-    "RescaleAction": lambda envs: wrappers.RescaleAction(envs, -1.0, 1.0),
-    "TransformAction": lambda envs: wrappers.TransformAction(envs, lambda actions: actions / 2),
-    "TransformObservation": lambda envs: wrappers.TransformObservation(envs, lambda observations: observations + 1),
-    "DtypeObservation": lambda envs: wrappers.DtypeObservation(envs, np.float64),
-    "ReshapeObservation": lambda envs: wrappers.ReshapeObservation(envs, (3, 1)),
-}
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # from their Box, cast to another dtype
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_vector_wrappers_work_as_on_sync_vector_env(name: str) -> None:
-    with (
-        contextlib.closing(WRAPPERS[name](ParallelVectorEnv([PENDULUM] * N, num_workers=2))) as envs,
-        contextlib.closing(WRAPPERS[name](SyncVectorEnv([PENDULUM] * N))) as reference,
-    ):
-        reference.action_space.seed(0)
-        assert str(envs.reset(seed=0)) == str(reference.reset(seed=0))
-        for _ in range(7):
-            actions = reference.action_space.sample()
-            assert_same(envs.step(actions), reference.step(actions), ignored=("t",))
-
-
 # send and recv.
 
 
@@ -992,12 +1105,24 @@ def test_send_and_recv_out_of_turn_say_so(num_workers: int) -> None:
             with pytest.raises(AlreadyPendingCallError, match="2 sub-environments are under way"):
                 call()
         for wrong in ([3], [-1], [1, 1], []):
-            with pytest.raises(ValueError, match="env_ids must be different numbers from 0 to 2"):
+            with pytest.raises(ValueError, match="env_ids must be different integers from 0 to 2"):
                 envs.send(np.zeros(len(wrong), np.int64), wrong)
         assert sorted(envs.recv()[4]["env_id"].tolist()) == [0, 2]
         with pytest.raises(NoAsyncCallError, match="only 0 are under way"):
             envs.recv()
         assert envs.step(actions)[1].tolist() == [0.0, ledger_reward(1, 0, 1), ledger_reward(2, 0, 2)]
+
+
+@INLINE_OR_NOT
+def test_env_ids_are_integers_and_nothing_is_made_of_others(num_workers: int) -> None:
+    with parallel(ledgers(N), num_workers=num_workers, batch_size=1) as envs:
+        envs.reset(seed=0)
+        for wrong in (1.0, [1.5], np.ones(1), [True], np.ones(1, bool), "1", [None], {1}, torch.ones(1)):
+            with pytest.raises(ValueError, match="env_ids must be different integers from 0 to 2, at least one, got"):
+                envs.send(np.zeros(1, np.int64), wrong)
+        for right in (1, np.uint8([1]), (1,), range(1, 2), torch.tensor([1])):
+            envs.send(np.zeros(1, np.int64), right)
+            assert envs.recv()[4]["env_id"].tolist() == [1]
 
 
 def test_actions_of_several_dtypes_may_be_under_way_together() -> None:

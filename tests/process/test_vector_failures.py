@@ -36,7 +36,8 @@ N = 6
 
 
 class SimulatorError(RuntimeError):
-    pass
+    code: int
+    log: Any
 
 
 class Faulty(LedgerEnv):
@@ -92,7 +93,9 @@ def stop_me() -> None:
 
 
 def raise_error() -> None:
-    raise SimulatorError("the motor is hot")
+    error = SimulatorError("the motor is hot")
+    error.code, error.log = 3, np.arange(4)
+    raise error
 
 
 def run_into_it(envs: ParallelVectorEnv) -> None:
@@ -133,6 +136,8 @@ def test_an_environment_that_raises_comes_back_in_its_own_type_and_the_rest_stay
         cause = raised.value.__cause__
         assert isinstance(cause, SubEnvironmentError)
         assert (cause.worker, cause.env_id, cause.doing) == (1 if num_workers else 0, 3, where)
+        assert (raised.value.code, raised.value.log.tolist()) == (3, [0, 1, 2, 3])
+        assert raised.value.log.flags.writeable
         if num_workers:
             assert "raise_error" in cause.remote_traceback
         if where == "reset":

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import signal
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
+from comparison import assert_same
 
 from parenv import errors
 from parenv.crew.failures import from_failure
@@ -63,6 +66,35 @@ def test_the_text_of_an_error_is_that_of_the_worker(error: Exception) -> None:
     assert type(came) is type(error)
     if error.args == ("foo",) or not isinstance(error, KeyError):
         assert (str(came), came.args) == (str(error), error.args)
+
+
+class MotorError(Exception):
+    """Has more to say than its text."""
+
+    def __init__(self, motor: int, **more: Any) -> None:
+        self.motor, self.more = motor, more
+
+    def __str__(self) -> str:
+        return f"motor {self.motor} is hot"
+
+
+def test_attributes_of_an_error_that_are_plain_data_come_with_it() -> None:
+    error = MotorError(3, degrees=(90.5, None), limits=np.arange(3))
+    error.args, error.lock, error.history = (3,), threading.Lock(), np.zeros(100_000)  # type: ignore[attr-defined]
+    error.add_note("while climbing")
+    came = from_failure(failure_of(error, "step", 0), 0, 1, [0])
+    assert type(came) is MotorError
+    assert str(came) == "motor 3 is hot"
+    assert_same(came.more, {"degrees": (90.5, None), "limits": np.arange(3)})
+    assert set(vars(came)) == {"motor", "more", "__notes__"}
+    assert came.__notes__ == ["while climbing"]
+
+
+def test_what_a_worker_says_of_where_it_happened_is_not_taken_from_its_error() -> None:
+    failure = failure_of(ObservationError("too long", worker=7, env_id=9), "step", 0)
+    came = from_failure(failure, 1, 1, [0])
+    assert isinstance(came, ObservationError)
+    assert (came.worker, came.env_id) == (1, 0)
 
 
 def test_errors_are_caught_by_the_names_python_has_for_them() -> None:

@@ -27,6 +27,7 @@ STEPS = Ready(
 )
 ROLLOUTS = Ready([describe(BOX), describe(DISCRETE)], 2, [["value", [], "<f4", False]], [[["h"], [8], "<f8"]])
 SPEC = RolloutSpec(2, leaves(TEXT), leaves(TEXT))
+FAILURE = Failure(0, 0, 0, "step", ["builtins", "ValueError"], "no", "", {"code": 3})
 COMMIT = Commit(
     0,
     {("observations", 0): [["a", "b"]] * 3, ("actions", 0): [["a", "b"]] * 2, ("finals", 0): ["z"]},
@@ -42,10 +43,16 @@ COLUMNS = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1]]
 def test_what_honest_workers_say_is_let_through() -> None:
     check_ready(STEPS, steps=True)
     check_ready(ROLLOUTS, steps=False)
-    check_failure(Failure(0, 0, 0, "step", ["builtins", "ValueError"], "no", ""))
+    check_failure(FAILURE)
     check_commit(COMMIT, SPEC, 2, 1)
     check_commit(REPORT, GRADIENT, 2, 0)
     check_commit(replace(REPORT, report=[4, {}, COLUMNS]), EPISODES, 2, 0)
+
+
+@pytest.mark.parametrize("changed", [{"kind": "ValueError"}, {"attributes": [3]}, {"attributes": {3: "code"}}], ids=str)
+def test_a_failure_of_another_form_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        check_failure(replace(FAILURE, **changed))
 
 
 @pytest.mark.parametrize(

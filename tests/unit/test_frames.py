@@ -80,7 +80,7 @@ def test_another_version_is_refused_with_both_versions() -> None:
             "Commit.sequence is an integer of more than",
         ),
         ([header(kind=KINDS.index(Credit)) + b'[0,0,0,0,"x"]'], "Credit.snapshot must be bytes, got str"),
-        ([header(kind=KINDS.index(Failure)) + b"[0,0,0,null,[],1,1]"], "Failure.doing must be str, got NoneType"),
+        ([header(kind=KINDS.index(Failure)) + b"[0,0,0,null,[],1,1,1]"], "Failure.doing must be str, got NoneType"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -15,8 +15,9 @@ from gymnasium import Space, spaces
 from hypothesis import given, settings
 
 from parenv.errors import ConfigurationError, ProtocolError
+from parenv.memory.opaque import OpaqueSpace
 from parenv.memory.sampling import generators, set_generators
-from parenv.memory.spaces import MAX_SPACE_BYTES, Leaf, OpaqueSpace, describe, flatten, leaves, rebuild, unflatten
+from parenv.memory.spaces import MAX_SPACE_BYTES, Leaf, describe, flatten, leaves, rebuild, unflatten
 from parenv.protocol.data import pack, unpack
 
 SETTINGS = settings(max_examples=60, deadline=None)

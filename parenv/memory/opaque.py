@@ -1,0 +1,41 @@
+"""What stands in the driver for a space that only its worker knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import Space
+
+
+class OpaqueSpace(Space[Any]):
+    """Stands in the driver for a custom space of which only the text is known.
+
+    Args:
+        text: ``repr`` of the space in the worker.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpaqueSpace) and self.text == other.text
+
+    def contains(self, x: Any) -> bool:
+        """Every value: nothing is known about the space."""
+        return True
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        """Nothing.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            f"{self.text} is a custom space, which cannot be sampled here, because nothing that a worker sends is "
+            "unpickled: sample one of your own, or in a method of the environment by call(), or use a "
+            "ParallelVectorEnv with num_workers=0"
+        )

@@ -1,0 +1,152 @@
+"""num_workers="auto": what it chooses by which measurement, and that nothing else is changed by it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import time
+import types
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from comparison import assert_same
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from parenv import ParallelVectorEnv, SubEnvironmentError
+from parenv.vector import choosing, configuration
+from parenv.worker import step_station
+
+N = 4
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (choosing, configuration):
+        monkeypatch.setattr(module, "usable_cores", lambda: 2)
+
+
+class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
+    """A step costs 5 ms, which is worth a worker on any machine."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(5e-3)
+        return super().step(action)
+
+
+def cheap() -> Any:
+    return gym.make("CartPole-v1", max_episode_steps=6)
+
+
+def costly() -> Any:
+    return Sleepy(cheap())
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(("make", "num_workers"), [(cheap, 0), (costly, 2)])
+def test_workers_are_taken_where_steps_are_costly_and_traces_are_those_of_sync_vector_env(
+    make: Any, num_workers: int, mode: AutoresetMode
+) -> None:
+    with (
+        contextlib.closing(ParallelVectorEnv([make] * N, num_workers="auto", autoreset_mode=mode)) as envs,
+        contextlib.closing(SyncVectorEnv([cheap] * N, autoreset_mode=mode)) as reference,
+    ):
+        assert envs.num_workers == num_workers
+        assert envs.measured_step_s is not None
+        assert (envs.measured_step_s >= 5e-3) == (num_workers > 0)
+        reference.action_space.seed(0)
+        for seed in (3, None, [7, None, 9, 11]):
+            assert_same(envs.reset(seed=seed), reference.reset(seed=seed))
+            for _ in range(8):
+                actions = reference.action_space.sample()
+                assert_same(envs.step(actions), reference.step(actions))
+
+
+def test_where_the_number_is_given_nothing_is_measured() -> None:
+    with contextlib.closing(ParallelVectorEnv([cheap] * N, num_workers=1)) as envs:
+        assert envs.measured_step_s is None
+
+
+class Clocked(gym.Env[Any, Any]):
+    """Counts what is done with all of its kind, and draws from every random generator there is."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+    now = 0.0
+    counts: ClassVar[dict[str, int]]
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.step_s = step_s
+        self.counts["made"] += 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.full(2, random.random() + np.random.rand() - 1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.counts["steps"] += 1
+        Clocked.now += self.step_s
+        return np.full(2, random.random() + np.random.rand() - 1, np.float32), 0.0, False, False, {}
+
+    def close(self) -> None:
+        self.counts["closed"] += 1
+
+
+@pytest.fixture
+def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes only in the steps of :class:`Clocked`."""
+    Clocked.counts = dict.fromkeys(("made", "steps", "closed"), 0)
+    monkeypatch.setattr(step_station, "time", types.SimpleNamespace(perf_counter=lambda: Clocked.now))
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize(("step_s", "steps"), [(1e-3, 50), (4e-3, 20), (0.3, 4), (30.0, 1)])
+def test_what_a_step_costs_is_measured_in_a_second_or_in_one_step(step_s: float, steps: int) -> None:
+    with contextlib.closing(ParallelVectorEnv([lambda: Clocked(step_s)] * N, num_workers=0)) as envs:
+        assert envs._session.measured_step(1.0) == pytest.approx(step_s)
+        assert abs(Clocked.counts["steps"] - steps) <= 1  # Sums of floats.
+
+
+def random_states() -> list[Any]:
+    return [random.getstate(), np.random.get_state(), Clocked.action_space.np_random.bit_generator.state]
+
+
+@pytest.mark.usefixtures("own_clock")
+def test_a_measurement_leaves_environments_and_random_states_as_they_were() -> None:
+    with contextlib.closing(ParallelVectorEnv([lambda: Clocked(1e-3)] * N, num_workers=0)) as envs:
+        Clocked.action_space.seed(5)
+        before = random_states()
+        assert envs._session.measured_step(1.0) > 0
+        assert_same(random_states(), before)
+        assert (Clocked.counts["made"], Clocked.counts["closed"]) == (N + 1, 1)
+
+
+class Strict(gym.Wrapper[Any, Any, Any, Any]):
+    """Does not take just any action."""
+
+    def step(self, action: Any) -> Any:
+        raise LookupError("an illegal move")
+
+
+def test_an_environment_that_cannot_be_measured_says_so_and_nothing_is_left() -> None:
+    with pytest.raises(LookupError, match="an illegal move") as caught:
+        ParallelVectorEnv([lambda: Strict(cheap())] * N, num_workers="auto")
+    where = caught.value.__cause__
+    assert isinstance(where, SubEnvironmentError)
+    assert (where.env_id, where.doing) == (0, "measuring a step")
+
+
+def test_a_measurement_that_does_not_end_is_an_error() -> None:
+    class Stuck(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            time.sleep(60)
+
+    with (
+        contextlib.closing(ParallelVectorEnv([lambda: Stuck(cheap())] * N, num_workers=2)) as envs,
+        pytest.raises(multiprocessing.TimeoutError, match="`the measurement of a step` has timed out"),
+    ):
+        envs._session.measured_step(0.05)
