@@ -110,6 +110,7 @@ def test_advice_with_all_recommendations_is_printed_verified_and_written(
     assert "\nverified: " in printed.out
     found = json.loads(file.read_text())
     advice = found["advice"]
+    assert f"R = {found['ratio']:.2g}, " in printed.out
     assert advice["costs"]["learner_s"] > 0
     assert set(advice["costs"]["acting_at"]) == {"1", "2", "4", "8", "16", "32", "64", "128", "256"}
     assert set(advice["costs"]["learning_at"]["cpu"]) == {"32", "128", "512", "2048"}
@@ -153,11 +154,16 @@ def test_gradients_that_are_recommended_are_verified_too() -> None:
     assert report.verified.measured > 0
 
 
-def test_without_an_agent_nothing_is_learned_and_the_advice_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", "CartPole-v1", *SHORT]) == 0
+def test_without_an_agent_nothing_is_learned_and_the_advice_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "advice.json"
+    assert main(["advise", "CartPole-v1", *SHORT, "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "R = inf" in printed
     assert "nothing was learned in this run" in printed
+    assert "Infinity" not in file.read_text()
+    assert json.loads(file.read_text())["ratio"] is None
 
 
 @pytest.mark.usefixtures("agents")
