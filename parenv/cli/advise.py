@@ -13,10 +13,11 @@ from typing import Any
 
 from parenv.cli import measuring
 from parenv.cli.agent import Agent, RandomNetwork, agent_by
-from parenv.cli.curves import acting_seconds, learning_seconds
+from parenv.cli.curves import acting_seconds, by_device, learning_seconds
 from parenv.cli.environment import Environment, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.schedule import rollout_length
+from parenv.cli.subjects import acting
 from parenv.crew.arguments import at_least
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
 from parenv.experience.gradient import Gradient
@@ -116,13 +117,10 @@ def advise(
         return _agent(agent, environment)
 
     first = new_agent()
+    acting(environment, first.policy, batch=1)  # An agent that cannot is refused before anything is measured.
     watch("acting and learning by batch")
-    acting_at = acting_seconds(environment, first.policy, seconds / 6)
-    try:
-        learning_at = learning_seconds(environment, first.policy, seconds / 6)
-    except Exception as error:
-        learning_at = {}
-        watch(f"learning by batch is not measured: {measuring.in_one_line(error)}")
+    acting_at = by_device("acting", acting_seconds, environment, first.policy, seconds / 6, watch)
+    learning_at = by_device("learning", learning_seconds, environment, first.policy, seconds / 6, watch)
     length = rollout_length(-(-envs // workers) * environment.step_s, seconds / 4)
     setting = Setting("sync", "experience", workers, envs, length)
     watch(f"training with {envs} sub-environments in {workers} workers for {seconds * 2 / 3:.0f} s")
