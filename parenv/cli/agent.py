@@ -130,7 +130,7 @@ def _multi_discrete(space: spaces.MultiDiscrete) -> Head:
 
     def draw(outputs: Any) -> Any:
         drawn = torch.stack([_drawn(part) for part in outputs.split(sizes, -1)], -1)
-        return drawn.reshape(len(outputs), *space.shape) + start
+        return drawn.reshape(len(outputs), *space.shape) + start.to(drawn.device)
 
     return Head(sum(sizes), draw)
 
@@ -144,10 +144,11 @@ def _multi_binary(space: spaces.MultiBinary) -> Head:
 def _box(space: spaces.Box) -> Head:
     import torch
 
-    low, high = (torch.as_tensor(bound) for bound in finite_bounds(space))
+    lowest, highest = (torch.as_tensor(bound) for bound in finite_bounds(space))
     dtype = torch.as_tensor(space.low).dtype
 
     def draw(outputs: Any) -> Any:
+        low, high = lowest.to(outputs.device), highest.to(outputs.device)
         shares = (outputs + torch.randn_like(outputs)).sigmoid().reshape(len(outputs), *space.shape)
         return (low + (high - low) * shares).to(dtype)
 

@@ -27,9 +27,12 @@ from parenv.cli.machine import in_one_line, machine
 from parenv.cli.main import main, parser
 from parenv.cli.measuring import Found, interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
-from parenv.cli.subjects import Opened, Subject, acting, step_cost
+from parenv.cli.subjects import Opened, Subject, acting, random_rows, step_cost
 from parenv.cli.tables import cost_table, failures, in_text, medians_table, throughput_tables
 from parenv.errors import ConfigurationError, RestartLimitError
+from parenv.memory.spaces import leaves
+from parenv.policy.devices import on_device
+from parenv.worker.acting import Actor
 
 AGENTS = """
 import torch
@@ -203,12 +206,14 @@ def test_an_environment_that_raises_is_named_with_what_it_did() -> None:
     ],
     ids=str,
 )
-def test_the_benchmarks_own_network_fits_any_space_of_fixed_size(space: Any) -> None:
+def test_the_small_network_fits_any_space_of_fixed_size_and_any_device(space: Any) -> None:
     def make() -> Any:
         return Sensitive(space, space)
 
-    environment = tried_out(make)
-    acting(environment, RandomNetwork(space, space), 4)()
+    environment, network = tried_out(make), RandomNetwork(space, space)
+    acting(environment, network, 4)()
+    elsewhere = Actor(on_device(network, "meta"), leaves(space), leaves(space), "meta")
+    assert {actions.device.type for actions in elsewhere.act(random_rows(space, 4), None)[0]} == {"meta"}
 
 
 @pytest.mark.parametrize("text_is", ["observation_space", "action_space"])
