@@ -68,8 +68,10 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._show(time.monotonic())
-        self._live.stop()
+        try:
+            self._show(time.monotonic())
+        finally:
+            self._live.stop()
 
     def update(self) -> None:
         """Show the figures of now, unless they were shown just before."""

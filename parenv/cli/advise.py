@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from parenv.cli import measuring
-from parenv.cli.agent import RandomNetwork
-from parenv.cli.curves import acting_seconds, learning_seconds
-from parenv.cli.environment import Environment, agent_by, tried_out
+from parenv.cli.agent import Agent, RandomNetwork, agent_by
+from parenv.cli.curves import acting_seconds, by_device, learning_seconds
+from parenv.cli.environment import Environment, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.schedule import rollout_length
+from parenv.cli.subjects import acting
 from parenv.crew.arguments import at_least
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
 from parenv.experience.gradient import Gradient
@@ -28,20 +30,6 @@ from parenv.process.cores import usable_cores
 
 ENVS_PER_WORKER = 8
 ROUNDS = 3
-
-
-class Agent(NamedTuple):
-    """What learns.
-
-    Args:
-        policy: what a pool takes.
-        learn: ``(rollout) -> None``, the update from one rollout; ``None``: nothing is learned.
-        loss_fn: that of a pool with ``parallelism="gradient"``, if the algorithm may share its learning; or ``None``.
-    """
-
-    policy: Any
-    learn: Callable[[Any], object] | None = None
-    loss_fn: Callable[[Any, Any], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +74,9 @@ class AdviceReport:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        """As JSON, with R as ``"ratio"``: ``null`` where nothing was learned."""
+        ratio = self.advice.costs.ratio
+        return json.dumps({**asdict(self), "ratio": ratio if math.isfinite(ratio) else None}, indent=2) + "\n"
 
 
 def advise(
@@ -105,8 +94,8 @@ def advise(
     Args:
         env: an env id, ``"module:factory"``, or a callable that makes an environment.
         agent: ``"module:factory"`` or a factory. It makes a policy as :class:`~parenv.AsyncWorkerPool` takes it, or
-            ``(policy, learn)``, or ``(policy, learn, loss_fn)``; see :class:`Agent`. By default an MLP with two hidden
-            layers of 64 that learns nothing.
+            ``(policy, learn)``, or ``(policy, learn, loss_fn)``; see :class:`~parenv.cli.agent.Agent`. By default an
+            MLP with two hidden layers of 64 that learns nothing.
         seconds: that measuring takes, roughly; as long again to verify.
         num_envs: sub-environments; 8 per worker by default.
         num_workers: while measuring; by default the cores that may be used.
@@ -128,13 +117,10 @@ def advise(
         return _agent(agent, environment)
 
     first = new_agent()
+    acting(environment, first.policy, batch=1)  # An agent that cannot is refused before anything is measured.
     watch("acting and learning by batch")
-    acting_at = acting_seconds(environment, first.policy, seconds / 6)
-    try:
-        learning_at = learning_seconds(environment, first.policy, seconds / 6)
-    except Exception as error:
-        learning_at = {}
-        watch(f"learning by batch is not measured: {measuring.in_one_line(error)}")
+    acting_at = by_device("acting", acting_seconds, environment, first.policy, seconds / 6, watch)
+    learning_at = by_device("learning", learning_seconds, environment, first.policy, seconds / 6, watch)
     length = rollout_length(-(-envs // workers) * environment.step_s, seconds / 4)
     setting = Setting("sync", "experience", workers, envs, length)
     watch(f"training with {envs} sub-environments in {workers} workers for {seconds * 2 / 3:.0f} s")
@@ -152,14 +138,7 @@ def advise(
 def _agent(agent: Any, environment: Environment) -> Agent:
     if agent is None:
         return Agent(RandomNetwork(environment.observation_space, environment.action_space))
-    found = agent_by(agent)
-    if not isinstance(found, tuple):
-        return Agent(found)
-    if not 1 <= len(found) <= 3 or not all(part is None or callable(part) for part in found[1:]):
-        raise ConfigurationError(
-            f"the agent must be a policy, (policy, learn) or (policy, learn, loss_fn), got {found!r}"
-        )
-    return Agent(*found)
+    return agent_by(agent)
 
 
 @contextlib.contextmanager

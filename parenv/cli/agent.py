@@ -1,4 +1,4 @@
-"""The policy of the benchmark: a small network that fits any space of fixed size."""
+"""Agents: what their factories make, and a small network for spaces of fixed size where there is none."""
 
 from __future__ import annotations
 
@@ -6,16 +6,51 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
 
+from parenv.cli.environment import named_factory
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import flatten, leaves, unflatten
 from parenv.policy.policy import Action, Policy
 
 HIDDEN = 64
+
+
+class Agent(NamedTuple):
+    """What learns.
+
+    Args:
+        policy: what a pool takes.
+        learn: ``(rollout) -> None``, the update from one rollout; ``None``: nothing is learned.
+        loss_fn: that of a pool with ``parallelism="gradient"``, if the algorithm may share its learning; or ``None``.
+    """
+
+    policy: Any
+    learn: Callable[[Any], object] | None = None
+    loss_fn: Callable[[Any, Any], Any] | None = None
+
+
+def agent_by(factory: str | Callable[[], Any]) -> Agent:
+    """What a factory of agents makes, or the one that ``module:factory`` names.
+
+    Raises:
+        ConfigurationError: it cannot be found, raises, or makes something else.
+    """
+    make = named_factory(factory) if isinstance(factory, str) else factory
+    try:
+        made = make()
+    except Exception as error:
+        raise ConfigurationError(f"the agent {factory} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple):
+        return Agent(made)
+    if not 1 <= len(made) <= 3 or not all(part is None or callable(part) for part in made[1:]):
+        raise ConfigurationError(
+            f"the agent must be a policy, (policy, learn) or (policy, learn, loss_fn), got {made!r}"
+        )
+    return Agent(*made)
 
 
 class RandomNetwork(Policy):
@@ -95,7 +130,7 @@ def _multi_discrete(space: spaces.MultiDiscrete) -> Head:
 
     def draw(outputs: Any) -> Any:
         drawn = torch.stack([_drawn(part) for part in outputs.split(sizes, -1)], -1)
-        return drawn.reshape(len(outputs), *space.shape) + start
+        return drawn.reshape(len(outputs), *space.shape) + start.to(drawn.device)
 
     return Head(sum(sizes), draw)
 
@@ -109,10 +144,11 @@ def _multi_binary(space: spaces.MultiBinary) -> Head:
 def _box(space: spaces.Box) -> Head:
     import torch
 
-    low, high = (torch.as_tensor(bound) for bound in finite_bounds(space))
+    lowest, highest = (torch.as_tensor(bound) for bound in finite_bounds(space))
     dtype = torch.as_tensor(space.low).dtype
 
     def draw(outputs: Any) -> Any:
+        low, high = lowest.to(outputs.device), highest.to(outputs.device)
         shares = (outputs + torch.randn_like(outputs)).sigmoid().reshape(len(outputs), *space.shape)
         return (low + (high - low) * shares).to(dtype)
 
@@ -138,6 +174,6 @@ def _drawn(logits: Any) -> Any:
 
 def _no_network(space: Space[Any]) -> ConfigurationError:
     return ConfigurationError(
-        f"the benchmark's own network cannot deal with {space}: give a policy that can, with agent=... or "
-        "--agent module:factory, or compare vector envs only, with pool=False or --no-pool"
+        f"the small network that acts by default cannot deal with {space}: give a policy that can, with agent=... or "
+        "--agent module:factory"
     )

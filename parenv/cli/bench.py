@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from parenv.cli import rllib
-from parenv.cli.agent import RandomNetwork
+from parenv.cli.agent import RandomNetwork, agent_by
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
-from parenv.cli.environment import Environment, agent_by, tried_out
+from parenv.cli.environment import Environment, tried_out
 from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
@@ -65,7 +65,8 @@ def bench(
     Args:
         env: an env id, ``"module:factory"``, or a callable that makes an environment.
         agent: the policy of the pools: what :class:`~parenv.AsyncWorkerPool` takes, or the ``"module:factory"`` that
-            makes such; by default an MLP with two hidden layers of 64.
+            makes such, alone or as the first part of an :class:`~parenv.cli.agent.Agent`; by default an MLP with two
+            hidden layers of 64.
         seconds: that measuring takes, roughly; starting the systems comes on top.
         num_envs: numbers of sub-environments.
         num_workers: numbers of worker processes; by default 1, 2, 4, ... up to the cores that may be used.
@@ -131,9 +132,12 @@ def _check(seconds: float, num_envs: Sequence[int], num_workers: Sequence[int], 
 
 
 def _policy(agent: Any, environment: Environment) -> Any:
-    if agent is None:
+    if agent is not None:
+        return agent_by(agent).policy if isinstance(agent, str) else agent
+    try:
         return RandomNetwork(environment.observation_space, environment.action_space)
-    return agent_by(agent) if isinstance(agent, str) else agent
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}, or compare vector envs only, with pool=False or --no-pool") from error
 
 
 def _act_seconds(environment: Environment, policy: Any, batch: int) -> float:

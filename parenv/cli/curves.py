@@ -1,4 +1,4 @@
-"""How acting and learning get cheaper with larger batches."""
+"""How acting and learning get cheaper with larger batches, on each device."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from copy import deepcopy
 from typing import Any
 
 from parenv.cli.environment import Environment
+from parenv.cli.measuring import in_one_line
 from parenv.cli.subjects import acting, random_rows, seconds_each, with_one_thread
 from parenv.errors import GradientError
 from parenv.memory.spaces import leaves, unflatten
+from parenv.policy.devices import accelerator
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 
@@ -17,49 +19,78 @@ ACTING_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MINI_BATCHES = (32, 128, 512, 2048)
 
 
-def acting_seconds(environment: Environment, policy: Any, seconds: float) -> Mapping[int, float]:
-    """Seconds for acting once on the CPU with one thread, by batch.
+def by_device(
+    what: str,
+    curve: Callable[[Environment, Any, str, float], Mapping[int, float]],
+    environment: Environment,
+    policy: Any,
+    seconds: float,
+    watch: Callable[[str], object],
+) -> Mapping[str, Mapping[int, float]]:
+    """A curve on the CPU and, for a policy with a module, on the other device that there is; up to where it fails.
+
+    Args:
+        what: in a word, for the watcher.
+        curve: :func:`acting_seconds` or :func:`learning_seconds`.
+        environment: whose observations.
+        policy: as :class:`~parenv.AsyncWorkerPool` takes it.
+        seconds: that all of it takes, roughly.
+        watch: is told what cannot be measured, and why.
+    """
+    other = accelerator() if module_of(policy) is not None else None
+    devices = ("cpu",) if other is None else ("cpu", other)
+    found: dict[str, Mapping[int, float]] = {}
+    for device in devices:
+        try:
+            found[device] = curve(environment, policy, device, seconds / len(devices))
+        except Exception as error:
+            watch(f"{what} on {device} is not measured: {in_one_line(error)}")
+            break
+    return found
+
+
+def acting_seconds(environment: Environment, policy: Any, device: str, seconds: float) -> Mapping[int, float]:
+    """Seconds for acting once, from arrays to arrays and with one thread on the CPU, by batch.
 
     Args:
         environment: whose observations.
         policy: as :class:`~parenv.AsyncWorkerPool` takes it.
+        device: where its module is put.
         seconds: that all of it takes, roughly.
+
+    Raises:
+        ConfigurationError: it cannot act there.
     """
     each = seconds / len(ACTING_BATCHES)
 
     def measured(batch: int) -> float:
-        act = acting(environment, policy, batch)
+        act = acting(environment, policy, batch, device)
         return with_one_thread(lambda: seconds_each(act, each))
 
     return {batch: measured(batch) for batch in ACTING_BATCHES}
 
 
-def learning_seconds(environment: Environment, policy: Any, seconds: float) -> Mapping[str, Mapping[int, float]]:
-    """Seconds per sample of forward and backward by mini-batch, on the CPU and on a GPU if there is one.
+def learning_seconds(environment: Environment, policy: Any, device: str, seconds: float) -> Mapping[int, float]:
+    """Seconds per sample of forward and backward, with the copy to the device, by mini-batch.
 
     What is differentiated is the sum of all that the module's layers return, since a loss is not known here.
 
     Args:
         environment: whose observations.
-        policy: as :class:`~parenv.AsyncWorkerPool` takes it; empty for one without a module.
+        policy: as :class:`~parenv.AsyncWorkerPool` takes it.
+        device: where its module is put.
         seconds: that all of it takes, roughly.
 
     Raises:
-        GradientError: the policy acts without gradients.
+        GradientError: the policy has no module, or acts without gradients.
         Exception: what else it raises where it is given tensors and gradients are on.
     """
     if module_of(policy) is None:
-        return {}
-    import torch
-
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    each = seconds / len(MINI_BATCHES) / len(devices)
+        raise GradientError("the policy has no module")
+    each = seconds / len(MINI_BATCHES)
     return {
-        device: {
-            batch: seconds_each(_learning(environment, deepcopy(policy), batch, device), each) / batch
-            for batch in MINI_BATCHES
-        }
-        for device in devices
+        batch: seconds_each(_learning(environment, deepcopy(policy), batch, device), each) / batch
+        for batch in MINI_BATCHES
     }
 
 
@@ -68,8 +99,8 @@ def _learning(environment: Environment, policy: Any, batch: int, device: str) ->
 
     module, acts = module_of(policy).to(device), as_policy(policy)
     of = leaves(environment.observation_space)
-    rows = [torch.as_tensor(values).to(device) for values in random_rows(environment.observation_space, batch)]
-    observations, carry = unflatten(of, rows), acts.initial_carry(batch)
+    rows = [torch.as_tensor(values) for values in random_rows(environment.observation_space, batch)]
+    carry = acts.initial_carry(batch)
     outputs: list[Any] = []
     for layer in module.modules():
         layer.register_forward_hook(lambda layer, given, output: outputs.append(output))
@@ -77,13 +108,12 @@ def _learning(environment: Environment, policy: Any, batch: int, device: str) ->
     def learn() -> None:
         outputs.clear()
         module.zero_grad(set_to_none=True)
-        acts.act(observations, carry)
+        acts.act(unflatten(of, [values.to(device) for values in rows]), carry)
         found = [output.sum() for output in outputs if getattr(output, "requires_grad", False)]
         if not found:
             raise GradientError("no layer of the policy's module returned a tensor with a gradient")
         torch.autograd.backward(found)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        found[0].item()  # Waits until a GPU has done all of it, in the order in which it was asked.
 
     learn()
     return learn

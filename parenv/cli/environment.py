@@ -76,19 +76,6 @@ def named_factory(name: str) -> Callable[[], Any]:
     return found  # type: ignore[no-any-return]
 
 
-def agent_by(factory: str | Callable[[], Any]) -> Any:
-    """What a factory of agents makes, or the one that ``module:factory`` names.
-
-    Raises:
-        ConfigurationError: it cannot be found, or raises.
-    """
-    make = named_factory(factory) if isinstance(factory, str) else factory
-    try:
-        return make()
-    except Exception as error:
-        raise ConfigurationError(f"the agent {factory} cannot be made: {type(error).__name__}: {error}") from error
-
-
 def environment_factory(env: Any) -> Callable[[], Any]:
     """A factory from an env id, ``module:factory``, or a callable.
 

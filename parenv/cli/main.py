@@ -70,7 +70,11 @@ def _add_bench(commands: Any) -> None:
     )
     one.set_defaults(run=_run_bench)
     one.add_argument("env", help=ENV_HELP)
-    one.add_argument("--agent", metavar="MODULE:FACTORY", help="makes the policy of the pools (default: a small MLP)")
+    one.add_argument(
+        "--agent",
+        metavar="MODULE:FACTORY",
+        help="makes the policy of the pools, or the same with learn and loss_fn as for advise (default: a small MLP)",
+    )
     one.add_argument("--seconds", type=float, default=60.0, help="for measuring, starting not counted (default: 60)")
     one.add_argument("--num-envs", type=int, nargs="+", default=[8, 64], metavar="N", help="default: 8 64")
     one.add_argument("--num-workers", type=int, nargs="+", metavar="N", help="default: 1, 2, 4, ... up to the cores")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import tempfile
@@ -21,6 +22,15 @@ def is_installed() -> bool:
     return all(importlib.util.find_spec(package) is not None for package in _NEEDED)
 
 
+def envs_of_a_runner(num_envs: int, num_workers: int) -> int:
+    """All runners have equally many; what is left over is not stepped, and not counted.
+
+    >>> envs_of_a_runner(7, 2)
+    3
+    """
+    return num_envs // num_workers
+
+
 def open_runners(make: Callable[[], Any], num_envs: int, num_workers: int, rollout_length: int) -> Opened:
     """Env runners that act with PPO's default module, two hidden layers of 64, and send episodes to this process.
 
@@ -36,32 +46,33 @@ def open_runners(make: Callable[[], Any], num_envs: int, num_workers: int, rollo
     module = importlib.import_module("ray.rllib.core.rl_module.default_model_config")
     storage: Any = importlib.import_module("ray.tune.trainable.trainable")
     storage.DEFAULT_STORAGE_PATH = tempfile.gettempdir()  # Otherwise it leaves a directory in the user's home.
-    ray.init(num_cpus=num_workers + 1, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
-    tune.register_env(NAME, lambda config: make())
-    algorithm = (
-        ppo.PPOConfig()
-        .environment(NAME)
-        .env_runners(
-            num_env_runners=num_workers,
-            num_envs_per_env_runner=num_envs // num_workers,
-            rollout_fragment_length=rollout_length,
+    each = envs_of_a_runner(num_envs, num_workers)
+    stepped = each * num_workers
+    with contextlib.ExitStack() as stack:
+        ray.init(num_cpus=num_workers + 1, include_dashboard=False, log_to_driver=False)
+        stack.callback(ray.shutdown)
+        tune.register_env(NAME, lambda config: make())
+        algorithm = (
+            ppo.PPOConfig()
+            .environment(NAME)
+            .env_runners(
+                num_env_runners=num_workers, num_envs_per_env_runner=each, rollout_fragment_length=rollout_length
+            )
+            .training(train_batch_size_per_learner=stepped * rollout_length, minibatch_size=stepped)
+            .rl_module(model_config=module.DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh"))
+            .build_algo()
         )
-        .training(train_batch_size_per_learner=num_envs * rollout_length, minibatch_size=num_envs)
-        .rl_module(model_config=module.DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh"))
-        .build_algo()
-    )
+        stack.callback(algorithm.stop)
 
-    def rate(seconds: float) -> float:
-        steps, began = 0, time.perf_counter()
-        while True:
-            episodes = sample(worker_set=algorithm.env_runner_group, concat=True, _uses_new_env_runners=True)
-            steps += sum(len(episode) for episode in episodes)
-            elapsed = time.perf_counter() - began
-            if elapsed >= seconds:
-                return steps / elapsed
+        def rate(seconds: float) -> float:
+            steps, began = 0, time.perf_counter()
+            while True:
+                episodes = sample(worker_set=algorithm.env_runner_group, concat=True, _uses_new_env_runners=True)
+                if not episodes:
+                    raise RuntimeError("no env runner sent anything")
+                steps += sum(len(episode) for episode in episodes)
+                elapsed = time.perf_counter() - began
+                if elapsed >= seconds:
+                    return steps / elapsed
 
-    def close() -> None:
-        algorithm.stop()
-        ray.shutdown()
-
-    return Opened(rate, close)
+        return Opened(rate, stack.pop_all().close)

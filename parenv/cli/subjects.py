@@ -13,8 +13,10 @@ from gymnasium import Space
 from parenv.cli.environment import Environment
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import flatten, leaves
+from parenv.policy.devices import on_device
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.worker.acting import Actor, check_actions
+from parenv.worker.writing import to_array
 
 BATCHES = (1, 8, 64, 256)
 
@@ -113,15 +115,15 @@ def publish_cost(environment: Environment, policy: Any, num_workers: int) -> Sub
     return Subject(f"publish to {num_workers} workers" if num_workers > 1 else "publish to 1 worker", open_one)
 
 
-def acting(environment: Environment, policy: Any, batch: int) -> Callable[[], None]:
-    """What acts once on a batch of random observations.
+def acting(environment: Environment, policy: Any, batch: int, device: str = "cpu") -> Callable[[], None]:
+    """What acts once on a batch of random observations, as a worker does it whose policy is on this device.
 
     Raises:
         ConfigurationError: the policy raises, or does not fit the environment.
     """
     of = leaves(environment.action_space)
     try:
-        actor = Actor(policy, leaves(environment.observation_space), of, "cpu")
+        actor = Actor(on_device(policy, device), leaves(environment.observation_space), of, device)
         rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
         check_actions(of, environment.action_space, actor.act(rows, carry)[0], batch)
     except ConfigurationError:
@@ -134,7 +136,9 @@ def acting(environment: Environment, policy: Any, batch: int) -> Callable[[], No
 
     def act() -> None:
         nonlocal carry
-        _, _, carry = actor.act(rows, carry)
+        actions, extras, carry = actor.act(rows, carry)
+        for values in (*actions, *extras.values()):
+            to_array(values)
 
     return act
 

@@ -94,7 +94,7 @@ def rllib_system(environment: Environment, num_envs: int, num_workers: int, roll
     def open_runners() -> Opened:
         return rllib.open_runners(environment.make, num_envs, num_workers, rollout_length)
 
-    name = "RLlib env runners"
+    name = f"RLlib env runners of {rllib.envs_of_a_runner(num_envs, num_workers)} envs"
     return System(name, num_envs, num_workers, Subject(f"{name}, {num_envs} envs", open_runners, 1.0))
 
 

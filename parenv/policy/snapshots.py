@@ -6,7 +6,6 @@ shared memory, a worker copies it in one go behind its own module. A policy with
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,14 +31,9 @@ def module_of(policy: Any) -> Any:
     return policy if is_module(policy) else getattr(policy, "module", None)
 
 
-def on_cpu(policy: Any) -> Any:
-    """The policy itself, or, where its module lives on another device, a copy on the CPU, which can travel anywhere."""
-    module = module_of(policy)
-    if module is None or all(tensor.device.type == "cpu" for tensor in _tensors(module).values()):
-        return policy
-    copied = copy.deepcopy(policy)
-    module_of(copied).to("cpu")
-    return copied
+def tensors_of(module: Any) -> dict[str, Any]:
+    """All parameters and buffers of a module by name, each once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
@@ -49,7 +43,7 @@ def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
         ConfigurationError: a tensor without a plain dense memory.
     """
     placed, offset = [], 0
-    for name, tensor in _tensors(module).items():
+    for name, tensor in tensors_of(module).items():
         if tensor.is_sparse or tensor.is_quantized or tensor.is_meta:
             raise ConfigurationError(f"the tensor {name!r} of the policy is not dense, so it cannot be published")
         nbytes = tensor.numel() * tensor.element_size()
@@ -69,10 +63,6 @@ def float32_parts(module: Any) -> tuple[tuple[int, int], ...]:
             begins_behind = parts and parts[-1][1] == tensor.offset
             parts.append((parts.pop()[0] if begins_behind else tensor.offset, stop))
     return tuple(parts)
-
-
-def _tensors(module: Any) -> dict[str, Any]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _views(flat: Any, layout: Sequence[FlatTensor]) -> list[Any]:
@@ -120,7 +110,7 @@ class WeightsWriter:
         import torch
 
         views = self._places[place]
-        tensors = self._checked(_tensors(source) if is_module(source) else dict(source), views, source)
+        tensors = self._checked(tensors_of(source) if is_module(source) else dict(source), views, source)
         if previous is not None:
             tensors = [old if new is None else new for new, old in zip(tensors, self._places[previous], strict=True)]
         if views:
@@ -164,7 +154,7 @@ class WeightsReader:
         module.to(device)
         self._flat = torch.empty(self._nbytes, dtype=torch.uint8, device=device)
         with torch.no_grad():
-            for tensor, view in zip(_tensors(module).values(), _views(self._flat, layout), strict=True):
+            for tensor, view in zip(tensors_of(module).values(), _views(self._flat, layout), strict=True):
                 view.copy_(tensor)
                 tensor.data = view
 

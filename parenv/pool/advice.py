@@ -8,6 +8,11 @@ from typing import Any
 
 from parenv.pool.costs import Costs, Setting
 
+WORTH = 1.1
+"""How many times faster something must be to be recommended over what is simpler."""
+NEARLY = 0.95
+"""The share of the best that is good enough where more costs more."""
+
 
 @dataclass(frozen=True)
 class Recommendation:

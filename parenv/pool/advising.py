@@ -8,18 +8,16 @@ from dataclasses import replace
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import Mode, Parallelism
-from parenv.pool.advice import Advice, Recommendation, in_seconds, in_steps
+from parenv.policy.devices import accelerator, device_of
+from parenv.pool.advice import NEARLY, WORTH, Advice, Recommendation, in_seconds, in_steps
 from parenv.pool.configuration import Plan
 from parenv.pool.costs import Costs, RolloutLength, Setting, steps_per_second
+from parenv.pool.devices import learner_device, mini_batch, worker_device
 from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import usable_cores
 
 MODES: tuple[Mode, Mode] = ("sync", "async")
 PARALLELISMS: tuple[Parallelism, Parallelism] = ("experience", "gradient")
-WORTH = 1.1
-"""How many times faster something must be to be recommended over what is simpler."""
-NEARLY = 0.95
-"""The share of the best that is good enough where more costs more."""
 WORKERS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
 SMALL_SHARE = 0.05
 """Fixed costs of a rollout below this share are not worth a longer one."""
@@ -44,7 +42,12 @@ def costs_of(plan: Plan, num_envs: int, statistics: PoolStatistics) -> Costs:
         num_envs,
         "episode" if plan.rollout_length == WHOLE_EPISODES else plan.rollout_length,
     )
-    return Costs.of(statistics, setting, usable_cores())
+    return replace(
+        Costs.of(statistics, setting, usable_cores()),
+        learner_device=device_of(plan.policy),
+        worker_device=plan.options.device,
+        accelerator=accelerator(),
+    )
 
 
 def advise(costs: Costs) -> Advice:
@@ -110,8 +113,7 @@ def _with_workers(costs: Costs, setting: Setting, workers: int) -> Setting:
 
 def _batch(costs: Costs) -> int:
     """Sub-environments of a worker from which on larger batches make an env step hardly cheaper."""
-    other_s = costs.environment_s + costs.commit_s + costs.worker_learning_s
-    each = {batch: other_s + seconds / batch for batch, seconds in sorted(costs.acting_at.items())}
+    each = {batch: costs.beside_acting_s + seconds / batch for batch, seconds in sorted(costs.acting_at["cpu"].items())}
     return next(batch for batch, seconds in each.items() if NEARLY * seconds <= min(each.values()))
 
 
@@ -182,11 +184,10 @@ def _recommendations(costs: Costs, best: Setting) -> Iterator[Recommendation]:
     yield Recommendation("num_envs", best.num_envs, now.num_envs, _because_envs(costs, best))
     because = f"handling it and publishing are then {fixed:.1%} of the cost of a rollout"
     yield Recommendation("rollout_length", best.rollout_length, now.rollout_length, because)
-    yield _mini_batch(costs)
-    yield _learner_device(costs)
-    acting = _worker_shares(costs)["acting"]
-    because = f"acting is {acting:.0%} of a worker's time, batch {now.batch}; no other device was measured"
-    yield Recommendation("worker_device", "cpu", None, because)
+    learner = learner_device(costs)
+    yield mini_batch(costs, learner.value)
+    yield learner
+    yield worker_device(costs, best, _worker_shares(costs)["acting"])
 
 
 def _because_mode(costs: Costs, best: Setting) -> str:
@@ -216,35 +217,10 @@ def _because_workers(costs: Costs, best: Setting) -> str:
 def _because_envs(costs: Costs, best: Setting) -> str:
     if not costs.acting_at:
         return f"acting takes {in_seconds(costs.acting_s)} per env step at batch {costs.setting.batch}"
-    points = sorted(
-        {min(costs.acting_at), costs.setting.batch, best.batch, max(costs.acting_at)} & set(costs.acting_at)
-    )
-    words = ", ".join(f"{in_seconds(costs.acting_at[batch] / batch)} at batch {batch}" for batch in points)
+    curve = costs.acting_at["cpu"]
+    points = sorted({min(curve), costs.setting.batch, best.batch, max(curve)} & set(curve))
+    words = ", ".join(f"{in_seconds(curve[batch] / batch)} at batch {batch}" for batch in points)
     return f"acting takes {words} per env step"
-
-
-def _mini_batch(costs: Costs) -> Recommendation:
-    """The smallest that is nearly as cheap per sample as any."""
-    if not costs.learning_at:
-        return Recommendation(
-            "mini_batch", "as it is", None, "it was not measured: parenv advise does, for a policy with a module"
-        )
-    curve = min(costs.learning_at.values(), key=lambda curve: min(curve.values()))
-    best = next(n for n, seconds in sorted(curve.items()) if NEARLY * seconds <= min(curve.values()))
-    words = ", ".join(f"{in_seconds(curve[n])} at {n}" for n in sorted({min(curve), best, max(curve)}))
-    return Recommendation("mini_batch", best, None, f"forward and backward take {words} per sample")
-
-
-def _learner_device(costs: Costs) -> Recommendation:
-    share = costs.learning_s / (costs.learning_s + costs.collecting_s)
-    fastest = {device: min(curve.values()) for device, curve in costs.learning_at.items()}
-    if len(fastest) < 2:
-        return Recommendation(
-            "learner_device", "cpu", None, f"learning is {share:.0%} of the cost; no other device was measured"
-        )
-    best = min(fastest, key=lambda device: fastest[device])
-    words = ", ".join(f"{in_seconds(seconds)} on {device}" for device, seconds in fastest.items())
-    return Recommendation("learner_device", best, None, f"forward and backward of a sample take {words}")
 
 
 def _rates(costs: Costs, settings: Mapping[str, Setting]) -> str:

@@ -77,8 +77,11 @@ class Costs:
         unevenness: standard deviation of the time for a rollout over its mean.
         sleeping: share of its busy time that a worker spends off the processor, waiting for something outside.
         can_share_learning: whether workers may learn, too: there is a ``loss_fn``.
-        acting_at: seconds for acting once, by batch; empty if it was not measured.
-        learning_at: by device, seconds per sample of forward and backward, by mini-batch; empty if not measured.
+        learner_device: on which the policy's module lives in the driver.
+        worker_device: on which workers acted.
+        accelerator: what device there is beside the CPU, or ``None``.
+        acting_at: by device, seconds for acting once, by batch; empty if not measured, and never without the CPU.
+        learning_at: the same for forward and backward, seconds per sample, by mini-batch.
     """
 
     setting: Setting
@@ -97,7 +100,10 @@ class Costs:
     unevenness: float
     sleeping: float
     can_share_learning: bool
-    acting_at: Mapping[int, float] = field(default_factory=dict)
+    learner_device: str = "cpu"
+    worker_device: str = "cpu"
+    accelerator: str | None = None
+    acting_at: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     learning_at: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     @classmethod
@@ -138,6 +144,11 @@ class Costs:
         return self.environment_s + self.acting_s + self.commit_s
 
     @property
+    def beside_acting_s(self) -> float:
+        """What else an env step costs a worker."""
+        return self.environment_s + self.commit_s + self.worker_learning_s
+
+    @property
     def ratio(self) -> float:
         """R: collecting over learning."""
         return self.collecting_s / self.learning_s if self.learning_s > 0 else math.inf
@@ -158,11 +169,14 @@ class Costs:
             publishing_s=self.publishing_s / fewer,
         )
 
+    def acting_once_s(self, batch: int, device: str) -> float:
+        """Acting once on a batch, between those that were measured."""
+        curve = self.acting_at[device]
+        batches = sorted(curve)
+        return float(np.interp(batch, batches, [curve[n] for n in batches]))
+
     def _acting_per_row(self, batch: int) -> float:
-        if not self.acting_at:
-            return 1.0
-        batches = sorted(self.acting_at)
-        return float(np.interp(batch, batches, [self.acting_at[n] for n in batches])) / batch
+        return self.acting_once_s(batch, "cpu") / batch if self.acting_at else 1.0
 
 
 def steps_per_second(costs: Costs, setting: Setting) -> float:

@@ -17,7 +17,7 @@ from parenv.memory.weights import WeightsMap
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
-from parenv.policy.snapshots import on_cpu
+from parenv.policy.devices import on_device
 from parenv.pool.configuration import Plan
 from parenv.worker.job import Job
 from parenv.worker.worker import Worker
@@ -29,7 +29,7 @@ def as_job(plan: Plan, weights_offset: int) -> Job:
     """What every worker needs to know."""
     return Job(
         factories=plan.factories,
-        policy=on_cpu(plan.policy),
+        policy=on_device(plan.policy, "cpu"),
         postprocess=plan.postprocess,
         options=plan.options,
         rollout_length=plan.rollout_length,

@@ -18,11 +18,10 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.pool.advice import Advice
-from parenv.pool.advising import advise, costs_of
 from parenv.pool.configuration import make_plan
 from parenv.pool.session import Session
 from parenv.pool.statistics import PoolStatistics
-from parenv.pool.streams import Item, stream
+from parenv.pool.streams import Item, criteria, stream
 
 
 class AsyncWorkerPool:
@@ -237,14 +236,17 @@ class AsyncWorkerPool:
         Raises:
             ConfigurationError: no rollout has been yielded yet.
         """
-        return advise(costs_of(self._session.plan, self.num_envs, self.statistics()))
+        return self._session.advice()
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.
 
         Args:
-            path: a file in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev; what is there
-                is replaced. Of several learners, rank 1 writes to ``run-rank1.json`` for ``run.json``, and so on.
+            path: a file in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev; a file
+                there is replaced, missing directories are made. Rank 1 writes to ``run-rank1.json`` for ``run.json``.
+
+        Raises:
+            ConfigurationError: the file cannot be written.
         """
         with self._using() as session:
             session.trace(path)
@@ -324,10 +326,8 @@ class AsyncWorkerPool:
         mine = "gradient" if self._session.plan.gradient is not None else "experience"
         if mine != parallelism:
             raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
-        if stop is not None and not isinstance(stop, Stop):
-            raise ConfigurationError(f"stop must be a parenv.Stop, got {stop!r}")
         self._check_open()
-        return stream(stop or Stop(), self._using, take, wait)
+        return stream(criteria(stop), self._using, take, wait)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[Session]:

@@ -18,6 +18,8 @@ from parenv.memory.layout import RolloutSpec, extras_and_carry, slot_layout
 from parenv.memory.progress import header_bytes
 from parenv.memory.spaces import leaves, rebuild
 from parenv.policy.snapshots import module_of
+from parenv.pool.advice import Advice
+from parenv.pool.advising import advise, costs_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
 from parenv.pool.configuration import Plan
@@ -183,6 +185,10 @@ class Session:
             bytes_received=traffic.received,
             refused_connections=dict(traffic.refused),
         )
+
+    def advice(self) -> Advice:
+        """What the run so far has cost, and how to set it."""
+        return advise(costs_of(self.plan, sum(self.crew.shares), self.statistics()))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that a resumed run needs, as plain data."""

@@ -16,8 +16,9 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from parenv.errors import ConfigurationError
 from parenv.pool.arrival import Arrival
 
 FORMAT = 1
@@ -54,10 +55,13 @@ class TraceWriter(Trace):
     """Writes events as they happen, one in a line; a file that was not closed can be read all the same.
 
     Args:
-        path: where to; what is there is replaced.
+        path: where to; what is there is replaced, and directories that are missing are made.
         num_workers: how many workers.
         about: what the pool is, and ``env_steps`` before the first rollout.
         finishing: what workers do behind the last step of a rollout: ``"commit"``, or ``"postprocess"`` and that.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class TraceWriter(Trace):
         self._env_steps = int(about["env_steps"])
         self._lost: dict[int, float] = {}
         self._back: dict[int, float] = {}
-        self._file = Path(path).open("w", buffering=1 << 16, encoding="utf-8")  # noqa: SIM115
+        self._file = _opened(Path(path))
         self._file.write(f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}')
         date = datetime.now().isoformat(" ", "seconds")
         self._learning_since = self._waiting_since = self._flushed = now = time.perf_counter()
@@ -168,6 +172,14 @@ class TraceWriter(Trace):
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", buffering=1 << 16, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from error
 
 
 def _track(worker: int) -> int:

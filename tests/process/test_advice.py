@@ -9,8 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
-from parenv import AsyncWorkerPool, ConfigurationError, Stop
+from parenv import AsyncWorkerPool, ConfigurationError, Stop, WorkerOptions
 from parenv.pool.advice import Advice
 from parenv.process.cores import usable_cores
 
@@ -88,6 +89,27 @@ def test_a_run_in_this_process_gets_advice_too() -> None:
     advice = advice_after(lambda: Sleeping(2e-3), 1e-6, 3, num_envs=2, num_workers=0, rollout_length=16, mode="sync")
     assert advice.costs.setting.num_workers == 0
     assert advice.recommended.num_workers > 2
+
+
+def test_the_devices_of_a_run_are_those_of_its_module_and_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = torch.nn.Linear(4, 2)
+
+        def forward(self, observations: Any) -> Any:
+            return self.scores(observations).argmax(-1)
+
+    monkeypatch.setattr("parenv.pool.advising.accelerator", lambda: "cuda")
+    net = Net()
+    with AsyncWorkerPool("CartPole-v1", net, num_workers=1, workers=WorkerOptions(device="cpu:0")) as pool:
+        next(pool.rollouts())
+        net.to("meta")
+        advice = pool.advice()
+    for name, device in (("learner_device", "meta"), ("worker_device", "cpu:0")):
+        assert (advice[name].value, advice[name].now) == (device, device)
+        assert f", on {device}, is " in advice[name].because
+        assert "cpu and cuda were not compared: parenv advise does" in advice[name].because
 
 
 def test_there_is_no_advice_before_the_first_rollout() -> None:

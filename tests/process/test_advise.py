@@ -110,8 +110,9 @@ def test_advice_with_all_recommendations_is_printed_verified_and_written(
     assert "\nverified: " in printed.out
     found = json.loads(file.read_text())
     advice = found["advice"]
+    assert f"R = {found['ratio']:.2g}, " in printed.out
     assert advice["costs"]["learner_s"] > 0
-    assert set(advice["costs"]["acting_at"]) == {"1", "2", "4", "8", "16", "32", "64", "128", "256"}
+    assert set(advice["costs"]["acting_at"]["cpu"]) == {"1", "2", "4", "8", "16", "32", "64", "128", "256"}
     assert set(advice["costs"]["learning_at"]["cpu"]) == {"32", "128", "512", "2048"}
     assert advice["costs"]["can_share_learning"]
     assert [one["name"] for one in advice["recommendations"]][:3] == ["mode", "parallelism", "num_workers"]
@@ -153,11 +154,16 @@ def test_gradients_that_are_recommended_are_verified_too() -> None:
     assert report.verified.measured > 0
 
 
-def test_without_an_agent_nothing_is_learned_and_the_advice_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", "CartPole-v1", *SHORT]) == 0
+def test_without_an_agent_nothing_is_learned_and_the_advice_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "advice.json"
+    assert main(["advise", "CartPole-v1", *SHORT, "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "R = inf" in printed
     assert "nothing was learned in this run" in printed
+    assert "Infinity" not in file.read_text()
+    assert json.loads(file.read_text())["ratio"] is None
 
 
 @pytest.mark.usefixtures("agents")
@@ -206,8 +212,33 @@ def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
     assert main(["advise", "CartPole-v1", *arguments]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert "learning by batch is not measured: " in printed.out
+    assert "learning on cpu is not measured: " in printed.out
     assert re.search(r"mini_batch +as it is +it was not measured", printed.out)
+
+
+@pytest.mark.usefixtures("agents")
+def test_another_device_is_measured_like_the_cpu_and_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parenv.cli.curves.accelerator", lambda: "cpu:0")
+    advice = advise("CartPole-v1", agent="advised_agents:make", seconds=1.0, num_envs=4, num_workers=2).advice
+    for curves in (advice.costs.acting_at, advice.costs.learning_at):
+        assert curves["cpu"].keys() == curves["cpu:0"].keys()
+        assert min(curves["cpu:0"].values()) > 0
+    for name in ("learner_device", "worker_device"):
+        assert re.search(r"[\d.]+ [mµ]?s on cpu, [\d.]+ [mµ]?s on cpu:0", advice[name].because)
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_device_on_which_the_agent_cannot_run_is_not_recommended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("parenv.cli.curves", "parenv.pool.advising"):
+        monkeypatch.setattr(f"{module}.accelerator", lambda: "meta")
+    assert main(["advise", "CartPole-v1", "--agent", "advised_agents:make", *SHORT]) == 0
+    printed = capsys.readouterr().out
+    for what in ("acting", "learning"):
+        assert f"{what} on meta is not measured: " in printed
+    for name in ("learner_device", "worker_device"):
+        assert re.search(rf"{name} +cpu .*; cpu and meta were not compared", printed)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,10 +10,12 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
+from parenv.cli import rllib
 from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport
 from parenv.cli.environment import TRIAL_STEPS
 from parenv.cli.main import main
+from parenv.cli.peers import vector_peers
 
 BROKEN = """
 import gymnasium as gym
@@ -47,12 +48,12 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
         "publish to 2 workers",
     ]
     assert report.sizes_bytes["rollout, per env step"] == 4 * 4 + 8 + 4 + 1 + 1
-    sb3 = importlib.util.find_spec("stable_baselines3") is not None
     assert {(one.system, one.num_workers) for one in report.throughput if one.num_envs == 4} == {
         ("SyncVectorEnv", 0),
         ("AsyncVectorEnv", None),
         *(("ParallelVectorEnv", workers) for workers in (0, 1, 2)),
-        *((("SB3 DummyVecEnv", 0), ("SB3 SubprocVecEnv", None)) if sb3 else ()),
+        *((peer.name, 0 if peer.in_process else None) for peer in vector_peers(None)),
+        *([("RLlib env runners of 2 envs", 2)] if rllib.is_installed() else []),
         *((f"AsyncWorkerPool, {mode}", workers) for mode in ("sync", "async") for workers in (1, 2)),
     }
     assert plot.read_bytes().startswith(b"\x89PNG")

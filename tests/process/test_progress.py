@@ -7,11 +7,13 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from parenv import AsyncWorkerPool, ConfigurationError, Stop
+from parenv import AsyncWorkerPool, ConfigurationError, Stop, progress
 from parenv.progress import ProgressDisplay, TensorBoardWriter, scalars
 from parenv.testing import LedgerEnv
 
@@ -39,11 +41,103 @@ def test_lines_of_json_have_the_standard_names() -> None:
     )
 
 
-def test_a_title_may_have_square_brackets() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+    def screen(self) -> tuple[list[str], bool]:
+        """The lines that it shows, and whether the cursor."""
+        lines, row, column, has_cursor = [""], 0, 0, True
+        for command, text in re.findall(r"(\x1b\[[\d?;]*[A-Za-z]|[\r\n])|([^\x1b\r\n]+)", self.getvalue()):
+            lines[row] = lines[row][:column] + text + lines[row][column + len(text) :]
+            column += len(text)
+            match command:
+                case "\r":
+                    column = 0
+                case "\n":
+                    row, column = row + 1, 0
+                    lines += [""] * (row == len(lines))
+                case "\x1b[1A":
+                    row -= 1
+                case "\x1b[2K":
+                    lines[row] = ""
+                case "\x1b[?25l" | "\x1b[?25h":
+                    has_cursor = command.endswith("h")
+                case _:
+                    assert not command or command.endswith("m"), command
+        return lines, has_cursor
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return Terminal()
+
+
+def test_a_terminal_shows_one_table_with_the_figures_of_now(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    stop, drawn = Stop(env_steps=1000, mean_return=1e9, seconds=60), []
+    with pool_of_ledgers() as pool, ProgressDisplay(pool, stop, title="ledgers", file=terminal) as display:
+        assert not terminal.screen()[1]
+        for _ in pool.rollouts(stop):
+            now += 0.06
+            display.update()
+            drawn.append(terminal.getvalue().count("ledgers"))
+        statistics = pool.statistics()
+    assert drawn == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    (title, _, *rows, _, behind), has_cursor = terminal.screen()
+    assert (title.strip(), behind, has_cursor) == ("ledgers", "", True)
+    assert [tuple(part.strip() for part in row.split("│")[1:3]) for row in rows] == [
+        ("env steps", "1,000"),
+        ("env steps/s", "1,667"),
+        ("episodes", str(statistics.episodes)),
+        ("mean return", f"{statistics.mean_return:.1f} / 1e+09"),
+        ("policy lag", "0.0 (most 0)"),
+        ("workers alive", "1 / 1"),
+        ("time left", "59 s of 60 s"),
+    ]
+
+
+def test_an_exception_leaves_the_last_figures_and_the_cursor(terminal: Terminal) -> None:
+    def learn(rollout: Any) -> None:
+        raise ValueError("not a number")
+
+    with (
+        pool_of_ledgers() as pool,
+        pytest.raises(ValueError, match="not a number"),
+        ProgressDisplay(pool, file=terminal),
+    ):
+        learn(next(pool.rollouts()))
+    lines, has_cursor = terminal.screen()
+    assert has_cursor
+    assert [line for line in lines if re.search(r"env steps \W+100\W", line)]
+    assert len(lines) == 11
+
+
+def test_an_interrupt_while_the_last_figures_are_drawn_leaves_the_cursor(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pool_of_ledgers() as pool, pytest.raises(KeyboardInterrupt), ProgressDisplay(pool, file=terminal):
+        monkeypatch.setattr(progress, "_table", interrupt)
+    assert terminal.screen()[1]
+
+
+def test_a_display_that_has_ended_writes_nothing_more(terminal: Terminal) -> None:
+    with pool_of_ledgers() as pool, ProgressDisplay(pool, file=terminal) as display:
+        pass
+    written = terminal.getvalue()
+    display.__exit__(None, None, None)
+    assert terminal.getvalue() == written
+
+
+def test_a_title_may_have_square_brackets() -> None:
     shown = Terminal()
     with pool_of_ledgers() as pool, ProgressDisplay(pool, title="run [/a]", file=shown):
         pass

@@ -16,7 +16,16 @@ import pytest
 import torch
 from sampling import one_in
 
-from parenv import AsyncWorkerPool, GradientOptions, PoolStatistics, RestartPolicy, Stop, WorkerDiedError, WorkerOptions
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    GradientOptions,
+    PoolStatistics,
+    RestartPolicy,
+    Stop,
+    WorkerDiedError,
+    WorkerOptions,
+)
 from parenv.cli.report import report
 from parenv.cli.timeline import UNRECORDED, Timeline
 from parenv.cli.trace_file import read_timeline
@@ -201,8 +210,11 @@ def test_a_report_can_be_made_while_the_run_goes_on_and_of_the_run_that_follows(
 def test_a_trace_that_cannot_be_written_leaves_the_pool_usable(tmp_path: Path) -> None:
     with AsyncWorkerPool("CartPole-v1", zeros, num_workers=0) as pool:
         pool.trace(tmp_path / "trace.json")
-        with pytest.raises(FileNotFoundError):
-            pool.trace(tmp_path / "nowhere" / "trace.json")
+        with pytest.raises(ConfigurationError, match=rf"^cannot write the trace {tmp_path}: Is a directory$"):
+            pool.trace(tmp_path)
+        inside = tmp_path / "trace.json" / "of" / "this.json"
+        with pytest.raises(ConfigurationError, match=rf"^cannot write the trace {inside}: Not a directory$"):
+            pool.trace(inside)
         next(pool.rollouts())
         pool.publish(zeros)
     assert json.loads((tmp_path / "trace.json").read_text())

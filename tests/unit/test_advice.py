@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from parenv.pool.advice import Advice, Recommendation
 from parenv.pool.advising import advise
 from parenv.pool.costs import Costs, Setting, steps_per_second
 
@@ -115,7 +116,7 @@ def test_a_small_network_wants_larger_batches_and_a_big_one_does_not_care() -> N
     big = {batch: 1e-3 * batch for batch in small}
     setting = replace(SETTING, num_envs=8, num_workers=2)
     at = {
-        name: advise(costs(setting, environment_s=5e-6, acting_s=curve[4] / 4, acting_at=curve)).recommended
+        name: advise(costs(setting, environment_s=5e-6, acting_s=curve[4] / 4, acting_at={"cpu": curve})).recommended
         for name, curve in {"small": small, "big": big}.items()
     }
     assert at["small"].batch >= 64
@@ -135,6 +136,62 @@ def test_the_mini_batch_is_the_smallest_that_is_nearly_the_cheapest() -> None:
     assert on_cpu["mini_batch"].value == 128
     both = advise(costs(environment_s=1e-3, learner_s=1e-6, learning_at=curves))
     assert (both["mini_batch"].value, both["learner_device"].value) == (512, "cuda")
+
+
+def acting_on(accelerator: str, cpu_s: float, other_s: float, environment_s: float) -> Advice:
+    """Advice where acting once takes so long at any batch."""
+    curves = {device: dict.fromkeys((1, 64), seconds) for device, seconds in (("cpu", cpu_s), (accelerator, other_s))}
+    setting = replace(SETTING, num_envs=8, num_workers=2)
+    return advise(
+        costs(setting, environment_s=environment_s, acting_s=cpu_s / 4, acting_at=curves, accelerator=accelerator)
+    )
+
+
+def test_workers_act_on_the_gpu_where_a_big_network_makes_their_env_steps_cheaper() -> None:
+    big = acting_on("cuda", cpu_s=50e-3, other_s=1e-3, environment_s=5e-6)["worker_device"]
+    assert (big.value, big.now) == ("cuda", "cpu")
+    assert big.because.endswith("; on 64 observations it takes 50 ms on cpu, 1 ms on cuda, which 8 workers share")
+    tiny = acting_on("cuda", cpu_s=60e-6, other_s=50e-6, environment_s=5e-6)["worker_device"]
+    assert tiny.value == "cpu"
+
+
+def test_acting_that_is_a_small_part_of_an_env_step_stays_on_the_cpu() -> None:
+    assert acting_on("mps", cpu_s=1e-3, other_s=1e-6, environment_s=1e-4)["worker_device"].value == "mps"
+    assert acting_on("mps", cpu_s=1e-3, other_s=1e-6, environment_s=1e-2)["worker_device"].value == "cpu"
+
+
+def test_the_learner_moves_to_the_gpu_where_a_mini_batch_takes_less_there() -> None:
+    def advised(**curves: Any) -> Recommendation:
+        run = costs(environment_s=1e-5, learner_s=1e-5, learning_at=curves, accelerator="cuda")
+        return advise(run)["learner_device"]
+
+    tiny = {"cpu": {32: 3e-6, 128: 1e-6, 512: 1e-6}, "cuda": {32: 30e-6, 128: 7e-6, 512: 2e-6}}
+    assert advised(**tiny).value == "cpu"
+    assert advised(**tiny).because == (
+        "forward and backward of 128 samples take 128 µs on cpu, 896 µs on cuda; learning is 50% of the cost"
+    )
+    big = {"cpu": {32: 3e-3, 128: 3e-3}, "cuda": {32: 30e-6, 128: 7e-6}}
+    assert (advised(**big).value, advised(**big).now) == ("cuda", "cpu")
+    nearly = {"cpu": {32: 1.05e-3}, "cuda": {32: 1e-3}}
+    assert advised(**nearly).value == "cpu"
+
+
+def test_without_a_gpu_devices_stay_as_they_are_since_none_was_found() -> None:
+    advice = advise(costs(environment_s=1e-5, learner_s=1e-5))
+    for name in ("learner_device", "worker_device"):
+        assert (advice[name].value, advice[name].now) == ("cpu", "cpu")
+        assert advice[name].because.endswith("; torch finds no GPU, neither CUDA nor MPS")
+
+
+def test_a_gpu_that_was_not_measured_is_named_with_the_command_that_does() -> None:
+    run = costs(environment_s=1e-5, acting_s=1e-5, learner_s=3e-5, accelerator="cuda", learner_device="cuda")
+    hint = "cpu and cuda were not compared: parenv advise does, for a policy with a module"
+    assert advise(run)["learner_device"] == Recommendation(
+        "learner_device", "cuda", "cuda", f"learning, on cuda, is 60% of the cost; {hint}"
+    )
+    assert advise(run)["worker_device"] == Recommendation(
+        "worker_device", "cpu", "cpu", f"acting, on cpu, is 50% of a worker's time; {hint}"
+    )
 
 
 def test_shares_add_up_and_the_text_names_every_recommendation() -> None:

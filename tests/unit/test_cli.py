@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gymnasium import spaces
 
 from parenv.cli import bench as bench_module
 from parenv.cli import plot as plot_module
+from parenv.cli.advise import advise
 from parenv.cli.agent import RandomNetwork
 from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
@@ -23,11 +25,35 @@ from parenv.cli.display import LiveDisplay, PlainDisplay, make_display
 from parenv.cli.environment import environment_factory, named_object, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.main import main, parser
-from parenv.cli.measuring import interleaved
+from parenv.cli.measuring import Found, interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
-from parenv.cli.subjects import Opened, Subject, acting, step_cost
+from parenv.cli.subjects import Opened, Subject, acting, random_rows, step_cost
 from parenv.cli.tables import cost_table, failures, in_text, medians_table, throughput_tables
 from parenv.errors import ConfigurationError, RestartLimitError
+from parenv.memory.spaces import leaves
+from parenv.policy.devices import on_device
+from parenv.worker.acting import Actor
+
+AGENTS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = torch.nn.Linear(4, 2, bias=False)
+
+    def forward(self, observations):
+        return self.scores(observations).argmax(-1)
+
+def policy():
+    return Net()
+
+def with_learn():
+    return Net(), print
+
+def with_learn_and_loss():
+    return Net(), print, print
+"""
 
 
 class Terminal(io.StringIO):
@@ -81,6 +107,7 @@ def a_report() -> BenchReport:
         (["builtins:dict"], "must make a gymnasium.Env, but it made {}"),
         (["CartPole-v1", "--agent", "math:nothing"], "there is no 'nothing'"),
         (["CartPole-v1", "--agent", "builtins:input"], "the agent builtins:input cannot be made"),
+        (["CartPole-v1", "--agent", "builtins:tuple"], "the agent must be a policy, (policy, learn) or (policy, learn"),
         (["CartPole-v1", "--seconds", "0"], "seconds must be positive, got 0.0"),
         (["CartPole-v1", "--repeats", "0"], "repeats must be"),
         (["CartPole-v1", "--num-envs", "0"], "num_envs must be"),
@@ -179,19 +206,37 @@ def test_an_environment_that_raises_is_named_with_what_it_did() -> None:
     ],
     ids=str,
 )
-def test_the_benchmarks_own_network_fits_any_space_of_fixed_size(space: Any) -> None:
+def test_the_small_network_fits_any_space_of_fixed_size_and_any_device(space: Any) -> None:
     def make() -> Any:
         return Sensitive(space, space)
 
-    environment = tried_out(make)
-    acting(environment, RandomNetwork(space, space), 4)()
+    environment, network = tried_out(make), RandomNetwork(space, space)
+    acting(environment, network, 4)()
+    elsewhere = Actor(on_device(network, "meta"), leaves(space), leaves(space), "meta")
+    assert {actions.device.type for actions in elsewhere.act(random_rows(space, 4), None)[0]} == {"meta"}
 
 
 @pytest.mark.parametrize("text_is", ["observation_space", "action_space"])
-def test_a_space_without_a_fixed_size_needs_an_agent(text_is: str) -> None:
+def test_a_space_without_a_fixed_size_needs_an_agent_or_in_bench_no_pool(text_is: str) -> None:
     both = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discrete(2), text_is: spaces.Text(3)}
-    with pytest.raises(ConfigurationError, match=r"cannot deal with Text\(.*--agent module:factory"):
-        RandomNetwork(**both)
+    with pytest.raises(ConfigurationError) as refused:
+        advise(lambda: Sensitive(**both))
+    assert re.fullmatch(
+        r"the small network that acts by default cannot deal with Text\(.*\): "
+        r"give a policy that can, with agent=\.\.\. or --agent module:factory",
+        str(refused.value),
+    )
+    hint = f"{refused.value}, or compare vector envs only, with pool=False or --no-pool"
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(hint)}$"):
+        bench(lambda: Sensitive(**both))
+
+
+def test_bench_takes_the_policy_of_an_agent_that_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agents_that_learn.py").write_text(AGENTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(bench_module, "interleaved", lambda subjects, *_: [Found([1.0]) for _ in subjects])
+    for name in ("policy", "with_learn", "with_learn_and_loss"):
+        assert bench("CartPole-v1", agent=f"agents_that_learn:{name}").sizes_bytes["weights"] == 64
 
 
 def test_the_plan_fits_the_machine_and_the_budget() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from parenv.errors import ConfigurationError
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, Stop, WorkerOptions
+from parenv.pool.streams import criteria
 
 NOTHING: dict[str, Any] = {"env_steps": 0, "episodes": 0, "mean_return": math.nan, "seconds": 0.0}
 
@@ -20,6 +21,12 @@ def test_a_criterion_holds_from_its_value_on(name: str) -> None:
     assert stop.reason(**{**NOTHING, name: 9}) is None
     assert stop.reason(**{**NOTHING, name: 10}) == name
     assert stop.reason(**{**NOTHING, name: 11}) == name
+
+
+def test_a_stream_takes_a_stop_and_nothing_else() -> None:
+    with pytest.raises(ConfigurationError, match=r"^stop must be a parenv\.Stop, got 1000$"):
+        criteria(1000)  # type: ignore[arg-type]
+    assert criteria(None) == Stop()
 
 
 def test_the_first_criterion_that_holds_is_named() -> None:

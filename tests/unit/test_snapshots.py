@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import nn
 
 from parenv.errors import ConfigurationError
 from parenv.policy.policy import TorchPolicy
-from parenv.policy.snapshots import WeightsReader, WeightsWriter, flat_layout, module_of, on_cpu
+from parenv.policy.snapshots import WeightsReader, WeightsWriter, flat_layout, module_of
 
 OFFSET, PLACES = 192, 3
 
@@ -206,28 +205,3 @@ def test_the_module_of_a_policy_is_what_changes_between_versions() -> None:
     assert module_of(module) is module
     assert module_of(TorchPolicy(module, "forward", ("actions",))) is module
     assert module_of(np.argmax) is None
-
-
-class OnAnotherDevice:
-    """A module that lives elsewhere, as far as anybody can tell."""
-
-    def __init__(self, device: str = "cuda") -> None:
-        self.device = device
-
-    def named_parameters(self) -> Any:
-        return [("weight", SimpleNamespace(device=torch.device(self.device)))]
-
-    def named_buffers(self) -> Any:
-        return []
-
-    def to(self, device: str) -> None:
-        self.device = device
-
-
-def test_a_policy_on_a_gpu_travels_as_a_copy_on_the_cpu_and_stays_where_it_is() -> None:
-    policy = SimpleNamespace(module=OnAnotherDevice(), settings={"epsilon": 1})
-    copied = on_cpu(policy)
-    assert (copied.module.device, copied.settings) == ("cpu", {"epsilon": 1})
-    assert policy.module.device == "cuda"
-    assert on_cpu(copied) is copied
-    assert on_cpu(len) is len

@@ -1,0 +1,85 @@
+"""Vector envs and env runners of other libraries, as ``parenv bench`` measures them: whichever are installed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from scripts import printed_by
+
+from parenv.cli import rllib
+from parenv.cli.peers import vector_peers
+
+KINDS = {
+    "SB3 DummyVecEnv": "stable_baselines3",
+    "SB3 SubprocVecEnv": "stable_baselines3",
+    "Tianshou DummyVectorEnv": "tianshou",
+    "Tianshou ShmemVectorEnv": "tianshou",
+    "TorchRL SerialEnv": "torchrl",
+    "TorchRL ParallelEnv": "torchrl",
+}
+
+
+def counted(path: Path) -> Callable[[], Any]:
+    """Makes environments that write down the process of every env step, and are to be reset after each third."""
+
+    class Counted(gym.Env[Any, Any]):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.left = 3
+            return np.zeros(3, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            assert self.left, "its episode has ended"
+            self.left -= 1
+            with path.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            return np.zeros(3, np.float32), 1.0, not self.left, False, {}
+
+    return Counted
+
+
+@pytest.mark.parametrize(("kind", "package"), KINDS.items())
+def test_a_peer_steps_every_sub_environment_once_and_resets_what_has_ended(
+    kind: str, package: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(package)
+    (peer,) = (peer for peer in vector_peers("fork") if peer.name == kind)
+    envs = peer.make([counted(tmp_path / "steps")] * 2)
+    envs.reset()
+    for _ in range(10):
+        envs.step(np.zeros(2, np.int64))
+    envs.close()
+    steps = Counter(map(int, (tmp_path / "steps").read_text().split()))
+    assert list(steps.values()) == ([20] if peer.in_process else [10, 10])
+    assert (os.getpid() in steps) == peer.in_process
+
+
+RUNNERS = """
+import itertools, pathlib, sys
+from test_peers import counted
+from types import SimpleNamespace
+from parenv.cli import rllib
+
+path = pathlib.Path(sys.argv[1])
+opened = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)
+path.write_text("")
+rllib.time = SimpleNamespace(perf_counter=itertools.count().__next__)
+print(opened.measure(1.0), len(path.read_text().split()))
+opened.close()
+"""
+
+
+@pytest.mark.skipif(not rllib.is_installed(), reason="needs ray[rllib]")
+def test_the_figure_of_rllib_counts_the_env_steps_that_its_runners_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    assert printed_by(RUNNERS, str(tmp_path / "steps")).split() == ["16.0", "16"]

@@ -1,0 +1,54 @@
+"""Where a policy's module lives, and where else it could. No GPU is needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from parenv.policy.devices import accelerator, device_of, on_device
+
+
+class OnAnotherDevice:
+    """A module that lives elsewhere, as far as anybody can tell."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        self.device = device
+
+    def named_parameters(self) -> Any:
+        return [("weight", SimpleNamespace(device=torch.device(self.device)))]
+
+    def named_buffers(self) -> Any:
+        return []
+
+    def to(self, device: str) -> None:
+        self.device = device
+
+
+def test_a_policy_for_another_device_is_a_copy_there_and_stays_where_it_is() -> None:
+    policy = SimpleNamespace(module=OnAnotherDevice(), settings={"epsilon": 1})
+    copied = on_device(policy, "cpu")
+    assert (copied.module.device, copied.settings) == ("cpu", {"epsilon": 1})
+    assert policy.module.device == "cuda"
+    assert on_device(copied, "cpu") is copied
+    assert on_device(policy, "cuda") is policy
+    assert on_device(len, "cuda") is len
+
+
+def test_the_device_of_a_policy_is_that_of_its_module() -> None:
+    assert device_of(SimpleNamespace(module=OnAnotherDevice("cuda:1"))) == "cuda"
+    assert device_of(nn.Linear(1, 1)) == "cpu"
+    assert device_of(nn.Identity()) == "cpu"
+    assert device_of(len) == "cpu"
+
+
+@pytest.mark.parametrize(("cuda", "mps", "found"), [(True, False, "cuda"), (False, True, "mps"), (False, False, None)])
+def test_what_torch_finds_beside_the_cpu_is_named(
+    cuda: bool, mps: bool, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
+    assert accelerator() == found
