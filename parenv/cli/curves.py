@@ -37,7 +37,7 @@ def by_device(
         seconds: that all of it takes, roughly.
         watch: is told what cannot be measured, and why.
     """
-    other = accelerator() if module_of(policy) is not None else None
+    other = accelerator(policy)
     devices = ("cpu",) if other is None else ("cpu", other)
     found: dict[str, Mapping[int, float]] = {}
     for device in devices:

@@ -8,8 +8,10 @@ from typing import Any
 from parenv.policy.snapshots import module_of, tensors_of
 
 
-def accelerator() -> str | None:
-    """The type of device that torch finds beside the CPU, ``"cuda"`` or ``"mps"``, or ``None``."""
+def accelerator(policy: Any) -> str | None:
+    """The type of device, ``"cuda"`` or ``"mps"``, that torch finds for a policy's module beside the CPU."""
+    if module_of(policy) is None:
+        return None
     import torch
 
     if torch.cuda.is_available():

@@ -46,7 +46,7 @@ def costs_of(plan: Plan, num_envs: int, statistics: PoolStatistics) -> Costs:
         Costs.of(statistics, setting, usable_cores()),
         learner_device=device_of(plan.policy),
         worker_device=plan.options.device,
-        accelerator=accelerator(),
+        accelerator=accelerator(plan.policy),
     )
 
 

@@ -79,7 +79,7 @@ class Costs:
         can_share_learning: whether workers may learn, too: there is a ``loss_fn``.
         learner_device: on which the policy's module lives in the driver.
         worker_device: on which workers acted.
-        accelerator: what device there is beside the CPU, or ``None``.
+        accelerator: what device there is for the policy's module beside the CPU, or ``None``.
         acting_at: by device, seconds for acting once, by batch; empty if not measured, and never without the CPU.
         learning_at: the same for forward and backward, seconds per sample, by mini-batch.
     """

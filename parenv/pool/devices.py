@@ -75,5 +75,5 @@ def _by_device(seconds: Mapping[str, float]) -> str:
 
 def _not_compared(costs: Costs) -> str:
     if costs.accelerator is None:
-        return "torch finds no GPU, neither CUDA nor MPS"
+        return "no GPU was found for a torch module of the policy"
     return f"cpu and {costs.accelerator} were not compared: parenv advise does, for a policy with a module"

@@ -218,7 +218,7 @@ def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
 
 @pytest.mark.usefixtures("agents")
 def test_another_device_is_measured_like_the_cpu_and_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parenv.cli.curves.accelerator", lambda: "cpu:0")
+    monkeypatch.setattr("parenv.cli.curves.accelerator", lambda policy: "cpu:0")
     advice = advise("CartPole-v1", agent="advised_agents:make", seconds=1.0, num_envs=4, num_workers=2).advice
     for curves in (advice.costs.acting_at, advice.costs.learning_at):
         assert curves["cpu"].keys() == curves["cpu:0"].keys()
@@ -232,7 +232,7 @@ def test_a_device_on_which_the_agent_cannot_run_is_not_recommended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in ("parenv.cli.curves", "parenv.pool.advising"):
-        monkeypatch.setattr(f"{module}.accelerator", lambda: "meta")
+        monkeypatch.setattr(f"{module}.accelerator", lambda policy: "meta")
     assert main(["advise", "CartPole-v1", "--agent", "advised_agents:make", *SHORT]) == 0
     printed = capsys.readouterr().out
     for what in ("acting", "learning"):

@@ -180,7 +180,7 @@ def test_without_a_gpu_devices_stay_as_they_are_since_none_was_found() -> None:
     advice = advise(costs(environment_s=1e-5, learner_s=1e-5))
     for name in ("learner_device", "worker_device"):
         assert (advice[name].value, advice[name].now) == ("cpu", "cpu")
-        assert advice[name].because.endswith("; torch finds no GPU, neither CUDA nor MPS")
+        assert advice[name].because.endswith("; no GPU was found for a torch module of the policy")
 
 
 def test_a_gpu_that_was_not_measured_is_named_with_the_command_that_does() -> None:

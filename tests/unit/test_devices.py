@@ -51,4 +51,5 @@ def test_what_torch_finds_beside_the_cpu_is_named(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
-    assert accelerator() == found
+    assert accelerator(nn.Linear(1, 1)) == found
+    assert accelerator(len) is None
