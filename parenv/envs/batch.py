@@ -68,6 +68,10 @@ class EnvBatch:
         self._step_codes = [code("step", first_env_id + i) for i in self._columns]
         self._leaves = board.spec.observations
         self._single = is_single(self._leaves)
+        self._whole = [
+            None if rows is None or not leaf.shape else rows[self._all].reshape(-1, *leaf.shape[1:])
+            for leaf, rows in zip(self._leaves, board.observations, strict=True)
+        ]
         self._action_leaves = board.spec.actions
         self._seeds = dict(enumerate(seeds or ()))
         self._fresh = [self._beginning(column) for column in self._columns]
@@ -293,6 +297,9 @@ class EnvBatch:
         # Together with the sum, which concatenate checks, equal lengths mean equal shapes.
         if set(map(len, values)) != {leaf.shape[0]}:
             raise ValueError(f"shape {np.shape(values[0])}")
+        if where is self._all:
+            np.concatenate(values, out=self._whole[i])
+            return
         joined = (n * leaf.shape[0], *leaf.shape[1:])
         if type(where) is slice:
             np.concatenate(values, out=rows[where].reshape(joined))

@@ -79,8 +79,9 @@ class InlineTeam:
         for do in pending:
             do()
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
         """What is said here is heard at once."""
+        return False
 
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""

@@ -164,12 +164,13 @@ class ProcessTeam:
         if len(ready) > 1 or (ready and self._answers.fileno() not in ready):
             self._hear(0.0)
 
-    def catch_up(self) -> None:
-        """Hear all that workers have said by now. A message may be heard before its sender has counted it."""
+    def catch_up(self) -> bool:
+        """Hear all that workers have said by now, if any. A message may be heard before its sender has counted it."""
         heard, deadline = self._crew.heard, math.inf
         while (said := self._said.tolist()) != heard and any(late := list(map(operator.gt, said, heard))):
             deadline = min(deadline, time.monotonic() + MESSAGE_TIMEOUT_S)
             self._hear_before(deadline, late.index(True), f"{MESSAGE_TIMEOUT_S:g}")
+        return deadline < math.inf
 
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""

@@ -265,8 +265,8 @@ class Session:
         """Whether something is done, and all has been heard that was said before."""
         while True:
             over = done()
-            self.team.catch_up()
-            if not self._take_restarts() and (over or not done()):
+            heard = self.team.catch_up()
+            if not self._take_restarts() and (over or not heard or not done()):
                 return over
 
     def _answers(self, timeout: float | None, name: str) -> dict[int, Any]:
@@ -327,8 +327,9 @@ class Session:
         Returns:
             Whether there were any.
         """
-        restarts = self.team.restarted() if self._restarts.wanted else []
-        for restarted in restarts:
+        if not self._restarts.wanted:
+            return False
+        for restarted in (restarts := self.team.restarted()):
             self._limits.begin_again(restarted)
             stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
             ended = self._ends.flags

@@ -68,8 +68,8 @@ class Team(Protocol):
             WorkerError: a worker is gone and could not be, or was not to be, restarted.
         """
 
-    def catch_up(self) -> None:
-        """Hear all that was said before the answers that are on the board."""
+    def catch_up(self) -> bool:
+        """Hear all that was said before the answers that are on the board; whether there was anything."""
 
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""
