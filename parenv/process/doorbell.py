@@ -1,7 +1,8 @@
 """Doorbells: the cheapest way for one process to wake another.
 
-What is rung adds up until it is taken, so nothing is lost when nobody listens. To a worker, the sum is three counts in
-one number: orders, :data:`ALL` and :data:`MESSAGE`. To the driver it only says that there is something to look at.
+What is rung adds up until it is taken, so nothing is lost when nobody listens. To a worker, the sum is four counts in
+one number: orders, :data:`ALL`, :data:`MESSAGE` and :data:`ECHO`. To the driver it only says that there is something to
+look at.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ ALL = 1 << 32
 """Step every sub-environment."""
 MESSAGE = 1 << 48
 """A message is on its way over the socket."""
+ECHO = 1 << 60
+"""Answer, and do nothing else."""
 _NUMBER = struct.Struct("<Q")
 
 
 class Rung(NamedTuple):
     """What a sum says."""
 
+    echoes: int
     messages: int
     all_rows: int
     orders: int
@@ -32,9 +36,9 @@ def rung(value: int) -> Rung:
     """Take a sum apart.
 
     >>> rung(2 * MESSAGE + ALL + 7)
-    Rung(messages=2, all_rows=1, orders=7)
+    Rung(echoes=0, messages=2, all_rows=1, orders=7)
     """
-    return Rung(value >> 48, (value >> 32) & 0xFFFF, value & 0xFFFFFFFF)
+    return Rung(value >> 60, (value >> 48) & 0xFFF, (value >> 32) & 0xFFFF, value & 0xFFFFFFFF)
 
 
 class Doorbell:

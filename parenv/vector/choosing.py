@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from parenv.errors import WorkerTimeoutError
 from parenv.process.cores import usable_cores
 from parenv.vector.configuration import VectorPlan
+from parenv.vector.processes import ProcessTeam
 from parenv.vector.session import Session
 
-STEP_OVERHEAD_S, WORKER_OVERHEAD_S = 30e-6, 12e-6
-"""What a parallel step costs beside the sub-environments, and for each worker more: estimates. With two workers, 50 to
-80 microseconds in all were measured where waking another core takes 30."""
+ROUND_TRIPS = 20
+STEP_OVERHEAD_S = 20e-6
+"""What a parallel step costs beside stepping and waking, more than one in this process: an estimate."""
 
 
 def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | None]:
@@ -28,27 +32,47 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | No
         return plan, session, None
     try:
         step_s = session.measured_step(plan.options.start_timeout_s)
+        assert isinstance(session.team, ProcessTeam)
+        waking_s = round_trip_s(session.team, plan.options.start_timeout_s)
     except BaseException:
         session.close(plan.options.close_timeout_s)
         raise
-    if parallel_pays(step_s, plan.shares, usable_cores()):
+    if parallel_pays(step_s, plan.shares, usable_cores(), waking_s):
         return plan, session, step_s
     session.close(plan.options.close_timeout_s)
     plan = replace(plan, shares=(plan.num_envs,), inline=True)
     return plan, Session(plan, copy), step_s
 
 
-def parallel_pays(step_s: float, shares: Sequence[int], cores: int) -> bool:
+def round_trip_s(team: ProcessTeam, timeout_s: float) -> float:
+    """Seconds until all workers, woken at once, have woken this process: the median of several times.
+
+    Raises:
+        WorkerTimeoutError: they have not, in time.
+    """
+    taken, deadline = [], time.monotonic() + timeout_s
+    for _ in range(ROUND_TRIPS):
+        began = time.perf_counter()
+        echoed = team.echo()
+        while not echoed():
+            if (left := deadline - time.monotonic()) <= 0:
+                raise WorkerTimeoutError(f"not every worker woke up within {timeout_s:g} s")
+            team.listen(left)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def parallel_pays(step_s: float, shares: Sequence[int], cores: int, waking_s: float) -> bool:
     """Whether workers are expected to be faster than stepping in the caller's process.
 
     Args:
         step_s: seconds per env step.
         shares: sub-environments of each worker.
         cores: that may be used.
+        waking_s: seconds for waking all workers and being woken by them.
 
-    >>> parallel_pays(5e-6, (32, 32), cores=2), parallel_pays(5e-6, (4, 4), cores=2)
+    >>> parallel_pays(5e-6, (32, 32), 2, waking_s=5e-5), parallel_pays(5e-6, (4, 4), 2, waking_s=5e-5)
     (True, False)
     """
     crowding = max(1.0, len(shares) / cores)
-    parallel = max(shares) * step_s * crowding + STEP_OVERHEAD_S + WORKER_OVERHEAD_S * len(shares)
-    return parallel < sum(shares) * step_s
+    return max(shares) * step_s * crowding + waking_s + STEP_OVERHEAD_S < sum(shares) * step_s

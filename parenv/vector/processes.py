@@ -7,7 +7,7 @@ import math
 import operator
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from parenv.memory.progress import WAITING_FOR_A_HOST, Progress, header_bytes, l
 from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch
-from parenv.process.doorbell import ALL, Doorbell
+from parenv.process.doorbell import ALL, ECHO, Doorbell
 from parenv.protocol.messages import Actions, Ready, Remarks, Rows
 from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.configuration import VectorPlan
@@ -67,7 +67,7 @@ class ProcessTeam:
         self._memory = SharedMemory(header_bytes(workers))
         head = self._memory.map()
         self._progress = [Progress(head, worker) for worker in range(workers)]
-        _, self._said, self._noted, _ = lines(head, workers).T
+        _, self._said, self._noted, self._beats = lines(head, workers).T
         self._bells = [self._placement.bell(worker) for worker in range(workers)]
         self._answers = Doorbell()
         self._stacks = Stacks()
@@ -155,6 +155,13 @@ class ProcessTeam:
             self._dtypes = actions.dtypes
         for worker in sorted(set(self._workers[list(env_ids)].tolist())):
             self._crew.say(worker, actions)
+
+    def echo(self) -> Callable[[], bool]:
+        """Have every worker wake this process, and do nothing else; what is returned says whether all have."""
+        before = self._beats.copy()
+        for bell in self._bells:
+            bell.ring(ECHO)
+        return lambda: bool((self._beats != before).all())
 
     def listen(self, timeout_s: float) -> None:
         """Wait until something has been answered or has happened, at most up to the limit."""

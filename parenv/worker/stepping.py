@@ -165,8 +165,11 @@ def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int,
     cell, waiting = worker.progress.cell, code("waiting")
     while worker.open:
         cell[0] = waiting
-        messages, all_rows, orders = rung(bell.take())
+        echoes, messages, all_rows, orders = rung(bell.take())
         try:
+            if echoes:
+                worker.progress.beats[0] += 1
+                answers.ring(1)
             for _ in range(messages):
                 frames = socket.receive(block=True)
                 assert frames is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import random
+import signal
 import time
 import types
 from typing import Any, ClassVar
@@ -16,11 +18,12 @@ from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import ParallelVectorEnv, SubEnvironmentError
+from parenv import ParallelVectorEnv, SubEnvironmentError, WorkerTimeoutError
 from parenv.vector import choosing, configuration
 from parenv.worker import step_station
 
 N = 4
+COSTLY_S = 0.05
 
 
 @pytest.fixture
@@ -28,14 +31,14 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """And waking others takes so long that a cheap step is cheap on a busy machine, too."""
     for module in (choosing, configuration):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
-    monkeypatch.setattr(choosing, "STEP_OVERHEAD_S", 2e-3)
+    monkeypatch.setattr(choosing, "STEP_OVERHEAD_S", COSTLY_S)
 
 
 class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
-    """A step costs 5 ms, which is worth a worker on any machine."""
+    """A step costs so much that it is worth a worker on any machine."""
 
     def step(self, action: Any) -> Any:
-        time.sleep(5e-3)
+        time.sleep(COSTLY_S)
         return super().step(action)
 
 
@@ -59,13 +62,39 @@ def test_workers_are_taken_where_steps_are_costly_and_traces_are_those_of_sync_v
     ):
         assert envs.num_workers == num_workers
         assert envs.measured_step_s is not None
-        assert (envs.measured_step_s >= 5e-3) == (num_workers > 0)
+        assert (envs.measured_step_s >= COSTLY_S) == (num_workers > 0)
         reference.action_space.seed(0)
         for seed in (3, None, [7, None, 9, 11]):
             assert_same(envs.reset(seed=seed), reference.reset(seed=seed))
             for _ in range(8):
                 actions = reference.action_space.sample()
                 assert_same(envs.step(actions), reference.step(actions))
+
+
+def test_waking_the_workers_is_timed_and_disturbs_nobody() -> None:
+    with (
+        contextlib.closing(ParallelVectorEnv([cheap] * N, num_workers=2)) as envs,
+        contextlib.closing(SyncVectorEnv([cheap] * N)) as reference,
+    ):
+        assert_same(envs.reset(seed=3), reference.reset(seed=3))
+        for _ in range(8):
+            assert 0 < choosing.round_trip_s(envs._session.team, 10.0) < 1.0
+            actions = reference.action_space.sample()
+            assert_same(envs.step(actions), reference.step(actions))
+
+
+def test_a_worker_that_does_not_wake_up_is_an_error() -> None:
+    with contextlib.closing(ParallelVectorEnv([cheap] * N, num_workers=2)) as envs:
+        pid = envs._session.team._crew.pid(1)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WorkerTimeoutError, match=r"not every worker woke up within 0\.05 s"):
+            choosing.round_trip_s(envs._session.team, 0.05)
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(("waking_s", "pays"), [(20e-6, True), (90e-6, False)])
+def test_workers_pay_later_where_waking_them_takes_longer(waking_s: float, pays: bool) -> None:
+    assert choosing.parallel_pays(5e-6, (12, 12), 2, waking_s) is pays
 
 
 def test_where_the_number_is_given_nothing_is_measured() -> None:

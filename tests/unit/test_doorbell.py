@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from parenv.process.doorbell import ALL, MESSAGE, Doorbell, rung
+from parenv.process.doorbell import ALL, ECHO, MESSAGE, Doorbell, rung
 
 
 @pytest.fixture(params=["eventfd", "pipe"])
@@ -28,10 +28,10 @@ def readable(bell: Doorbell) -> bool:
 
 def test_what_is_rung_adds_up_and_is_taken_once(bell: Doorbell) -> None:
     assert not readable(bell)
-    for value in (3, ALL, 2, MESSAGE, MESSAGE):
+    for value in (3, ALL, 2, MESSAGE, ECHO, MESSAGE):
         bell.ring(value)
     assert readable(bell)
-    assert rung(bell.take()) == (2, 1, 5)
+    assert rung(bell.take()) == (1, 2, 1, 5)
     assert not readable(bell)
 
 
