@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,23 @@ def collecting_garbage_is_quick() -> None:
     """What was imported for all tests is no garbage, and need not be searched after each."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nobody_signals_everybody() -> Iterator[None]:
+    """The pid of a worker is -1 while it is not known, and a signal to that goes to every process there is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("kill", "killpg"):
+            patch.setattr(os, name, _to_one(getattr(os, name)))
+        yield
+
+
+def _to_one(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    def send_checked(pid: int, signum: int) -> None:
+        assert pid > 0, f"a signal to {pid}"
+        send(pid, signum)
+
+    return send_checked
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,9 @@ def test_waking_the_workers_is_timed_and_disturbs_nobody() -> None:
 
 def test_a_worker_that_does_not_wake_up_is_an_error() -> None:
     with contextlib.closing(ParallelVectorEnv([cheap] * N, num_workers=2)) as envs:
-        pid = envs._session.team._crew.pid(1)
+        envs.reset()
+        while (pid := envs._session.team._crew.pid(1)) < 0:
+            envs.step(np.zeros(N, np.int64))
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(WorkerTimeoutError, match=r"not every worker woke up within 0\.05 s"):
             choosing.round_trip_s(envs._session.team, 0.05)

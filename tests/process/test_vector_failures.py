@@ -523,7 +523,9 @@ from parenv.testing import LedgerEnv
 logging.getLogger("parenv").setLevel(logging.ERROR)
 envs = ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=1, on_worker_death="restart")
 envs.reset()
-os.kill(envs._session.team._crew.pid(0), 9)
+while (pid := envs._session.team._crew.pid(0)) < 0:
+    envs.step(np.zeros(1, np.int64))
+os.kill(pid, 9)
 while "worker_restarted" not in envs.step(np.zeros(1, np.int64))[4]:
     pass
 """
