@@ -7,13 +7,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from leftovers import processes_left
 
 from parenv.process import launcher
+
+FAILED = pytest.StashKey[bool]()
+GONE_S = 60.0
+"""Until when what a test has ended must be gone, however busy the machine is."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -40,13 +45,21 @@ def _to_one(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
     return send_checked
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    item.stash[FAILED] = call.excinfo is not None
+    return (yield)
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before, threads = _descriptors(), set(threading.enumerate())
     yield
+    if request.node.stash.get(FAILED, False):
+        return  # The frames in which it failed are kept for its report, and with them all that they hold.
     if _left_behind(before, threads):
         gc.collect()
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + GONE_S
     while (left := _left_behind(before, threads)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left, f"left behind: {left}"

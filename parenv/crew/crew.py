@@ -166,6 +166,10 @@ class Crew:
         """Send a signal to a worker, alone or with all that it has started."""
         self._placement.signal(self._senders[worker], signum, alone)
 
+    def stack(self, worker: int) -> str:
+        """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
+        return self._placement.stack(self._senders[worker])
+
     def lay_out(self, slots: SlotMap) -> None:
         """Say where rollouts lie, before any worker is told."""
         self._placement.lay_out(slots)

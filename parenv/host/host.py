@@ -18,10 +18,10 @@ from parenv.memory.crossing import in_pieces
 from parenv.memory.progress import Progress, line
 from parenv.memory.shared import SharedMemory
 from parenv.memory.weights import Chunk, write_chunk
-from parenv.placement.base import STACK_SIGNAL, Ended, Event, Launch
+from parenv.placement.base import Ended, Event, Launch
 from parenv.placement.local import LocalPlacement
 from parenv.placement.versions import own_versions
-from parenv.process.stack_pipe import STACK_TIMEOUT_S, StackPipe
+from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
 from parenv.protocol.hosting import (
@@ -134,7 +134,6 @@ class Visit:
         self._memory: SharedMemory | None = None
         self._mapping: Any = None
         self._max_message_bytes = 0
-        self._stacks: StackPipe | None = None
         self._rows: HostRows | None = None
         self._plans: dict[int, SlotPlan] = {}
         self._snapshot = Credit(-1, -1, -1, -1, b"")
@@ -189,9 +188,6 @@ class Visit:
             self._driver.close(GRACE_S if self._outcome is not None else 0.0)
             if self._memory is not None:
                 self._memory.close()
-            if self._stacks is not None:
-                self._stacks.close()
-                self._stacks = None
 
     def _serve(self) -> None:
         """Do what there is to do, after waiting for it until the next beat at most."""
@@ -290,9 +286,10 @@ class Visit:
                 self._rows.start(sender)
             local.start(launch, [sender])
         elif isinstance(message, Signal):
-            local.signal(sender, message.signum, bool(message.alone))
             if message.signum == STACK_SIGNAL:
-                self._say(Stack("" if self._stacks is None else self._stacks.read(STACK_TIMEOUT_S)), sender)
+                self._say(Stack(local.stack(sender)), sender)
+            else:
+                local.signal(sender, message.signum, bool(message.alone))
         elif isinstance(message, SlotPlan):
             self._make_room(sender.worker, message)
         elif isinstance(message, RowPlan | Ring) and self._rows is not None:
@@ -310,7 +307,6 @@ class Visit:
         self._memory = SharedMemory(welcome.head_bytes)
         self._mapping = self._memory.map()
         self._max_message_bytes = welcome.max_message_bytes
-        self._stacks = StackPipe()
         self._local = LocalPlacement(welcome.entry, beside=self._driver)
         self._rows = HostRows(self._memory, self._local) if welcome.doorbells else None
         self._launch = Launch(
@@ -319,7 +315,7 @@ class Visit:
             preload=tuple(welcome.preload),
             environment=dict(welcome.environment),
             threads=welcome.threads,
-            descriptors=(self._stacks.descriptor, *(self._rows.bell.descriptors if self._rows is not None else ())),
+            descriptors=self._rows.bell.descriptors if self._rows is not None else (),
         )
 
     def _make_room(self, worker: int, plan: SlotPlan) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -11,9 +10,6 @@ from parenv.memory.crossing import SlotMap
 from parenv.memory.rows import BoardMap
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
-
-STACK_SIGNAL = signal.SIGUSR1
-"""Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
 
 
 class Received(NamedTuple):
@@ -73,7 +69,8 @@ class Launch:
         preload: modules to import before the first worker starts.
         environment: environment variables to set before any import.
         threads: threads per worker.
-        descriptors: more of them for every worker, behind memory and job; those of its doorbell, if any, come last.
+        descriptors: more of them for every worker, behind those that every worker has; those of its doorbell, if any,
+            come last.
     """
 
     memory_fd: int
@@ -114,6 +111,9 @@ class Placement(Protocol):
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
+
+    def stack(self, worker: Sender) -> str:
+        """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
 
     def pid(self, worker: Sender) -> int:
         """Process id of a worker, or -1 while it is not known."""

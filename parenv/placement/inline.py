@@ -80,6 +80,10 @@ class InlinePlacement:
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Not for this process."""
 
+    def stack(self, worker: Sender) -> str:
+        """None, since nobody waits for this process in vain."""
+        return ""
+
     def pid(self, worker: Sender) -> int:
         """This process."""
         return os.getpid()

@@ -17,6 +17,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Ended, Event, Launch, Poller, Received, Traffic
 from parenv.process.doorbell import MESSAGE, Doorbell
 from parenv.process.launcher import Exited, Launcher, ZygoteSpec
+from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.transport.waiting import Source, Waiting
@@ -41,6 +42,7 @@ class LocalPlacement:
         self._launcher: Launcher | None = None
         self._socket: DriverSocket | None = None
         self._job: SharedMemory | None = None
+        self._stacks: StackPipe | None = None
         self._host: Launcher | None = None
         self._address = ""
         self._handles: dict[int, Sender] = {}
@@ -50,12 +52,12 @@ class LocalPlacement:
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
-        launcher, job = self._open(launch)
+        launcher, job, stacks = self._open(launch)
         for worker in workers:
             handle = len(self._handles)
             self._handles[handle] = worker
             arguments = {"address": self._address, "worker": worker.worker, "generation": worker.generation}
-            descriptors = (launch.memory_fd, job.fd, *launch.descriptors)
+            descriptors = (launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
             if worker.worker in self._doorbells:
                 self._bells[worker] = bell = self._doorbells[worker.worker]
                 descriptors += bell.descriptors
@@ -122,6 +124,14 @@ class LocalPlacement:
         if self._launcher is not None:
             self._launcher.signal(self._handle(worker), signum, alone)
 
+    def stack(self, worker: Sender) -> str:
+        """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
+        if self._stacks is None:
+            return ""
+        self._stacks.clear()
+        self.signal(worker, STACK_SIGNAL, alone=True)
+        return self._stacks.read(self.pid(worker))
+
     def pid(self, worker: Sender) -> int:
         """Process id of a worker, or -1 while it is not known."""
         return -1 if self._launcher is None else self._launcher.pid(self._handle(worker))
@@ -149,7 +159,8 @@ class LocalPlacement:
                 self._wait_for_ends(KILL_TIMEOUT_S)
         finally:
             self._launcher = self._socket = self._host = None
-            for closed in (launcher, socket, self._job):
+            stacks, self._stacks = self._stacks, None
+            for closed in (launcher, socket, self._job, stacks):
                 if closed is not None:
                     closed.close()
             with contextlib.suppress(FileNotFoundError):
@@ -168,8 +179,8 @@ class LocalPlacement:
     def _handle(self, worker: Sender) -> int:
         return next((handle for handle, sender in self._handles.items() if sender == worker), -1)
 
-    def _open(self, launch: Launch) -> tuple[Launcher, SharedMemory]:
-        """The launcher, another one where its zygote has died, and the job."""
+    def _open(self, launch: Launch) -> tuple[Launcher, SharedMemory, StackPipe]:
+        """The launcher, another one where its zygote has died, the job, and what stacks are written to."""
         if self._launcher is None:
             spec = ZygoteSpec(launch.preload, tuple(sorted(launch.environment.items())), launch.threads)
             self._launcher = Launcher(spec)
@@ -187,7 +198,9 @@ class LocalPlacement:
             self._job = SharedMemory(len(launch.job))
             with self._job.map() as mapping:
                 mapping[:] = launch.job
-        return self._launcher, self._job
+        if self._stacks is None:
+            self._stacks = StackPipe()
+        return self._launcher, self._job, self._stacks
 
     def _wait_for_ends(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -17,14 +17,14 @@ from parenv.memory.progress import Progress
 from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.weights import Encoding, WeightsMap
-from parenv.placement.base import STACK_SIGNAL, Bell, Ended, Event, Launch, Poller, Provider, Received, Traffic
+from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Provider, Received, Traffic
 from parenv.placement.boards import HostBell, HostsPoller
 from parenv.placement.exchange import Exchange, check_end, take_lines
 from parenv.placement.local import LocalPlacement
 from parenv.placement.refusals import Refusals
 from parenv.placement.roster import Roster
 from parenv.placement.versions import disagreement
-from parenv.process.stack_pipe import STACK_TIMEOUT_S
+from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
 from parenv.protocol.hosting import (
     HOST,
@@ -48,8 +48,7 @@ from parenv.transport.zeromq import remaining
 
 PROBE_S = 0.5
 LINGER_S = 1.0
-ROUND_TRIP_S = 0.5
-MAX_STACK_BYTES = 1 << 15
+MAX_STACK_LENGTH = 1 << 15
 MAX_MESSAGES_AT_ONCE = 64
 _log = logging.getLogger("parenv")
 
@@ -165,19 +164,29 @@ class HostsPlacement:
         return events
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
-        """Send a signal to a worker; one that asks for its stack waits until that has come, or not in time."""
+        """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
         if self._local is not None and worker.worker < self._num_local:
             self._local.signal(worker, signum, alone)
             return
         host = self._roster.host_of(worker)
         if host is not None:
-            self._stacks.pop(worker, None)
             self._tell(host, Signal(int(signum), int(alone)), worker)
-            if signum == STACK_SIGNAL:
-                self._take_stack(worker)
         elif self._roster.is_waiting(worker) and signum == signal.SIGKILL:
             self._roster.ended(worker)
             self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
+
+    def stack(self, worker: Sender) -> str:
+        """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
+        if self._local is not None and worker.worker < self._num_local:
+            return self._local.stack(worker)
+        self._stacks.pop(worker, None)
+        self.signal(worker, STACK_SIGNAL, alone=True)
+        # Whoever has the worker answers within the first half of this, in any case.
+        deadline = time.monotonic() + 2.0 * STACK_TIMEOUT_S
+        while worker not in self._stacks and self._roster.host_of(worker) is not None and remaining(deadline):
+            self._listener.wait(remaining(deadline))
+            self._hear()
+        return self._stacks.pop(worker, "")[:MAX_STACK_LENGTH]
 
     def pid(self, worker: Sender) -> int:
         """Process id of a worker on its own machine, or -1 while it is not known."""
@@ -338,13 +347,3 @@ class HostsPlacement:
             raise ProtocolError(f"a host may not say {type(message).__name__}")
         elif self._exchange.take(self._head, sender, message):
             self._events.append(Received(sender, message))
-
-    def _take_stack(self, worker: Sender) -> None:
-        """Pass on the stack that a worker was asked for, when it has come, to the pipe of workers on this machine."""
-        deadline = time.monotonic() + STACK_TIMEOUT_S + ROUND_TRIP_S
-        while worker not in self._stacks and self._roster.host_of(worker) is not None and remaining(deadline):
-            self._listener.wait(remaining(deadline))
-            self._hear()
-        text = self._stacks.pop(worker, "").encode()[:MAX_STACK_BYTES]
-        if text and self._launch is not None:
-            os.write(self._launch.descriptors[0], text)

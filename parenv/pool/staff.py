@@ -8,12 +8,12 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from parenv.crew.crew import FOREVER_S, NO_WEIGHTS, Crew
 from parenv.crew.failures import culprit, deed
-from parenv.crew.stacks import Stacks
+from parenv.crew.stacks import shown_stack, timeout_error
 from parenv.errors import (
     HostLostError,
     ProtocolError,
@@ -91,8 +91,7 @@ class Staff:
 
     def __init__(self, crew: Crew, launch: Launch, options: WorkerOptions, processes: bool) -> None:
         self.crew, self._options = crew, options
-        self._stacks = Stacks() if processes else None
-        self._launch = replace(launch, descriptors=(self._stacks.descriptor,)) if self._stacks is not None else launch
+        self._launch, self._processes = launch, processes
         self._supervisor = Supervisor(options.restart, len(crew.shares))
         limits = [limit for limit in (options.step_timeout_s, options.reset_timeout_s) if limit is not None]
         self._watchdog = Watchdog(len(crew.shares), min(limits, default=math.inf))
@@ -111,8 +110,7 @@ class Staff:
         try:
             self._ready = self.crew.start(self._launch, self._options.start_timeout_s)
         except WorkerTimeoutError as error:
-            shown = f" {self._stacks.shown(self.crew, error.worker)}" if self._stacks is not None else ""
-            error.args = (f"{error}{shown}",)
+            error.args = (f"{error} {shown_stack(self.crew, error.worker)}",)
             raise
         return self._ready
 
@@ -169,11 +167,7 @@ class Staff:
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. Idempotent."""
-        try:
-            self.crew.close(timeout_s)
-        finally:
-            if self._stacks is not None:
-                self._stacks.close()
+        self.crew.close(timeout_s)
 
     def _listen(self, timeout_s: float) -> None:
         """Hear what there is, start who is due, and end who hangs."""
@@ -195,7 +189,7 @@ class Staff:
         if isinstance(error, WorkerDiedError):
             condemned = self._condemned.pop(worker, None)
             self._lost(worker, condemned.reason if condemned else self._with_likely_cause(error))
-        elif self._stacks is not None and worker >= 0 and self._ends_only_its_worker(error):
+        elif self._processes and worker >= 0 and self._ends_only_its_worker(error):
             self._condemn(worker, self._with_likely_cause(error))
         else:
             raise error
@@ -292,8 +286,8 @@ class Staff:
         return name, math.inf if limit_s is None else limit_s
 
     def _cut(self, worker: int, limit: str) -> None:
-        if self._stacks is not None:
-            self._condemn(worker, self._stacks.timeout_error(self.crew, worker, limit))
+        if self._processes:
+            self._condemn(worker, timeout_error(self.crew, worker, limit))
 
     def _welcome(self, worker: int) -> None:
         crew, asked = self.crew, self._asked

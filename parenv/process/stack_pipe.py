@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
+from pathlib import Path
 
-STACK_TIMEOUT_S = 1.0
-"""What a worker is given to write its stack."""
-PAUSE_S = 0.1
-"""Who has written nothing for so long has written all, unless it was in the midst of a line."""
+STACK_SIGNAL = signal.SIGUSR1
+"""Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
+STACK_TIMEOUT_S = 15.0
+"""What a worker is given to write its stack; one that is stopped, or has written all, is not waited for."""
+LOOK_S = 0.05
+"""How often it is looked whether a worker can still be expected to write."""
 
 
 class StackPipe:
@@ -25,18 +29,47 @@ class StackPipe:
         self._poll = select.poll()
         self._poll.register(self._read, select.POLLIN)
 
-    def read(self, timeout_s: float) -> str:
-        """A stack, or what there is of it by then."""
-        text, deadline, patience_s = b"", time.monotonic() + timeout_s, timeout_s
-        while self._poll.poll(patience_s * 1000.0):
-            text += os.read(self._read, 1 << 16)
-            left = deadline - time.monotonic()
-            if left <= 0.0:
+    def clear(self) -> None:
+        """Drop what another worker has written too late."""
+        while self._poll.poll(0):
+            os.read(self._read, 1 << 16)
+
+    def read(self, pid: int, timeout_s: float = STACK_TIMEOUT_S) -> str:
+        """The stack of a process that has been sent :data:`STACK_SIGNAL`, or what there is of it by the limit."""
+        text, deadline = b"", time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            # Looked at before the pipe is, so that what a process has written until then is read.
+            done = is_stopped(pid) or (bool(text) and not is_handling(pid))
+            if self._poll.poll(0.0 if done else LOOK_S * 1000.0):
+                text += os.read(self._read, 1 << 16)
+            elif done:
                 break
-            patience_s = min(left, PAUSE_S) if text.endswith(b"\n") else left
         return text.decode(errors="replace")
 
     def close(self) -> None:
         """Close both ends."""
         os.close(self._read)
         os.close(self.descriptor)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process can write nothing, because it is stopped or has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return pid > 0
+    return state in "TtZX"
+
+
+def is_handling(pid: int) -> bool:
+    """Whether a process is writing its stack.
+
+    Silence does not tell: on a busy machine a process may get no processor between two lines. But while the handler of
+    a signal runs, the kernel holds back that signal from the thread that runs it, which is the main one. (Threads of
+    native libraries may hold back every signal, always.)
+    """
+    try:
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except OSError:
+        return False
+    return bool(int(lines["SigBlk"], 16) >> (STACK_SIGNAL - 1) & 1)

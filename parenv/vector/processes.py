@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 from parenv.crew.crew import Crew
 from parenv.crew.hiring import local_launch, stepping_placement
 from parenv.crew.pickling import pickled
-from parenv.crew.stacks import Stacks
+from parenv.crew.stacks import timeout_error
 from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.layout import leaves_as_data
@@ -70,7 +70,6 @@ class ProcessTeam:
         _, self._said, self._noted, self._beats = lines(head, workers).T
         self._bells = [self._placement.bell(worker) for worker in range(workers)]
         self._answers = Doorbell()
-        self._stacks = Stacks()
         self._crew = Crew(self._placement, self._progress, plan.shares)
         self._first = [sum(plan.shares[:worker]) for worker in range(workers)]
         self._workers, self._firsts = np.repeat(np.arange(workers), plan.shares), np.repeat(self._first, plan.shares)
@@ -236,14 +235,13 @@ class ProcessTeam:
             self._memory.close()
             for bell in (*self._bells, self._answers):
                 bell.close()
-            self._stacks.close()
 
     def _watch(self) -> None:
         self._poll = self._placement.poller(self._answers.fileno())
 
     def _launch(self) -> Launch:
         launch = self._with_launch(self._memory.fd)
-        return replace(launch, descriptors=(self._stacks.descriptor, *self._answers.descriptors))
+        return replace(launch, descriptors=self._answers.descriptors)
 
     def _hear(self, timeout_s: float) -> None:
         try:
@@ -274,7 +272,7 @@ class ProcessTeam:
         )
 
     def _cut(self, worker: int, limit: str) -> None:
-        self._hung[worker] = self._stacks.timeout_error(self._crew, worker, limit)
+        self._hung[worker] = timeout_error(self._crew, worker, limit)
         self._crew.signal(worker, signal.SIGKILL, alone=False)
         deadline = time.monotonic() + self._kill_timeout_s
         while worker in self._hung:

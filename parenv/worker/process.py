@@ -12,7 +12,7 @@ import cloudpickle
 
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
-from parenv.placement.base import STACK_SIGNAL
+from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Failure

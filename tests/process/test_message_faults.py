@@ -23,7 +23,6 @@ from parenv import (
     WorkerOptions,
     WorkerTimeoutError,
 )
-from parenv.crew import stacks
 from parenv.protocol.frames import from_frames
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Layout, Message, Ready, Reply
 from parenv.testing import LedgerEnv, check_ledger
@@ -324,7 +323,6 @@ class Slow(LedgerEnv):
 def test_a_worker_that_hangs_after_it_was_heard_twice_is_still_cut_and_one_that_waits_is_not(
     kind: type[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "STACK_TIMEOUT_S", 0.1)
     line = FaultyLine(kind, "repeat", spared=0, worker=0)
     line.install(monkeypatch)
     with AsyncWorkerPool(

@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 )
 
 from parenv import AsyncWorkerPool, RestartPolicy, Rollout, WorkerError, WorkerOptions
-from parenv.crew import stacks
 from parenv.process import launcher
 from parenv.testing import LedgerEnv, check_ledger
 
@@ -209,11 +208,6 @@ class PoolUnderFire(RuleBasedStateMachine):
 
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
-
-
-@pytest.fixture(autouse=True)
-def _stacks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "STACK_TIMEOUT_S", 0.05)
 
 
 def test_whatever_happens_to_its_workers_a_pool_delivers_every_transition_once_and_in_order() -> None:

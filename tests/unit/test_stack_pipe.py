@@ -1,18 +1,42 @@
-"""Reading the stack of a process that may be interrupted while it writes."""
+"""Reading the stack of a process that gets its processor late, is interrupted while it writes, or is stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from parenv.process.stack_pipe import PAUSE_S, StackPipe
+from parenv.process.stack_pipe import LOOK_S, STACK_SIGNAL, StackPipe, is_stopped
 
-STACK = b'Current thread 0x00007f (most recent call first):\n  File "env.py", line 3 in step\n'
+FOR_EVER_S = 1000.0
+WITH_A_HANDLER = """
+import faulthandler, sys, time
+faulthandler.register(int(sys.argv[2]), file=int(sys.argv[1]))
+def wait_for_ever():
+    print("ready", flush=True)
+    time.sleep(1000)
+def dive(depth):
+    wait_for_ever() if depth == 0 else dive(depth - 1)
+dive(80)
+"""
+INTERRUPTED = f"""
+import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [int(sys.argv[2])])  # As the kernel does while a handler runs.
+print("ready", flush=True)
+os.write(int(sys.argv[1]), b"first line\\n")
+time.sleep({20 * LOOK_S})
+os.write(int(sys.argv[1]), b"last")
+time.sleep({20 * LOOK_S})
+os.write(int(sys.argv[1]), b" line\\n")
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [int(sys.argv[2])])
+time.sleep(1000)
+"""
 
 
 @pytest.fixture
@@ -21,38 +45,49 @@ def pipe() -> Iterator[StackPipe]:
         yield pipe
 
 
-def write(pipe: StackPipe, *parts: bytes) -> threading.Thread:
-    """Write parts from another thread, with pauses between them."""
-
-    def run() -> None:
-        for i, part in enumerate(parts):
-            time.sleep(2 * PAUSE_S if i else 0.0)
-            os.write(pipe.descriptor, part)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
-@pytest.mark.parametrize("place", [1, 18, len(STACK) - 1])
-def test_who_is_interrupted_in_a_line_is_waited_for(pipe: StackPipe, place: int) -> None:
-    writing = write(pipe, STACK[:place], STACK[place:])
-    assert pipe.read(10.0) == STACK.decode()
-    writing.join()
+@contextlib.contextmanager
+def running(script: str, pipe: StackPipe) -> Iterator[int]:
+    """The pid of a process that can write to the pipe."""
+    arguments = [sys.executable, "-c", script, str(pipe.descriptor), str(int(STACK_SIGNAL))]
+    with subprocess.Popen(arguments, pass_fds=[pipe.descriptor], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
-def test_what_breaks_off_for_good_is_what_there_is(pipe: StackPipe) -> None:
-    write(pipe, STACK[:18]).join()
-    assert pipe.read(0.2) == STACK[:18].decode()
+def test_a_stack_is_read_to_its_end(pipe: StackPipe) -> None:
+    with running(WITH_A_HANDLER, pipe) as pid:
+        for _ in range(3):
+            os.kill(pid, STACK_SIGNAL)
+            frames = [line for line in pipe.read(pid, FOR_EVER_S).splitlines() if "File" in line]
+            assert ["in wait_for_ever" in frames[0], "in <module>" in frames[-1]] == [True, True]
+            assert len(frames) == 83
 
 
-def test_who_writes_without_end_is_not_heard_to_the_end(pipe: StackPipe) -> None:
-    writing = write(pipe, *[b"and so on "] * 20)
-    began = time.monotonic()
-    assert pipe.read(0.5).startswith("and so on and so on ")
-    assert time.monotonic() - began < 20 * 2 * PAUSE_S
-    writing.join()
+def test_who_is_kept_from_writing_on_is_waited_for(pipe: StackPipe) -> None:
+    with running(INTERRUPTED, pipe) as pid:
+        assert pipe.read(pid, FOR_EVER_S) == "first line\nlast line\n"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
+def test_who_can_write_nothing_is_not_waited_for(pipe: StackPipe, signum: int) -> None:
+    with running(WITH_A_HANDLER, pipe) as pid:
+        os.kill(pid, signum)
+        while not is_stopped(pid):
+            time.sleep(0.001)
+        os.kill(pid, STACK_SIGNAL)
+        assert pipe.read(pid, FOR_EVER_S) == ""
 
 
 def test_who_says_nothing_is_not_waited_for_for_ever(pipe: StackPipe) -> None:
-    assert pipe.read(0.0) == pipe.read(0.01) == ""
+    assert pipe.read(os.getpid(), 0.0) == pipe.read(os.getpid(), 0.01) == ""
+
+
+def test_what_came_too_late_for_one_is_not_taken_for_that_of_another(pipe: StackPipe) -> None:
+    os.write(pipe.descriptor, b"late\n")
+    pipe.clear()
+    os.write(pipe.descriptor, b"this\n")
+    assert pipe.read(os.getpid(), FOR_EVER_S) == "this\n"
