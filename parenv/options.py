@@ -116,7 +116,7 @@ class WorkerOptions:
     step_timeout_s: float | None = 600.0
     reset_timeout_s: float | None = 600.0
     start_timeout_s: float = 120.0
-    close_timeout_s: float = 1.0
+    close_timeout_s: float = 5.0
     max_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ BEAT_S = 0.25
 FRAME_BYTES = 64
 """At most what a frame takes on its way beside what it holds."""
 PATIENCE_S = 60.0
-GRACE_S = 1.0
+GRACE_S = 5.0
 _NUM_ENDS = struct.Struct("<i")
 
 

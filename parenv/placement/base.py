@@ -59,6 +59,10 @@ class Traffic:
     refused: Mapping[str, int] = field(default_factory=dict)
 
 
+KILL_TIMEOUT_S = 60.0
+"""What is given to the kernel for ending a process that was killed: far more than a busy machine takes."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """What every worker of a pool gets when it is started.

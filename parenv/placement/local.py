@@ -14,7 +14,7 @@ from parenv.errors import ProtocolError
 from parenv.memory.crossing import SlotMap
 from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
-from parenv.placement.base import Ended, Event, Launch, Poller, Received, Traffic
+from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Poller, Received, Traffic
 from parenv.process.doorbell import MESSAGE, Doorbell
 from parenv.process.launcher import Exited, Launcher, ZygoteSpec
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
@@ -23,7 +23,6 @@ from parenv.protocol.messages import Message
 from parenv.transport.waiting import Source, Waiting
 from parenv.transport.zeromq import DriverSocket, remaining
 
-KILL_TIMEOUT_S = 2.0
 _log = logging.getLogger("parenv")
 
 

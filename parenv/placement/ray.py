@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from parenv.errors import ConfigurationError
 from parenv.options import RayPlacement, RestartPolicy
+from parenv.placement.base import KILL_TIMEOUT_S
 from parenv.process.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from parenv.transport.keys import HostKeys
 
-KILL_TIMEOUT_S = 2.0
 _log = logging.getLogger("parenv")
 
 

@@ -47,7 +47,7 @@ from parenv.transport.curve import HostListener
 from parenv.transport.zeromq import remaining
 
 PROBE_S = 0.5
-LINGER_S = 1.0
+LINGER_S = 5.0
 MAX_STACK_LENGTH = 1 << 15
 MAX_MESSAGES_AT_ONCE = 64
 _log = logging.getLogger("parenv")

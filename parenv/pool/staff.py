@@ -26,7 +26,7 @@ from parenv.errors import (
 )
 from parenv.memory.progress import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
-from parenv.placement.base import Launch
+from parenv.placement.base import KILL_TIMEOUT_S, Launch
 from parenv.pool.trace import Trace
 from parenv.process.supervisor import Supervisor
 from parenv.process.watchdog import Look, Watchdog
@@ -38,7 +38,6 @@ _REPEATABLE = {"load", "evaluate"}
 _IN_ENVIRONMENT = {"step", "reset", "making the environment"}
 _CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
 MAX_DEATHS_KEPT = 1000
-KILL_TIMEOUT_S = 5.0
 _log = logging.getLogger("parenv")
 
 

@@ -24,7 +24,7 @@ from parenv.memory.layout import leaves_as_data
 from parenv.memory.progress import WAITING_FOR_A_HOST, Progress, header_bytes, lines
 from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
-from parenv.placement.base import Launch
+from parenv.placement.base import KILL_TIMEOUT_S, Launch
 from parenv.process.doorbell import ALL, ECHO, Doorbell
 from parenv.protocol.messages import Actions, Ready, Remarks, Rows
 from parenv.transport.waiting import MAX_WAIT_S
@@ -34,7 +34,7 @@ from parenv.vector.team import Members
 from parenv.worker.step_station import StepJob
 
 WORKER_ENTRY = "parenv.worker.stepping:main"
-KILL_TIMEOUT_S = MESSAGE_TIMEOUT_S = 5.0
+MESSAGE_TIMEOUT_S = 60.0
 MAX_DEATHS_IN_A_ROW = 3
 _log = logging.getLogger("parenv")
 

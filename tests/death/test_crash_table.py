@@ -49,7 +49,7 @@ from parenv.testing import LedgerEnv, check_ledger
 from parenv.testing.ledger import episode_length, ledger_reward
 from parenv.worker.writing import RolloutWriter
 
-STEP_S, RESET_S, START_S, CLOSE_S, CLOSED_S = 2.0, 2.1, 5.0, 0.2, 60.0
+STEP_S, RESET_S, START_S, CLOSE_S, ORDERLY_S, CLOSED_S = 2.0, 2.1, 5.0, 0.2, 3.0, 120.0
 CULPRIT, CULPRITS_ENVS, FAULTY_ENV, N = 1, (2, 3), 3, 4
 
 
@@ -460,10 +460,10 @@ def test_a_replacement_whose_constructor_raises_ends_the_pool(how: str, tmp_path
 def test_whatever_happens_in_close_it_returns_in_time(how: str, system: str, tmp_path: Path) -> None:
     closed: Any
     if system == "pool":
-        closed = make_pool(tmp_path)
+        closed = make_pool(tmp_path, close_timeout_s=ORDERLY_S)
         next(deliveries(closed))
     else:
-        closed = make_vector_env(tmp_path)
+        closed = make_vector_env(tmp_path, close_timeout_s=ORDERLY_S)
         closed.reset()
     order(tmp_path, "close", how)
     began = time.monotonic()

@@ -40,7 +40,7 @@ def on_two_ranks(folder: Path, script: str) -> list[dict]:
         subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=50)[1] for process in ranks]
+        errors = [process.communicate(timeout=250)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -28,10 +28,10 @@ from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Layou
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.zeromq import DriverSocket, Frames
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("warnings_are_expected")]
+pytestmark = [pytest.mark.usefixtures("warnings_are_expected")]
 
 DELAY_S = 0.15
-STEP_TIMEOUT_S = 0.3
+STEP_TIMEOUT_S = 2.0
 KINDS = (Ready, Layout, Credit, Commit, Call, Reply, Failure, Close)
 FAULTS = ("lose", "repeat", "delay", "overtake")
 NEED_A_CUT = ("lose", "overtake")
@@ -240,8 +240,8 @@ def test_no_fault_of_a_message_hangs_a_pool_or_has_it_deliver_wrongly(
 ) -> None:
     by_mode = OUTCOMES[kind, fault]
     wanted = by_mode.get("both") or by_mode[mode]
-    limit_s = STEP_TIMEOUT_S if fault in NEED_A_CUT and wanted != {GOES_ON} else 10.0
-    start_limit_s = 1.0 if wanted == {NO_START} else 10.0
+    limit_s = STEP_TIMEOUT_S if fault in NEED_A_CUT and wanted != {GOES_ON} else 100.0
+    start_limit_s = 3.0 if wanted == {NO_START} else 100.0
     if wanted == {NO_START}:
         # So that the limit is for workers alone, and not for what they are forked from.
         with AsyncWorkerPool(clerks(4), zeros, num_workers=2, workers=options()):
@@ -261,7 +261,7 @@ def test_nor_does_one_in_the_middle_of_a_stream(
 ) -> None:
     line = FaultyLine(kind, fault, spared=7)
     line.install(monkeypatch)
-    came = outcome("async", prefetch, line, options(step_timeout_s=STEP_TIMEOUT_S if fault in NEED_A_CUT else 10.0))
+    came = outcome("async", prefetch, line, options(step_timeout_s=STEP_TIMEOUT_S if fault in NEED_A_CUT else 100.0))
     assert line.has_happened
     assert came in (GOES_ON, REPLACED)
 
@@ -296,7 +296,7 @@ def test_a_worker_that_failed_is_replaced_once_and_the_first_that_was_heard_of_i
 ) -> None:
     line = FaultyLine(Failure, fault, spared=0)
     line.install(monkeypatch)
-    limit_s = STEP_TIMEOUT_S if reason is WorkerTimeoutError else 10.0
+    limit_s = STEP_TIMEOUT_S if reason is WorkerTimeoutError else 100.0
     workers = options(step_timeout_s=limit_s, on_env_error="restart_worker")
     expected: dict[int, tuple[int, int]] = {}
     with AsyncWorkerPool(
@@ -327,7 +327,7 @@ def test_a_worker_that_hangs_after_it_was_heard_twice_is_still_cut_and_one_that_
     line.install(monkeypatch)
     with AsyncWorkerPool(
         [lambda: LedgerEnv(0), lambda: Slow(1)],
-        zeros, num_workers=2, mode="sync", rollout_length=4, workers=options(step_timeout_s=0.5),
+        zeros, num_workers=2, mode="sync", rollout_length=4, workers=options(step_timeout_s=2.0),
     ) as pool:  # fmt: skip
         pool.get_attr("_max_length")
         stream = pool.rollouts()

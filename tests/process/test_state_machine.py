@@ -32,8 +32,8 @@ ENVS, WORKERS, LENGTH = 4, 2, 4
 OPTIONS = WorkerOptions(
     preload=(__name__,),
     restart=RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3),
-    step_timeout_s=0.6,
-    reset_timeout_s=0.6,
+    step_timeout_s=2.0,
+    reset_timeout_s=2.0,
     close_timeout_s=0.2,
 )
 # A failure is not shrunk: an example takes a second, and what comes of it depends on when a signal arrives.

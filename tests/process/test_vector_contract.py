@@ -1067,13 +1067,13 @@ def test_a_straggler_does_not_hold_the_others_up(gate: str) -> None:
         envs.send(np.zeros(4, np.int64))
         seen = []
         while len(seen) < 12 or len(set(seen)) < 3:
-            ids = envs.recv(timeout=5)[4]["env_id"]
+            ids = envs.recv(timeout=60)[4]["env_id"]
             seen += ids.tolist()
             envs.send(np.zeros(1, np.int64), ids)
         assert set(seen) == {0, 2, 3}
         open_gate(gate)
         while 1 not in seen:
-            ids = envs.recv(timeout=5)[4]["env_id"]
+            ids = envs.recv(timeout=60)[4]["env_id"]
             seen += ids.tolist()
             envs.send(np.zeros(1, np.int64), ids)
 
@@ -1086,7 +1086,7 @@ def test_a_recv_that_timed_out_loses_nothing(gate: str) -> None:
         with pytest.raises(multiprocessing.TimeoutError):
             envs.recv(timeout=0.05)
         open_gate(gate)
-        observations, rewards, _, _, infos = envs.recv(timeout=5)
+        observations, rewards, _, _, infos = envs.recv(timeout=60)
         assert_same(observations, np.array([[1, 0], [1, 1], [1, 2]], np.float32))
         assert (rewards.tolist(), infos["env_id"].tolist()) == ([0.5] * 3, [0, 1, 2])
 

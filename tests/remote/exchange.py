@@ -11,7 +11,7 @@ from parenv.protocol.data import Buffer
 from parenv.transport.curve import HostListener, HostSocket
 from parenv.transport.waiting import Waiting
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 BIG = bytes(range(256)) * 300
 Received = TypeVar("Received")
 

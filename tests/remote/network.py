@@ -15,7 +15,7 @@ from typing import Any
 
 WIRE = [sys.executable, "-I", "-S", str(Path(__file__).parent / "wire.py")]
 TOOLS = ("ip", "nsenter")
-ENDING_S = 20.0
+ENDING_S = 120.0
 
 
 @functools.cache

@@ -76,7 +76,7 @@ class FakeHost:
 
     def end(self) -> None:
         self._over.set()
-        self._thread.join(5.0)
+        self._thread.join(120.0)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:

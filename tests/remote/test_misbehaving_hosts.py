@@ -232,11 +232,11 @@ def driven(hosts: Any) -> Iterator[list[Any]]:
     seen: list[Any] = []
 
     def drive() -> None:
-        options = WorkerOptions(start_timeout_s=10.0)
+        options = WorkerOptions(start_timeout_s=120.0)
         with AsyncWorkerPool(
             [lambda: LedgerEnv(0)], zeros, num_workers=1, rollout_length=8, workers=options, placement=hosts.placement()
         ) as pool:
-            seen.extend(rollout.copy() for rollout in pool.rollouts(Stop(env_steps=80, seconds=20.0)))
+            seen.extend(rollout.copy() for rollout in pool.rollouts(Stop(env_steps=80, seconds=120.0)))
             seen.append(pool.statistics())
 
     driver = threading.Thread(target=drive)
@@ -244,7 +244,7 @@ def driven(hosts: Any) -> Iterator[list[Any]]:
     try:
         yield seen
     finally:
-        driver.join(30.0)
+        driver.join(120.0)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_a_host_ends_in_order_at_a_driver_of_another_protocol(hosts: Any) -> Non
             listener.wait(0.05)
         head, *more = to_frames(Sender(*HOST), Refuse("of another version"))
         assert listener.send(heard[0], [bytes(head[:4]) + b"\x00\x63" + bytes(head[6:]), *more])
-        assert process.wait(10.0) == 2
+        assert process.wait(120.0) == 2
         said = process.stderr.read()
         assert "speaks otherwise" in said
         assert "Traceback" not in said

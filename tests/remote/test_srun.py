@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SRUN = str(Path(__file__).parent / "srun")
-LIMIT_S = 20
+LIMIT_S = 120
 UNTIL_TOLD = """
 import os, signal, sys
 either = {signal.SIGTERM, signal.SIGINT}

@@ -34,7 +34,7 @@ PACKET_BYTES, PACKETS_AT_ONCE = 65536, 64
 MAX_QUEUED, MAX_BACKLOG_S, MAX_FLOWS = 1000, 0.3, 1000
 UNDISTURBED = {"cut": False, "delay_s": 0.0, "loss": 0.0, "bytes_per_s": 0.0, "free_at": 0.0}
 TCP, FIN, SYN, RST, ACK = 6, 1, 2, 4, 16
-KILL_S = 10.0
+KILL_S = 120.0
 _C = ctypes.CDLL(None, use_errno=True)
 
 

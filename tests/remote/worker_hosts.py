@@ -41,7 +41,7 @@ class Hosts:
     def placement(self, **more: Any) -> RemotePlacement:
         return RemotePlacement(self.address, self.keys / "driver.key", self.keys / "hosts.pub", **more)
 
-    def start(self, *capacities: int, patience_s: float = 20.0) -> list[subprocess.Popen[str]]:
+    def start(self, *capacities: int, patience_s: float = 120.0) -> list[subprocess.Popen[str]]:
         started = []
         for capacity in capacities:
             key = self.keys / f"{self.names[len(self.processes) % len(self.names)]}.key"
@@ -68,10 +68,10 @@ class Hosts:
                 process.kill()
             if process.stderr is not None and not process.stderr.closed:
                 process.communicate()
-        until(lambda: not self.alive(), seconds=5.0)
+        until(lambda: not self.alive(), seconds=120.0)
 
 
-def until(holds: Callable[[], Any], seconds: float = 10.0) -> None:
+def until(holds: Callable[[], Any], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come to that in time"

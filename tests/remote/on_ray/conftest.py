@@ -12,7 +12,7 @@ import pytest
 from leftovers import is_of_a_zygote, processes_left
 from ray_cluster import RayCluster
 
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 @pytest.fixture(scope="module")

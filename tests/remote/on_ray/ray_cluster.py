@@ -22,7 +22,7 @@ SOON_LOST = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
 }
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 120.0
 
 
 class RayCluster:

@@ -19,8 +19,8 @@ from parenv.testing import LedgerEnv, check_ledger
 ray = pytest.importorskip("ray", reason="needs parenv[ray]")
 
 # A node that is lost is missed after several seconds, and every process of Ray imports it anew: slow on a busy machine.
-pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("warnings_are_expected")]
-SOON_S, LATE_S = 10.0, 60.0
+pytestmark = [pytest.mark.usefixtures("warnings_are_expected")]
+SOON_S, LATE_S = 60.0, 120.0
 
 
 def zeros(observations: Any) -> Any:
