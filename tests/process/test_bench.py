@@ -108,14 +108,19 @@ def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_
 def test_an_environment_that_breaks_after_the_trial_is_a_report_of_failures() -> None:
     class BreaksLate(gym.Env[int, int]):
         observation_space = action_space = gym.spaces.Discrete(2)
-        steps = 0
+        steps, made = 0, 0
+
+        def __init__(self) -> None:
+            # Only the first one that is made is tried.
+            self.good_for = 0 if BreaksLate.made else TRIAL_STEPS
+            BreaksLate.made += 1
 
         def reset(self, *, seed: int | None = None, options: object = None) -> tuple[int, dict[str, object]]:
             return 0, {}
 
         def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, object]]:
             self.steps += 1
-            if self.steps > TRIAL_STEPS:
+            if self.steps > self.good_for:
                 raise ValueError("the simulator is lost")
             return 0, 0.0, False, False, {}
 
