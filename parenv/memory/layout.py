@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parenv.errors import ProtocolError
-from parenv.memory.kinds import is_shape
+from parenv.memory.kinds import MAX_DEPTH, is_shape
 from parenv.memory.spaces import Leaf, unflatten
 
 ALIGNMENT = 64
@@ -124,6 +124,7 @@ def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple
         leaves = leaves_from_data(carry)
         for leaf in leaves:
             _shape(leaf.shape, leaf.dtype)
+            _check_path(leaf.path)
         names = [extra.name for extra in found]
         if len(set(names)) < len(names) or not all(type(name) is str for name in names):
             raise ValueError("names of extras are different texts")
@@ -132,6 +133,13 @@ def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple
     except (AttributeError, TypeError, ValueError) as error:
         raise ProtocolError(f"these are no extras and carry: {error}") from error
     return found, leaves
+
+
+def _check_path(path: tuple[Any, ...]) -> None:
+    if len(path) > MAX_DEPTH:
+        raise ValueError(f"a carry is nested at most {MAX_DEPTH} deep")
+    if not all(type(key) in (str, int) for key in path):
+        raise ValueError("keys of a carry are texts, and places in tuples whole numbers")
 
 
 def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:
