@@ -18,6 +18,8 @@ from parenv.memory.spaces import Leaf, unflatten
 ALIGNMENT = 64
 WHOLE_EPISODES = 0
 """As the length of a rollout: whole episodes, which do not lie in a slot."""
+MAX_EPISODE_STEPS = 1_000_000
+"""Whole episodes that are longer are an error."""
 MAX_BYTES = 1 << 30
 _NUMBERS = re.compile(r"[|<>][biufc][0-9]{1,2}")
 

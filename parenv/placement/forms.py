@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, extras_and_carry
+from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Commit, Failure, Ready
 
 MAX_ENVS = 1 << 20
 """Sub-environments of one worker."""
+MAX_STEPS_OF_AN_EPISODE = 2 * MAX_EPISODE_STEPS
+"""A worker looks only now and then whether one is too long."""
 _LARGEST_NUMBER = (1 << 63) - 1
 
 
@@ -91,18 +93,23 @@ def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -
     )
     if commit.report is not None or spec.gradient_bytes:
         _require(bool(spec.gradient_bytes) and type(commit.report) is list, "reports what it was not asked for")
-        _check_report(commit.report, spec.rollout_length == WHOLE_EPISODES)
+        _check_report(commit.report, spec.rollout_length, share)
 
 
-def _check_report(report: Sequence[Any], has_episodes: bool) -> None:
-    _require(len(report) == 3 and _are_counts(report[:1]), "does not say how many samples it had")
-    _, metrics, columns = report
+def _check_report(report: Sequence[Any], rollout_length: int, share: int) -> None:
+    has_episodes = rollout_length == WHOLE_EPISODES
+    most_steps = MAX_STEPS_OF_AN_EPISODE if has_episodes else rollout_length
+    _require(len(report) == 3, "does not report samples, metrics and episodes")
+    samples, metrics, columns = report
+    # By their number the gradient of one worker weighs against those of others.
+    _require(type(samples) is int and 0 < samples <= most_steps * share, "does not have as many samples as it says")
     _require(type(metrics) is dict and _are(str, metrics) and _are_numbers(metrics.values()), "has other metrics")
-    if columns is None and not has_episodes:
+    if not has_episodes:
+        _require(columns is None, "reports what it was not asked for")
         return
     _require(_is_list_of(list, columns, 4) and len(set(map(len, columns))) == 1, "does not say how its episodes went")
-    _require(all(map(_are_numbers, columns)), "does not say how its episodes went")
-    _require(_are_counts(columns[1]) and _are_counts(columns[3]), "does not say how its episodes went")
+    _require(len(columns[0]) <= share and all(map(_are_numbers, columns)), "does not say how its episodes went")
+    _require(_are_counts(columns[1], most_steps) and _are_counts(columns[3]), "does not say how its episodes went")
 
 
 def _is_list_of(kind: Any, values: Any, length: int) -> bool:
@@ -113,8 +120,8 @@ def _are(kind: Any, values: Any) -> bool:
     return all(isinstance(value, kind) for value in values)
 
 
-def _are_counts(values: Any) -> bool:
-    return all(type(value) is int and 0 <= value <= _LARGEST_NUMBER for value in values)
+def _are_counts(values: Any, most: int = _LARGEST_NUMBER) -> bool:
+    return all(type(value) is int and 0 <= value <= most for value in values)
 
 
 def _are_numbers(values: Any) -> bool:

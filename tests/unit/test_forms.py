@@ -46,7 +46,7 @@ def test_what_honest_workers_say_is_let_through() -> None:
     check_failure(FAILURE)
     check_commit(COMMIT, SPEC, 2, 1)
     check_commit(REPORT, GRADIENT, 2, 0)
-    check_commit(replace(REPORT, report=[4, {}, COLUMNS]), EPISODES, 2, 0)
+    check_commit(replace(REPORT, report=[30, {}, COLUMNS]), EPISODES, 2, 0)
 
 
 @pytest.mark.parametrize("changed", [{"kind": "ValueError"}, {"attributes": [3]}, {"attributes": {3: "code"}}], ids=str)
@@ -128,6 +128,13 @@ def test_objects_of_a_rollout_have_its_shape(objects: dict[Any, Any]) -> None:
         (GRADIENT, [4, {"loss": np.zeros(3)}, None]),
         (GRADIENT, [4, {1: 0.5}, None]),
         (GRADIENT, [1 << 70, {}, None]),
+        (GRADIENT, [0, {}, None]),
+        (GRADIENT, [5, {}, None]),
+        (GRADIENT, [4, {}, COLUMNS]),
+        (EPISODES, [0, {}, COLUMNS]),
+        (EPISODES, [5_000_000, {}, COLUMNS]),
+        (EPISODES, [30, {}, [column * 2 for column in COLUMNS]]),
+        (EPISODES, [30, {}, [COLUMNS[0], [10, 1 << 40], *COLUMNS[2:]]]),
         (GRADIENT, [4, {"loss": 1 << 2000}, None]),
         (EPISODES, [4, {}, [COLUMNS[0], [1 << 70, 2], *COLUMNS[2:]]]),
         (EPISODES, [4, {}, [[1 << 2000, 2.0], *COLUMNS[1:]]]),
