@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 from parenv.errors import ConfigurationError
 from parenv.host.host import PATIENCE_S, serve
+from parenv.process.cores import usable_cores
 from parenv.transport.keys import read_host_keys
 
 
@@ -27,7 +27,12 @@ def add_worker_command(commands: Any) -> None:
     one.set_defaults(run=_run)
     one.add_argument("--connect", required=True, metavar="tcp://HOST:PORT", help="where the driver listens")
     one.add_argument("--key", required=True, type=Path, metavar="FILE", help="key file of this host; see parenv keys")
-    one.add_argument("--num-workers", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
+    one.add_argument(
+        "--num-workers",
+        type=int,
+        metavar="N",
+        help="default: one per core that may be used here, by affinity and limits of control groups",
+    )
     one.add_argument(
         "--patience",
         type=float,
@@ -38,14 +43,15 @@ def add_worker_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.num_workers < 1:
-        raise ConfigurationError(f"--num-workers must be at least 1, got {options.num_workers}")
+    num_workers = usable_cores() if options.num_workers is None else options.num_workers
+    if num_workers < 1:
+        raise ConfigurationError(f"--num-workers must be at least 1, got {num_workers}")
     if not options.patience > 0:
         raise ConfigurationError(f"--patience must be positive seconds, got {options.patience}")
     return serve(
         options.connect,
         read_host_keys(options.key),
-        options.num_workers,
+        num_workers,
         patience_s=options.patience,
         tell=lambda words: print(f"parenv worker: {words}", file=sys.stderr, flush=True),
         is_leaving=_leaving_on_signals(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from parenv.errors import HostLostError, SubEnvironmentError, WorkerDiedError, WorkerError
@@ -98,7 +99,8 @@ def _find_exception(failure: Failure) -> type[Exception] | None:
     module, name = failure.kind
     found: Any = sys.modules.get(str(module))
     for part in str(name).split("."):
-        found = getattr(found, part, None)
+        # Not getattr: a module may import for it, and whatever is found runs the code that it has for it.
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
     if not (isinstance(found, type) and issubclass(found, Exception)):
         return None
     bases = [kind for kind in found.__mro__ if issubclass(kind, Exception) and (kind is not Exception or kind is found)]

@@ -109,6 +109,9 @@ class Crossing:
         ends = arrays["ends", 0][:count]
         if count and not _within(ends["step"], T) & _within(ends["column"], B):
             raise ProtocolError("an episode ends outside its rollout")
+        for (kind, _), values in arrays.items():
+            if values.dtype == bool and (values[: count if kind == "finals" else None].view(np.uint8) > 1).any():
+                raise ProtocolError(f"truth values are 0 or 1, and not all in {kind} are")
         if self._whole is not None:
             self._put_together(arrays, self._slot(slot, self._whole)[1], count)
         return count

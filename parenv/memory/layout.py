@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from parenv.errors import ProtocolError
-from parenv.memory.kinds import is_shape
+from parenv.memory.kinds import MAX_DEPTH, is_shape
 from parenv.memory.spaces import Leaf, unflatten
 
 ALIGNMENT = 64
 WHOLE_EPISODES = 0
 """As the length of a rollout: whole episodes, which do not lie in a slot."""
+MAX_EPISODE_STEPS = 1_000_000
+"""Whole episodes that are longer are an error."""
 MAX_BYTES = 1 << 30
 _NUMBERS = re.compile(r"[|<>][biufc][0-9]{1,2}")
 
@@ -124,6 +126,7 @@ def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple
         leaves = leaves_from_data(carry)
         for leaf in leaves:
             _shape(leaf.shape, leaf.dtype)
+            _check_path(leaf.path)
         names = [extra.name for extra in found]
         if len(set(names)) < len(names) or not all(type(name) is str for name in names):
             raise ValueError("names of extras are different texts")
@@ -132,6 +135,13 @@ def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple
     except (AttributeError, TypeError, ValueError) as error:
         raise ProtocolError(f"these are no extras and carry: {error}") from error
     return found, leaves
+
+
+def _check_path(path: tuple[Any, ...]) -> None:
+    if len(path) > MAX_DEPTH:
+        raise ValueError(f"a carry is nested at most {MAX_DEPTH} deep")
+    if not all(type(key) in (str, int) for key in path):
+        raise ValueError("keys of a carry are texts, and places in tuples whole numbers")
 
 
 def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from parenv.errors import ProtocolError
 from parenv.memory.board import BoardSpec
 from parenv.memory.kinds import BY_MESSAGE
+from parenv.memory.layout import Field
 
 REQUESTED = ("requested", "orders", "actions")
 ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")
@@ -50,10 +51,18 @@ class BoardMap:
             names: as in :class:`~parenv.memory.board.BoardSpec`; a field of several leaves has a column for each.
         """
         first, placed = sum(self.shares[:worker]), []
-        for field in sorted((f for f in self.spec.fields()[0] if f.name[0] in names), key=lambda f: _place(f, names)):
+        for field in self._fields(names):
             row_bytes = np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))
             placed.append([self.offset + field.offset + first * row_bytes, row_bytes])
         return placed
+
+    @property
+    def flags(self) -> list[int]:
+        """Which columns of :data:`ANSWERED` hold truth values."""
+        return [i for i, field in enumerate(self._fields(ANSWERED)) if np.dtype(field.dtype) == bool]
+
+    def _fields(self, names: Sequence[str]) -> list[Field]:
+        return sorted((f for f in self.spec.fields()[0] if f.name[0] in names), key=lambda f: _place(f, names))
 
 
 class WorkerRows:
@@ -65,6 +74,7 @@ class WorkerRows:
         requests: ``[offset, bytes per row]`` of the columns that the driver writes, those of :data:`REQUESTED`.
         answers: of the columns that the worker writes, those of :data:`ANSWERED`.
         infos: of the infos.
+        flags: which of the answers are to be 0 or 1.
 
     Attributes:
         row_bytes: what one answered row takes at most.
@@ -77,11 +87,12 @@ class WorkerRows:
         requests: Sequence[Sequence[int]],
         answers: Sequence[Sequence[int]],
         infos: Sequence[int],
+        flags: Sequence[int] = (),
     ) -> None:
         def column(offset: int, row_bytes: int) -> Any:
             return np.ndarray((share, row_bytes), np.uint8, memory, offset)
 
-        self._share = share
+        self._share, self._flags = share, flags
         self._requests, self._answers = [column(*one) for one in requests], [column(*one) for one in answers]
         self._infos = column(*infos)
         self._requested, self._finished = (of[0].view("<i8")[:, 0] for of in (self._requests, self._answers))
@@ -167,10 +178,10 @@ class WorkerRows:
             raise ProtocolError("a request is answered that was never made")
         if unknown := [kind for kind in set(kinds.tolist()) - {0, BY_MESSAGE} if kind not in allowed]:
             raise ProtocolError(f"the infos of this worker cannot be of kind {unknown[0]}")
-        if any((part > 1).any() for part in parts[3:5]):
-            raise ProtocolError("terminated and truncated are 0 or 1")
+        if any((parts[i] > 1).any() for i in self._flags):
+            raise ProtocolError("truth values are 0 or 1")
         return rows[kinds > 0]
 
 
-def _place(field: Any, names: Sequence[str]) -> tuple[int, Any]:
+def _place(field: Field, names: Sequence[str]) -> tuple[int, Any]:
     return names.index(field.name[0]), field.name[1]

@@ -94,7 +94,8 @@ class Boards:
         self._board = board
         for worker in range(num_local, len(board.shares)):
             columns = board.columns(worker, REQUESTED), board.columns(worker, ANSWERED)
-            rows = WorkerRows(board.memory, board.shares[worker], *columns, *board.columns(worker, ("infos",)))
+            (infos,) = board.columns(worker, ("infos",))
+            rows = WorkerRows(board.memory, board.shares[worker], *columns, infos, board.flags)
             if rows.row_bytes > max_message_bytes:
                 raise ConfigurationError(
                     f"a sub-environment's observation, reward and info have {rows.row_bytes:,} bytes, more than "

@@ -70,9 +70,12 @@ class Deliveries:
         """A rollout is complete: from now on nothing is written there any more.
 
         Raises:
-            ProtocolError: there is no such credit, or it is not complete.
+            ProtocolError: there is no such credit, one before it is missing, or it is not complete.
         """
         delivery = self._delivery(worker, commit.sequence)
+        oldest = next(sequence for sender, sequence in self._expected if sender == worker)
+        if oldest != commit.sequence:
+            raise ProtocolError(f"a worker commits credit {commit.sequence}, but not credit {oldest} before it")
         num_ends = self._crossings[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
         check_commit(commit, self._slots.spec, self._slots.shares[worker.worker], num_ends)
         del self._expected[worker, commit.sequence]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,14 @@ from parenv.memory.crossing import SlotMap
 from parenv.memory.progress import LINE_BYTES, line
 from parenv.memory.rows import BoardMap
 from parenv.memory.weights import Encoding, WeightsMap
+from parenv.placement.base import Launch
 from parenv.placement.boards import Boards
 from parenv.placement.deliveries import Deliveries
 from parenv.placement.forms import check_failure, check_ready
+from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import AnyMessage, Sender
-from parenv.protocol.hosting import HOST, PIECE_BYTES, Answers, Beat, Gone, Pieces, Weights
-from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Ready, Remarks, Rows
+from parenv.protocol.hosting import HOST, PIECE_BYTES, Answers, Beat, Gone, Pieces, Weights, Welcome
+from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Remarks, Rows
 
 
 class Exchange:
@@ -34,17 +37,32 @@ class Exchange:
         self._max_message_bytes = max_message_bytes
         self._boards = Boards()
         self._deliveries: Deliveries | None = None
+        self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
         self._brought: dict[bytes, dict[int, int]] = {}
         self._snapshots: dict[bytes, int] = {}
         """By host, the version of the last snapshot that it was sent."""
 
-    @property
-    def doorbells(self) -> bool:
-        """Whether workers listen at doorbells and answer on a board."""
-        return self._boards.used
+    def welcome(self, entry: str, launch: Launch, head_bytes: int) -> Welcome:
+        """What a host that has joined has to know.
+
+        Args:
+            entry: ``module:function`` that a worker runs.
+            launch: what every worker gets.
+            head_bytes: of the driver's memory before the slots, or before the board.
+        """
+        return Welcome(
+            entry=entry,
+            job=launch.job,
+            preload=list(launch.preload),
+            environment=dict(launch.environment),
+            threads=launch.threads,
+            head_bytes=head_bytes,
+            max_message_bytes=self._max_message_bytes,
+            doorbells=int(self._boards.used),
+        )
 
     def use_doorbells(self) -> None:
-        """From now on they do."""
+        """From now on workers listen at doorbells and answer on a board."""
         self._boards.used = True
 
     def lay_out(self, slots: SlotMap) -> None:
@@ -59,8 +77,9 @@ class Exchange:
         """
         self._boards.lay_out(board, self._num_local, self._max_message_bytes)
 
-    def outgoing(self, host: bytes, to: Sender, message: AnyMessage) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
+    def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """What to say to a host in place of a message to one of its workers, each with what its header names."""
+        self._conversations[to].say(DRIVER, message)
         if isinstance(message, Layout) and self._deliveries is not None:
             plan, message = self._deliveries.plan(to.worker, message)
             yield plan, to
@@ -97,6 +116,8 @@ class Exchange:
         Raises:
             ProtocolError: it does not fit what that worker was asked for.
         """
+        if not isinstance(message, Answers | Pieces):
+            self._conversations[sender].say(WORKER, message)
         if isinstance(message, Answers):
             self._boards.take(head, sender.worker, message)
             return False
@@ -117,6 +138,7 @@ class Exchange:
 
     def forget_worker(self, worker: Sender) -> None:
         """Take nothing more from a worker that has ended."""
+        self._conversations.pop(worker, None)
         if self._deliveries is not None:
             self._deliveries.forget(worker)
 

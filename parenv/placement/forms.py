@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, extras_and_carry
-from parenv.memory.spaces import rebuild
+from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry
+from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Commit, Failure, Ready
+
+MAX_ENVS = 1 << 20
+"""Sub-environments of one worker."""
+MAX_STEPS_OF_AN_EPISODE = 2 * MAX_EPISODE_STEPS
+"""A worker looks only now and then whether one is too long."""
+_LARGEST_NUMBER = (1 << 63) - 1
 
 
 def check_ready(ready: Ready, steps: bool) -> None:
@@ -22,11 +28,12 @@ def check_ready(ready: Ready, steps: bool) -> None:
         ProtocolError: no worker says so.
     """
     _require(ready.num_envs > 0, "has no sub-environments")
+    _require(ready.num_envs <= MAX_ENVS, f"has more than {MAX_ENVS:,} sub-environments")
     if not steps:
         _require(type(ready.spaces) is list and len(ready.spaces) == 2, "does not say its spaces")
         extras_and_carry(ready.extras, ready.carry)
         for space in ready.spaces:
-            rebuild(space)
+            leaves(rebuild(space))
         return
     _require(type(ready.spaces) is dict, "does not say its spaces")
     for name in ("observation_space", "action_space"):
@@ -36,7 +43,7 @@ def check_ready(ready: Ready, steps: bool) -> None:
         _require(len(which) == ready.num_envs and _are(int, which), f"does not say whose each {name} is")
         _require(set(which) == set(range(len(distinct))), f"does not say whose each {name} is")
         for space in distinct:
-            rebuild(space)
+            leaves(rebuild(space))
     extras = ready.extras
     _require(type(extras) is dict and type(extras.get("metadata")) is dict, "does not say its metadata")
     _require(type(extras.get("render_mode", 0)) in (str, type(None)), "does not say its render_mode")
@@ -86,18 +93,23 @@ def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -
     )
     if commit.report is not None or spec.gradient_bytes:
         _require(bool(spec.gradient_bytes) and type(commit.report) is list, "reports what it was not asked for")
-        _check_report(commit.report, spec.rollout_length == WHOLE_EPISODES)
+        _check_report(commit.report, spec.rollout_length, share)
 
 
-def _check_report(report: Sequence[Any], has_episodes: bool) -> None:
-    _require(len(report) == 3 and type(report[0]) is int and report[0] >= 0, "does not say how many samples it had")
-    _, metrics, columns = report
-    _require(type(metrics) is dict and _are(str, metrics) and _are((int, float), metrics.values()), "has other metrics")
-    if columns is None and not has_episodes:
+def _check_report(report: Sequence[Any], rollout_length: int, share: int) -> None:
+    has_episodes = rollout_length == WHOLE_EPISODES
+    most_steps = MAX_STEPS_OF_AN_EPISODE if has_episodes else rollout_length
+    _require(len(report) == 3, "does not report samples, metrics and episodes")
+    samples, metrics, columns = report
+    # By their number the gradient of one worker weighs against those of others.
+    _require(type(samples) is int and 0 < samples <= most_steps * share, "does not have as many samples as it says")
+    _require(type(metrics) is dict and _are(str, metrics) and _are_numbers(metrics.values()), "has other metrics")
+    if not has_episodes:
+        _require(columns is None, "reports what it was not asked for")
         return
     _require(_is_list_of(list, columns, 4) and len(set(map(len, columns))) == 1, "does not say how its episodes went")
-    _require(all(_are((int, float), column) for column in columns), "does not say how its episodes went")
-    _require(_are(int, columns[1]) and _are(int, columns[3]), "does not say how its episodes went")
+    _require(len(columns[0]) <= share and all(map(_are_numbers, columns)), "does not say how its episodes went")
+    _require(_are_counts(columns[1], most_steps) and _are_counts(columns[3]), "does not say how its episodes went")
 
 
 def _is_list_of(kind: Any, values: Any, length: int) -> bool:
@@ -106,6 +118,15 @@ def _is_list_of(kind: Any, values: Any, length: int) -> bool:
 
 def _are(kind: Any, values: Any) -> bool:
     return all(isinstance(value, kind) for value in values)
+
+
+def _are_counts(values: Any, most: int = _LARGEST_NUMBER) -> bool:
+    return all(type(value) is int and 0 <= value <= most for value in values)
+
+
+def _are_numbers(values: Any) -> bool:
+    """Whether these are numbers that numpy can hold: the integers of a message may have thousands of digits."""
+    return all(type(value) is float or (isinstance(value, int) and abs(value) <= _LARGEST_NUMBER) for value in values)
 
 
 def _require(holds: bool, otherwise: str) -> None:

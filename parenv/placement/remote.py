@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from parenv.memory.weights import Encoding, WeightsMap
 from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Provider, Received, Traffic
 from parenv.placement.boards import HostBell, HostsPoller
 from parenv.placement.exchange import Exchange, check_end, take_lines
+from parenv.placement.hearing import heard
 from parenv.placement.local import LocalPlacement
 from parenv.placement.refusals import Refusals
 from parenv.placement.roster import Roster
@@ -40,7 +42,6 @@ from parenv.protocol.hosting import (
     Stack,
     Start,
     Started,
-    Welcome,
 )
 from parenv.protocol.messages import Message
 from parenv.transport.curve import HostListener
@@ -49,7 +50,6 @@ from parenv.transport.zeromq import remaining
 PROBE_S = 0.5
 LINGER_S = 5.0
 MAX_STACK_LENGTH = 1 << 15
-MAX_MESSAGES_AT_ONCE = 64
 _log = logging.getLogger("parenv")
 
 
@@ -82,7 +82,6 @@ class HostsPlacement:
         self.silence_s = silence_s
         self._provider = provider
         self._entry, self._listener, self._num_local = entry, listener, num_local
-        self._max_message_bytes = max_message_bytes
         self._exchange = Exchange(num_local, weights, encoding, max_message_bytes)
         self._local = LocalPlacement(entry, beside=listener) if num_local else None
         self._roster = Roster()
@@ -281,10 +280,7 @@ class HostsPlacement:
         return self._pids.pop(worker, -1)
 
     def _hear(self) -> None:
-        for _ in range(MAX_MESSAGES_AT_ONCE):
-            if (heard := self._listener.receive()) is None:
-                return
-            host, name, frames = heard
+        for host, name, frames in heard(self._listener):
             self._received += sum(map(len, frames))
             try:
                 sender, message = from_frames(frames)
@@ -294,10 +290,17 @@ class HostsPlacement:
                     self._welcome(host, name, message)
                 else:
                     self._refusals.note("has not joined", name, "speaks, but has not joined")
-            except ProtocolError as error:
-                self._refusals.offence("malformed message", name, f"sent what it may not: {error}")
-                self._tell(host, Refuse(f"the driver cannot accept what it was sent: {error}"))
-                self._lose(host, "it sent what it may not")
+            except Exception as error:
+                self._expel(host, name, error)
+
+    def _expel(self, host: bytes, name: str, error: Exception) -> None:
+        """End a host over whose message something was raised; whatever that is, it must not end the run."""
+        why = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, ProtocolError):
+            _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
+        self._refusals.offence("malformed message", name, f"sent what it may not: {why}")
+        self._tell(host, Refuse(f"the driver cannot accept what it was sent: {why}"))
+        self._lose(host, "it sent what it may not")
 
     def _welcome(self, host: bytes, name: str, join: Join) -> None:
         barred = self._refusals.bar(name)
@@ -311,17 +314,7 @@ class HostsPlacement:
         if launch is None or self._closed:
             return
         self._hosts[host] = f"host {name!r} (machine {join.name!r}, pid {join.pid})"
-        welcome = Welcome(
-            entry=self._entry,
-            job=launch.job,
-            preload=list(launch.preload),
-            environment=dict(launch.environment),
-            threads=launch.threads,
-            head_bytes=len(self._head),
-            max_message_bytes=self._max_message_bytes,
-            doorbells=int(self._exchange.doorbells),
-        )
-        self._tell(host, welcome)
+        self._tell(host, self._exchange.welcome(self._entry, launch, len(self._head)))
         _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
         self._roster.join(host, join.capacity)
         self._place()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from parenv.errors import ConfigurationError
@@ -87,15 +87,43 @@ def own_cores(workers: int) -> tuple[int, ...] | None:
 
 
 def _container_limit() -> float:
-    """CPU limit of the control group, v2 or v1; infinite where there is none."""
+    """CPU limit of this process's control group and of all above it, v2 or v1; infinite where there is none."""
+    v2 = [limit for group in _groups("", "/sys/fs/cgroup", "/sys/fs/cgroup/unified") for limit in _v2_limit(group)]
+    return min(
+        v2 or [limit for group in _groups("cpu", "/sys/fs/cgroup/cpu") for limit in _v1_limit(group)] or [math.inf]
+    )
+
+
+def _groups(controller: str, *mounts: str) -> list[str]:
+    """Where the control group of this process and all above it may lie: a limit counts for all below it."""
+    paths = {"/"}
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controller in controllers.split(",") and path.startswith("/") and ".." not in path:
+            mine = PurePosixPath(path)
+            paths |= {str(group) for group in (mine, *mine.parents)}
+    return [mount + path.rstrip("/") for mount in mounts for path in paths]
+
+
+def _v2_limit(group: str) -> list[float]:
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
+        quota, period = _text(f"{group}/cpu.max").split()
+        return [math.inf if quota == "max" else int(quota) / int(period)]
+    except ValueError:
+        return []
+
+
+def _v1_limit(group: str) -> list[float]:
     try:
-        group = Path("/sys/fs/cgroup/cpu")
-        micros = int((group / "cpu.cfs_quota_us").read_text())
-        return math.inf if micros <= 0 else micros / int((group / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return math.inf
+        micros = int(_text(f"{group}/cpu.cfs_quota_us"))
+        return [math.inf if micros <= 0 else micros / int(_text(f"{group}/cpu.cfs_period_us"))]
+    except ValueError:
+        return []
+
+
+def _text(path: str) -> str:
+    """What is in a file; nothing where it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -20,7 +20,7 @@ import zmq
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.protocol.data import Buffer
-from parenv.transport.gate import Gate
+from parenv.transport.gate import Gate, host_of
 from parenv.transport.keys import AllowList, DriverKeys, HostKeys
 from parenv.transport.link import EVENTS, Link, State
 from parenv.transport.stream import Stream, Streams
@@ -154,7 +154,7 @@ class HostListener:
                 return None
             peer, frames = first.bytes, rest(self._socket, first)
             if parts := self._opened(peer, frames, first):
-                return peer, str(first.get("User-Id")), parts
+                return peer, host_of(str(first.get("User-Id"))).name, parts
         return None
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -194,11 +194,13 @@ class HostListener:
         # An identity that a peer has chosen could be taken for that of another.
         if len(peer) != 5 or peer[0]:
             refusal = "identity"
+        host = host_of(str(first.get("User-Id")))
+        refusal = refusal or self._gate.objection(host, stream.received == 1)
         if refusal:
             self._streams.ban(peer)
             self._gate.expel(refusal, fd, str(first.get("Peer-Address")))
             return []
-        self._gate.heard(fd, str(first.get("User-Id")))
+        self._gate.heard(fd, host)
         if stream.received % (WINDOW // 2) == 0:
             self._send(peer, credit=WINDOW // 2)
         return parts

@@ -19,7 +19,7 @@ from zmq.utils import z85
 from parenv.errors import ConfigurationError
 from parenv.process.doorbell import Doorbell
 from parenv.transport.connections import UNKNOWN, peer_of, shut, traffic
-from parenv.transport.keys import AllowList
+from parenv.transport.keys import AllowList, Known
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000
@@ -57,7 +57,7 @@ class _Connection:
     """What is known of a connection: when it began, and how many of any had been judged, and let in, by then.
 
     And how many messages have been read of it, how many when it was last looked at, and how much had come when that was
-    another number; and by whose key it was let in, as far as messages have been read.
+    another number; and whose it is, as soon as a message has been read.
     """
 
     port: int
@@ -69,7 +69,13 @@ class _Connection:
     heard: int = 0
     heard_before: int = -1
     received_bytes: int = 0
-    name: str = ""
+    host: Known | None = None
+
+
+def host_of(user: str) -> Known:
+    """The host of a connection, from the ``User-Id`` that the gate has given it."""
+    name, _, public = user.partition(" ")
+    return Known(name, public.encode())
 
 
 class Gate:
@@ -117,7 +123,7 @@ class Gate:
         self._live: dict[int, _Connection] = {}
         self._failure = ""
         self._judged = self._joined = 0
-        self._let_in: dict[str, bytes] = {}
+        self._let_in: set[Known] = set()
         self._logged: set[tuple[str, str]] = set()
         self._bell = Doorbell()
         self._told = False
@@ -177,10 +183,27 @@ class Gate:
         if connection is not None and connection.peer in (peer, UNKNOWN):
             shut(fd, connection.port)
 
-    def heard(self, fd: int, name: str) -> None:
-        """Note that a message of this connection has been read, which was let in by the key of this name."""
+    def objection(self, host: Known, is_first: bool) -> str:
+        """Why a message of a host that was let in is not to be heard: one of :data:`REASONS`, or nothing.
+
+        Args:
+            host: whose it is.
+            is_first: whether it is the first one of its connection. Before that, nobody knows which connection is
+                whose, to end it when a key is removed.
+        """
+        if host not in self._let_in:
+            return "key"
+        if not is_first:
+            return ""
+        try:
+            return "" if self._allowed.name_of(host.public) == host.name else "key"
+        except ConfigurationError:
+            return "allow list"
+
+    def heard(self, fd: int, host: Known) -> None:
+        """Note that a message of this connection has been read, which is this host's."""
         if (connection := self._live.get(fd)) is not None:
-            connection.heard, connection.name = connection.heard + 1, name
+            connection.heard, connection.host = connection.heard + 1, host
 
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
@@ -215,23 +238,25 @@ class Gate:
     def _answer(self, request: list[bytes]) -> None:
         """Answer whether the holder of a key may join."""
         routing_id, empty, version, number, _, address, _, mechanism, *credentials = request
-        name, code, refusal, detail = "", b"400", "", ""
+        user, code, refusal, detail = "", b"400", "", ""
         if mechanism != b"CURVE" or len(credentials) != 1:
             refusal = "handshake"
         else:
             try:
-                name = self._allowed.name_of(z85.encode(credentials[0])) or ""
+                public = z85.encode(credentials[0])
+                name = self._allowed.name_of(public)
             except ConfigurationError as error:
                 # To 300, ZeroMQ says nothing to the peer, which will try again.
                 code, refusal, detail = b"300", "allow list", str(error)
             else:
                 code, refusal = (b"200", "") if name else (b"400", "key")
-        if name:
-            self._let_in.setdefault(name, z85.encode(credentials[0]))
+                if name:
+                    user = f"{name} {public.decode()}"
+                    self._let_in.add(host_of(user))
         if refusal:
             self._judged += 1
             self.refuse(refusal, address.decode(errors="replace"), detail)
-        self._zap.send_multipart([routing_id, empty, version, number, code, b"", name.encode(), b""])
+        self._zap.send_multipart([routing_id, empty, version, number, code, b"", user.encode(), b""])
 
     def _turn_away(self, fd: int, connection: _Connection, reason: str) -> None:
         connection.turned_away = True
@@ -241,10 +266,9 @@ class Gate:
     def _end_the_removed(self) -> None:
         """End connections of hosts that have been taken off the list since they were let in."""
         removed = self._allowed.removed(self._let_in)
-        for name in removed:
-            del self._let_in[name]
+        self._let_in -= removed
         for fd, connection in self._live.items():
-            if connection.name in removed and not connection.turned_away:
+            if connection.host in removed and not connection.turned_away:
                 self._turn_away(fd, connection, "key")
 
     def _look_at_traffic(self) -> None:

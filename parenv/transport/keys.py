@@ -11,9 +11,10 @@ import contextlib
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -81,6 +82,18 @@ class HostKeys:
         return "HostKeys(not shown)"
 
 
+class Known(NamedTuple):
+    """A host that has shown a key of the list.
+
+    Args:
+        name: that it had there.
+        public: the key.
+    """
+
+    name: str
+    public: bytes
+
+
 class AllowList:
     """Which hosts may join, by their public keys.
 
@@ -106,13 +119,13 @@ class AllowList:
         """
         return self._current().get(public)
 
-    def removed(self, let_in: Mapping[str, bytes]) -> set[str]:
-        """Those of these names whose key, as it was then, may not join any more; none while the file cannot be used."""
+    def removed(self, let_in: Iterable[Known]) -> set[Known]:
+        """Those of these hosts that may not join any more by that name and key; none while the file cannot be used."""
         try:
             current = self._current()
         except ConfigurationError:
             return set()
-        return {name for name, public in let_in.items() if current.get(public) != name}
+        return {host for host in let_in if current.get(host.public) != host.name}
 
     def _current(self) -> Mapping[bytes, str]:
         return self._names if self._path is None else _read_hosts(self._path)

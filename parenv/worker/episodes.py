@@ -11,11 +11,11 @@ import numpy as np
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Ends, Rollout, concatenated, map_trees
+from parenv.memory.layout import MAX_EPISODE_STEPS
 from parenv.worker.collecting import Collector, Seconds, private_writer
 
 CHUNK = 64
 """Rows that are collected into one piece of memory."""
-MAX_EPISODE_STEPS = 1_000_000
 
 
 class EpisodeCollector:

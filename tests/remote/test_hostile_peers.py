@@ -427,6 +427,36 @@ def test_the_connection_of_a_host_that_is_removed_is_ended(scene: Scene, caplog:
     assert logged_once(caplog, "key")
 
 
+def test_a_host_that_is_removed_before_it_says_anything_does_not_join(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed = scene.folder / "hosts.pub"
+    before = listed.read_text()
+    host = scene.host("beta")
+    scene.talk.until(lambda: host.look() == "connected")
+    listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
+    for _ in range(20):
+        scene.talk.turn()
+    assert host.send([b"let me in"])
+    scene.talk.until(lambda: host.look() == "lost")
+    assert scene.refusals == {"key": 1}
+    assert logged_once(caplog, "key")
+    assert not scene.talk.others
+
+
+def test_a_name_that_is_given_to_another_key_lets_the_first_one_in_no_more(scene: Scene) -> None:
+    listed = scene.folder / "hosts.pub"
+    before = listed.read_text()
+    host = scene.host("beta")
+    scene.talk.until(lambda: host.look() == "connected")
+    (line,) = [line for line in before.splitlines() if line.startswith("beta")]
+    listed.write_text(before.replace(line, f"beta {zmq.curve_keypair()[0].decode()}"))
+    assert host.send([b"let me in"])
+    scene.talk.until(lambda: host.look() == "lost")
+    assert scene.refusals == {"key": 1}
+    assert not scene.talk.others
+
+
 @pytest.mark.parametrize("handshake_s", [0.5])
 def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
     scene: Scene, caplog: pytest.LogCaptureFixture

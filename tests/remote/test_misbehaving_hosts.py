@@ -19,10 +19,11 @@ from sampling import one_in
 from parenv import AsyncWorkerPool, Stop, WorkerOptions
 from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, slot_layout
 from parenv.memory.spaces import describe, leaves
+from parenv.placement import exchange
 from parenv.placement.versions import own_versions
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.hosting import HOST, Beat, Gone, Goodbye, Join, Pieces, Refuse, Start, Started, Welcome
-from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply
+from parenv.protocol.messages import Commit, Credit, Failure, Ready, Remarks, Reply
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.curve import HostListener, HostSocket
 from parenv.transport.keys import AllowList, read_driver_keys, read_host_keys
@@ -311,6 +312,7 @@ FORMS: dict[str, Any] = {
     "extras: a number": lambda ready: replace(ready, extras=7),
     "carry: pointers": lambda ready: replace(ready, carry=[[[], [], "|O"]]),
     "carry: two at one place": lambda ready: replace(ready, carry=[[[], [], "<f4"], [["a"], [], "<f4"]]),
+    "carry: too deep": lambda ready: replace(ready, carry=[[["deeper"] * 2000, [], "<f4"]]),
     "spaces: a number": lambda ready: replace(ready, spaces=5),
     "spaces: one": lambda ready: replace(ready, spaces=ready.spaces[:1]),
     "spaces: nonsense": lambda ready: replace(ready, spaces=["box", "box"]),
@@ -324,6 +326,52 @@ FORMS: dict[str, Any] = {
     "kind: one text": lambda failure: replace(failure, kind=["ValueError"]),
     "kind: numbers": lambda failure: replace(failure, kind=[1, 2]),
 }
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, RecursionError, MemoryError])
+def test_whatever_happens_while_a_message_is_checked_is_the_offence_of_its_host(
+    hosts: Any, fake: FakeHost, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(message: Any, *others: Any) -> None:
+        if message.num_envs == 666:
+            raise error
+
+    monkeypatch.setattr(exchange, "check_ready", check)
+    with driven(hosts) as seen:
+        fake.join()
+        worker, _ = fake.hear(Start)
+        fake.say(Ready([], 666, [], []), worker)
+        _, refusal = fake.hear(Refuse)
+        assert error.__name__ in refusal.reason
+        hosts.start(1)
+    *rollouts, statistics = seen
+    assert len(rollouts) == 10
+    assert statistics.refused_connections == {"malformed message": 1}
+
+
+@pytest.mark.parametrize("what", ["ready twice", "remarks", "the second rollout first"])
+def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake: FakeHost, what: str) -> None:
+    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+    ready = Ready(list(space), 1, [], [])
+    with driven(hosts) as seen:
+        fake.join()
+        worker, _ = fake.hear(Start)
+        fake.say(ready, worker)
+        for _ in range(2):
+            _, credit = fake.hear(Credit)
+        assert credit.sequence == 1
+        said = {
+            "ready twice": [ready],
+            "remarks": [Remarks([], [], [])],
+            "the second rollout first": [*frames_of_a_rollout(1), Commit(1, {}, None, [])],
+        }
+        for message in said[what]:
+            fake.say(message, worker)
+        fake.hear(Refuse)
+        hosts.start(1)
+    *rollouts, statistics = seen
+    assert len(rollouts) == 10
+    assert statistics.refused_connections == {"malformed message": 1}
 
 
 @pytest.mark.parametrize("what", FORMS)

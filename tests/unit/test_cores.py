@@ -17,13 +17,17 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
 
     def pretend(count: int, files: Mapping[str, str]) -> None:
         for name, text in files.items():
-            path = tmp_path / "sys/fs/cgroup" / name
+            path = tmp_path / "sys/fs/cgroup" / name if name != MINE else tmp_path / "proc/self/cgroup"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr(cores, "Path", lambda path: tmp_path / str(path).lstrip("/"))
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)), raising=False)
 
     return pretend
+
+
+MINE = "/proc/self/cgroup"
+V1_MINE = "9:name=systemd:/job\n3:cpuset:/other\n4:cpu,cpuacct:/slurm/job\n0::/job\n"
 
 
 def v1(quota: str, period: str = "100000\n") -> dict[str, str]:
@@ -46,6 +50,25 @@ def v1(quota: str, period: str = "100000\n") -> dict[str, str]:
         (v1("nonsense\n"), 8),
         ({"cpu/cpu.cfs_quota_us": "200000\n"}, 8),
         ({"cpu.max": "300000 100000\n", **v1("200000\n")}, 3),
+        ({MINE: "0::/\n", "cpu.max": "400000 100000\n"}, 4),
+        ({MINE: "0::/a/job\n", "a/job/cpu.max": "200000 100000\n"}, 2),
+        ({MINE: "0::/a/job\n", "a/cpu.max": "200000 100000\n", "a/job/cpu.max": "max 100000\n"}, 2),
+        ({MINE: "0::/a/job\n", "a/cpu.max": "200000 100000\n", "a/job/cpu.max": "300000 100000\n"}, 2),
+        ({MINE: "0::/a/job\n", "other/cpu.max": "200000 100000\n"}, 8),
+        ({MINE: "0::/../job\n", "cpu.max": "500000 100000\n"}, 5),
+        ({MINE: "0::/not/mounted/here\n", "cpu.max": "500000 100000\n"}, 5),
+        ({MINE: "nonsense\n", "cpu.max": "500000 100000\n"}, 5),
+        ({MINE: "1:cpu:/\n0::/job\n", "unified/job/cpu.max": "500000 100000\n"}, 5),
+        ({MINE: V1_MINE, "cpu/slurm/cpu.cfs_quota_us": "-1\n", "cpu/slurm/job/cpu.cfs_quota_us": "200000\n"}, 8),
+        (
+            {
+                MINE: V1_MINE,
+                **v1("-1\n"),
+                "cpu/slurm/job/cpu.cfs_quota_us": "200000\n",
+                "cpu/slurm/job/cpu.cfs_period_us": "100000\n",
+            },
+            2,
+        ),
     ],
 )
 def test_the_cpu_limit_of_the_container_is_respected(machine: object, files: dict[str, str], usable: int) -> None:

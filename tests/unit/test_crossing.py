@@ -20,7 +20,7 @@ T = 4
 def spec_of(gradient_bytes: int = 0) -> RolloutSpec:
     return RolloutSpec(
         T,
-        (Leaf((), (3,), "<f4"), Leaf((), (), None)),
+        (Leaf((), (3,), "<f4"), Leaf((), (), None), Leaf((), (2,), "|b1")),
         (Leaf((), (), "<i8"),),
         (Extra("value", (2,), "<f8"),),
         (Leaf((), (5,), "<f4"),),
@@ -38,6 +38,9 @@ def written(crossing: Crossing, sequence: int, ends: int, seed: int) -> Any:
     """A slot as a worker leaves it on its host."""
     memory = np.random.default_rng(seed).integers(0, 255, crossing.layout.total_bytes, dtype=np.uint8)
     arrays = crossing.layout.arrays(memory)
+    for array in arrays.values():
+        if array.dtype == bool:
+            array[:] = array.view(np.uint8) & 1
     record = arrays["commits", 0]
     record["sequence"], record["num_ends"] = sequence, ends
     table = arrays["ends", 0][:ends]
@@ -110,10 +113,15 @@ def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["sequence", "too many ends", "negative ends", "bytes missing", "step", "column", "negative column"]
-)
-def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str) -> None:
-    slots = slot_map((2,), False, spec_of())
+    "wrong",
+    [
+        "sequence", "too many ends", "negative ends", "bytes missing", "step", "column", "negative column",
+        "terminated", "truncated", "restarted", "observations", "finals",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shares", [(2,), (2, 1)])
+def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tuple[int, ...]) -> None:
+    slots = slot_map(shares, len(shares) > 1, spec_of())
     crossing = Crossing(slots, 0)
     memory = written(crossing, 5, 2, 0)
     arrays = crossing.layout.arrays(memory)
@@ -123,6 +131,8 @@ def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str) -> None:
         arrays["ends", 0][wrong][0] = 4
     elif wrong == "negative column":
         arrays["ends", 0]["column"][1] = -1
+    elif wrong != "sequence" and wrong != "bytes missing":
+        arrays[wrong, 2 if wrong in ("observations", "finals") else 0].view(np.uint8).flat[1] = 2
     received = 0
     for offset, data in pieces(crossing, memory, 2, 1 << 20):
         crossing.write(0, offset, data)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import signal
+import sys
 import threading
+import types
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from parenv.errors import (
     ParenvError,
     SubEnvironmentError,
     WorkerDiedError,
+    WorkerError,
     WorkerTimeoutError,
 )
 from parenv.worker.process import failure_of
@@ -95,6 +99,31 @@ def test_what_a_worker_says_of_where_it_happened_is_not_taken_from_its_error() -
     came = from_failure(failure, 1, 1, [0])
     assert isinstance(came, ObservationError)
     assert (came.worker, came.env_id) == (1, 0)
+
+
+class Lazy(types.ModuleType):
+    """Imports when it is asked for a name that it does not have yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"somebody asks for {name}")
+
+
+@pytest.mark.parametrize("name", ["Error", "Error.Inner", "SubEnvironmentError.__init__.__globals__"])
+def test_the_type_of_an_error_is_looked_up_without_running_anything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lazy_to_import", Lazy("lazy_to_import"))
+    for module in ("lazy_to_import", "parenv.errors"):
+        failure = replace(failure_of(ValueError("no"), "step", 0), kind=[module, name])
+        assert type(from_failure(failure, 0, 1, [0])) is WorkerError
+
+
+def test_the_type_of_an_error_may_lie_in_a_class() -> None:
+    class_ = type("Outer", (), {"InnerError": type("InnerError", (Exception,), {})})
+    module = types.ModuleType("has_an_outer")
+    module.Outer = class_  # type: ignore[attr-defined]
+    failure = replace(failure_of(ValueError("no"), "step", 0), kind=["has_an_outer", "Outer.InnerError"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "has_an_outer", module)
+        assert type(from_failure(failure, 0, 1, [0])) is class_.InnerError  # type: ignore[attr-defined]
 
 
 def test_errors_are_caught_by_the_names_python_has_for_them() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from parenv.errors import ProtocolError
+from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
 from parenv.memory.spaces import describe, leaves
 from parenv.placement.forms import check_commit, check_failure, check_ready
@@ -46,7 +46,7 @@ def test_what_honest_workers_say_is_let_through() -> None:
     check_failure(FAILURE)
     check_commit(COMMIT, SPEC, 2, 1)
     check_commit(REPORT, GRADIENT, 2, 0)
-    check_commit(replace(REPORT, report=[4, {}, COLUMNS]), EPISODES, 2, 0)
+    check_commit(replace(REPORT, report=[30, {}, COLUMNS]), EPISODES, 2, 0)
 
 
 @pytest.mark.parametrize("changed", [{"kind": "ValueError"}, {"attributes": [3]}, {"attributes": {3: "code"}}], ids=str)
@@ -60,6 +60,7 @@ def test_a_failure_of_another_form_is_refused(changed: dict[str, Any]) -> None:
     [
         {"num_envs": 0},
         {"num_envs": 2},
+        {"num_envs": 1 << 60},
         {"spaces": [describe(BOX), describe(DISCRETE)]},
         {"spaces": {}},
         {"spaces": {**STEPS.spaces, "action_space": 7}},
@@ -78,6 +79,22 @@ def test_a_failure_of_another_form_is_refused(changed: dict[str, Any]) -> None:
 def test_a_worker_of_a_vector_env_says_nothing_else(changed: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         check_ready(replace(STEPS, **changed), steps=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_envs": 1 << 60},
+        {"carry": [[["deeper"] * 2000, [8], "<f8"]]},
+        {"carry": [[["deeper"] * 65, [8], "<f8"]]},
+        {"carry": [[[("no", "key")], [8], "<f8"]]},
+        {"spaces": [["dict", {1: describe(BOX)}], describe(DISCRETE)]},
+    ],
+    ids=lambda changed: str(changed)[:40],
+)
+def test_a_worker_of_a_pool_says_nothing_else(changed: dict[str, Any]) -> None:
+    with pytest.raises((ProtocolError, ConfigurationError)):
+        check_ready(replace(ROLLOUTS, **changed), steps=False)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +127,24 @@ def test_objects_of_a_rollout_have_its_shape(objects: dict[Any, Any]) -> None:
         (GRADIENT, [4, {"loss": "low"}, None]),
         (GRADIENT, [4, {"loss": np.zeros(3)}, None]),
         (GRADIENT, [4, {1: 0.5}, None]),
+        (GRADIENT, [1 << 70, {}, None]),
+        (GRADIENT, [0, {}, None]),
+        (GRADIENT, [5, {}, None]),
+        (GRADIENT, [4, {}, COLUMNS]),
+        (EPISODES, [0, {}, COLUMNS]),
+        (EPISODES, [5_000_000, {}, COLUMNS]),
+        (EPISODES, [30, {}, [column * 2 for column in COLUMNS]]),
+        (EPISODES, [30, {}, [COLUMNS[0], [10, 1 << 40], *COLUMNS[2:]]]),
+        (GRADIENT, [4, {"loss": 1 << 2000}, None]),
+        (EPISODES, [4, {}, [COLUMNS[0], [1 << 70, 2], *COLUMNS[2:]]]),
+        (EPISODES, [4, {}, [[1 << 2000, 2.0], *COLUMNS[1:]]]),
         (EPISODES, [4, {}, None]),
         (EPISODES, [4, {}, COLUMNS[:3]]),
         (EPISODES, [4, {}, [[1.0], *COLUMNS[1:]]]),
         (EPISODES, [4, {}, [["a", "b"], *COLUMNS[1:]]]),
         (EPISODES, [4, {}, [*COLUMNS[:3], [0.5, 0.5]]]),
     ],
-    ids=str,
+    ids=lambda value: "" if isinstance(value, RolloutSpec) else str(value)[:60],
 )
 def test_a_report_is_of_a_gradient_and_of_numbers(spec: RolloutSpec, report: Any) -> None:
     objects = COMMIT.objects if spec is SPEC else {}

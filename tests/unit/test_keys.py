@@ -19,6 +19,7 @@ from parenv.transport.keys import (
     AllowList,
     DriverKeys,
     HostKeys,
+    Known,
     add_host,
     create_keys,
     ephemeral_keys,
@@ -297,17 +298,18 @@ def test_the_list_follows_its_file(tmp_path: Path) -> None:
 
 def test_whoever_was_let_in_is_removed_with_its_line(tmp_path: Path) -> None:
     create_keys(tmp_path, ["alpha", "beta"])
-    let_in = {name: read_host_keys(tmp_path / f"{name}.key").public for name in ("alpha", "beta")}
+    alpha, beta = (Known(name, read_host_keys(tmp_path / f"{name}.key").public) for name in ("alpha", "beta"))
+    let_in = {alpha, beta}
     listed, before = tmp_path / "hosts.pub", (tmp_path / "hosts.pub").read_text()
     allowed = AllowList(listed)
     assert allowed.removed(let_in) == set()
     listed.write_text("half a li")
     assert allowed.removed(let_in) == set()
     listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
-    assert allowed.removed(let_in) == {"beta"}
-    other = ephemeral_keys()[1].public
+    assert allowed.removed(let_in) == {beta}
+    other = alpha._replace(public=ephemeral_keys()[1].public)
     listed.write_text(before)
-    assert allowed.removed({**let_in, "alpha": other}) == {"alpha"}
+    assert allowed.removed({alpha, beta, other}) == {other}
 
 
 def test_a_list_of_keys_needs_no_file() -> None:

@@ -17,7 +17,9 @@ from parenv.memory.rows import ANSWERED, REQUESTED, BoardMap, WorkerRows
 from parenv.memory.spaces import leaves
 
 OFFSET, SHARES, INFO_BYTES = 8192, (2, 3, 1), 64
-OBSERVED = spaces.Dict(a=spaces.Box(0, 1, (2, 3), np.float32), t=spaces.Text(3), d=spaces.Discrete(4))
+OBSERVED = spaces.Dict(
+    f=spaces.Box(0, 1, (2,), np.bool_), a=spaces.Box(0, 1, (2, 3), np.float32), t=spaces.Text(3), d=spaces.Discrete(4)
+)
 ACTED = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Text(2), spaces.Discrete(3)])
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -33,7 +35,7 @@ class Side:
         assert where.memory_bytes == len(self.memory)
         infos = where.columns(worker, ("infos",))[0]
         columns = where.columns(worker, REQUESTED), where.columns(worker, ANSWERED)
-        self.rows = WorkerRows(self.memory, SHARES[worker], *columns, infos)
+        self.rows = WorkerRows(self.memory, SHARES[worker], *columns, infos, where.flags)
         self.first = sum(SHARES[:worker])
         self.mine = slice(self.first, self.first + SHARES[worker])
         for array in (*self.requested(), *self.answered()):
@@ -123,4 +125,18 @@ def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
         return
     for array in driver.answered():
         array[driver.mine] = 0
+    assert np.array_equal(driver.memory, before)
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated", "observations"])
+def test_truth_values_are_0_or_1(name: str) -> None:
+    driver, host = Side(1, 0), Side(1, 0)
+    driver.board.requested[:] = host.board.finished[:] = 9
+    flags = getattr(host.board, name)
+    flags = next(rows for rows in flags if rows is not None and rows.dtype == bool) if name == "observations" else flags
+    flags.view(np.uint8)[host.first] = 2
+    before = driver.memory.copy()
+    ((rows, data),) = host.rows.answers(1 << 20)
+    with pytest.raises(ProtocolError, match="0 or 1"):
+        driver.rows.write_answers(rows, data, kind_numbers(1, 3))
     assert np.array_equal(driver.memory, before)
