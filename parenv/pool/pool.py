@@ -346,5 +346,5 @@ class AsyncWorkerPool:
             return session.ask_environments(method, env_ids, *arguments)
 
     def _check_open(self) -> None:
-        if self.closed:
-            raise PoolClosedError("the pool is closed")
+        if refusal := self._session.owner.refusal or (self.closed and "the pool is closed"):
+            raise PoolClosedError(refusal)

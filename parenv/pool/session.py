@@ -35,6 +35,7 @@ from parenv.pool.trace import Trace, TraceWriter
 from parenv.pool.turns import Turns
 from parenv.pool.versions import Versions
 from parenv.process.cores import own_file
+from parenv.process.forks import Owner
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
 
@@ -46,10 +47,14 @@ class Session:
 
     Args:
         plan: checked.
+
+    Attributes:
+        owner: the process that may use and close it.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.owner = Owner("the pool")
         self._tally = Tally()
         self._turns = Turns(self._tally.driver_s, self._tally.driver_processor_s)
         self._began = time.monotonic()
@@ -222,6 +227,8 @@ class Session:
 
     def close(self, timeout_s: float) -> None:
         """End the workers, by themselves within the limit or by force after it. Idempotent."""
+        if not self.owner.is_here:
+            return
         try:
             self._staff.close(timeout_s)
         finally:

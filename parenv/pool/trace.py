@@ -72,7 +72,9 @@ class TraceWriter(Trace):
         self._lost: dict[int, float] = {}
         self._back: dict[int, float] = {}
         self._file = _opened(Path(path))
-        self._file.write(f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}')
+        # Not the file's own buffer, which a child that the user forks would write once more at its exit.
+        self._unwritten: list[str] = []
+        self._write(f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}')
         date = datetime.now().isoformat(" ", "seconds")
         self._learning_since = self._waiting_since = self._flushed = now = time.perf_counter()
         self._event("parenv", "M", DRIVER, now, args={"parenv trace": FORMAT, "date": date, **about})
@@ -162,10 +164,14 @@ class TraceWriter(Trace):
         self._write(",\n" + json.dumps(event))
 
     def _write(self, text: str, flush: bool = False) -> None:
+        self._unwritten.append(text)
+        if not flush:
+            return
+        text = "".join(self._unwritten)
+        self._unwritten.clear()
         try:
             self._file.write(text)
-            if flush:
-                self._file.flush()
+            self._file.flush()
         except OSError as error:
             # A full disk ends the trace, and not the training that it is of.
             _log.warning("the trace %s ends here: %s", self._file.name, str(error))

@@ -233,9 +233,12 @@ def _close_in_forked_children(sock: socket.socket) -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _zygotes_lock
     for sock in list(_driver_only):
         sock.close()
     _zygotes.clear()
+    # A thread that is not in the child may have held the other.
+    _zygotes_lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

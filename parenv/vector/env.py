@@ -11,10 +11,11 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.options import Placing, WorkerOptions
+from parenv.process.forks import Owner
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
 from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan
-from parenv.vector.session import StepResults
+from parenv.vector.session import Session, StepResults
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
 _IDLE = ""
@@ -111,7 +112,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._session = session
         self._pending, self._is_closed = _IDLE, False
         self._close_timeout_s = plan.options.close_timeout_s
-        self._end = weakref.finalize(self, session.close, plan.options.close_timeout_s)
+        self._owner = Owner("the vector env")
+        self._end = weakref.finalize(self, _close, self._owner, session, plan.options.close_timeout_s)
         self.num_workers = 0 if plan.inline else len(plan.shares)
         self.metadata, self.render_mode = session.metadata, session.render_mode
         spaces = session.spaces
@@ -300,7 +302,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         if self._pending is not _IDLE:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
         self._end.detach()
-        self._session.close(0.0 if terminate else self._close_timeout_s if timeout is None else timeout)
+        within_s = 0.0 if terminate else self._close_timeout_s if timeout is None else timeout
+        _close(self._owner, self._session, within_s)
 
     def _check_free(self, name: str) -> None:
         self._check_idle(name)
@@ -325,5 +328,12 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._pending = _IDLE
 
     def _check_open(self) -> None:
+        if self._owner.refusal:
+            raise ClosedEnvironmentError(self._owner.refusal)
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+
+
+def _close(owner: Owner, session: Session, timeout_s: float) -> None:
+    if owner.is_here:
+        session.close(timeout_s)

@@ -1,0 +1,116 @@
+"""Children that the user forks while a pool or a vector env is open: what they do is nothing to their parent."""
+
+from __future__ import annotations
+
+import pytest
+from scripts import printed_by
+
+PREAMBLE = """
+import gc, json, multiprocessing, os, sys
+import gymnasium as gym, numpy as np
+from parenv import AsyncWorkerPool, ParallelVectorEnv
+
+def zeros(observations):
+    return np.zeros(len(observations), int)
+
+class Pool:
+    def __init__(self, num_workers=2):
+        self.it = AsyncWorkerPool("CartPole-v1", zeros, num_workers=num_workers, num_envs=4, rollout_length=10)
+        self.stream = self.it.rollouts()
+    def use(self):
+        next(self.stream)
+
+class VectorEnv:
+    def __init__(self, num_workers=2):
+        self.it = ParallelVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=num_workers)
+        self.it.reset()
+    def use(self):
+        self.it.step(np.zeros(4, int))
+
+def of_child(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+of = KIND(NUM_WORKERS)
+of.use()
+"""
+AFTER = """
+for _ in range(50):
+    of.use()
+of.it.close()
+print("fine", flush=True)
+"""
+CHILDREN = {
+    "sys.exit": "if not (pid := os.fork()): sys.exit(7)\nassert of_child(pid) == 7",
+    "close": "if not (pid := os.fork()): of.it.close(); of.it.close(); sys.exit(7)\nassert of_child(pid) == 7",
+    "garbage": "if not (pid := os.fork()): of = None; gc.collect(); sys.exit(7)\nassert of_child(pid) == 7",
+    "one after the other": (
+        "for code in range(5):\n    if not (pid := os.fork()): sys.exit(code)\n    assert of_child(pid) == code"
+    ),
+    "a process of multiprocessing": (
+        "child = multiprocessing.get_context('fork').Process(target=print)\nchild.start()\nchild.join(40)\n"
+        "assert child.exitcode == 0"
+    ),
+    "a pool of its own": (
+        "if not (pid := os.fork()):\n    of = KIND(NUM_WORKERS)\n    of.use()\n    of.it.close()\n    sys.exit(7)\n"
+        "assert of_child(pid) == 7"
+    ),
+    "workers of a data loader": (
+        "import torch\n"
+        "loader = torch.utils.data.DataLoader(list(range(8)), num_workers=2, multiprocessing_context='fork')\n"
+        "assert sum(int(batch) for batch in loader) == 28"
+    ),
+}
+KINDS = ["Pool", "VectorEnv"]
+
+
+def run(kind: str, then: str, num_workers: int = 2) -> str:
+    script = PREAMBLE + then + AFTER
+    return printed_by(script.replace("KIND", kind).replace("NUM_WORKERS", str(num_workers)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("child", CHILDREN)
+def test_a_forked_child_ends_as_it_likes_and_its_parent_goes_on(child: str, kind: str) -> None:
+    assert run(kind, CHILDREN[child]).split()[-1] == "fine"
+
+
+@pytest.mark.parametrize("num_workers", [2, 0])
+@pytest.mark.parametrize(
+    ("kind", "error"), [("Pool", "parenv.PoolClosedError"), ("VectorEnv", "gym.error.ClosedEnvironmentError")]
+)
+def test_a_forked_child_that_uses_what_is_its_parents_is_told_so(kind: str, error: str, num_workers: int) -> None:
+    use = (
+        "import parenv\nif not (pid := os.fork()):\n    try:\n        of.use()\n"
+        f"    except {error} as error:\n        print(error, flush=True)\n    sys.exit(7)\nassert of_child(pid) == 7"
+    )
+    told, fine = run(kind, use, num_workers).splitlines()
+    assert "belongs to process" in told
+    assert "a child that was forked from it" in told
+    assert "make another one here, or do this in the parent" in told
+    assert fine == "fine"
+
+
+def test_a_child_that_is_forked_while_a_pool_is_in_with_ends_quietly() -> None:
+    script = (
+        "with of.it:\n    if not (pid := os.fork()): sys.exit(7)\n    assert of_child(pid) == 7\n"
+        "    for _ in range(50): of.use()"
+    )
+    assert printed_by(PREAMBLE.replace("KIND(NUM_WORKERS)", "Pool()") + script + "\nprint('fine')") == "fine\n"
+
+
+def test_a_child_writes_nothing_into_its_parents_trace_and_recording(tmp_path: object) -> None:
+    script = f"""
+pool = AsyncWorkerPool("CartPole-v1", zeros, num_workers=1, record="{tmp_path}/run.journal")
+pool.trace("{tmp_path}/run.json")
+for rollout in pool.rollouts():
+    if not (pid := os.fork()): sys.exit(7)
+    assert of_child(pid) == 7
+    if pool.statistics().rollouts == 5: break
+pool.close()
+events = json.load(open("{tmp_path}/run.json"))
+assert sum(event["name"] == "rollout" for event in events) == 5
+lines = [json.loads(line) for line in open("{tmp_path}/run.journal")]
+assert sum(line[0] == "digest" for line in lines[1:]) == 5
+print("fine")
+"""
+    assert printed_by(PREAMBLE.partition("of = KIND")[0] + script) == "fine\n"
