@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from parenv.errors import ConfigurationError
 
 _COMPLETE_ID = re.compile(r"[^:]+-v\d+")
+_REGISTERED_ALREADY = r".*Overriding environment \S+ already in registry"
 EnvFactory = Callable[[], Any]
 
 
@@ -38,8 +40,11 @@ class Factories:
 
     def register(self) -> None:
         """Make known to Gymnasium in this process what was known in the driver."""
-        for spec in self.registered:
-            gym.registry.setdefault(spec.id, spec)
+        missing = [spec for spec in self.registered if spec.id not in gym.registry]
+        gym.registry.update({spec.id: spec for spec in missing})
+        if missing:
+            # The module that registered them says so again once an environment imports it, for hundreds of them.
+            warnings.filterwarnings("ignore", _REGISTERED_ALREADY)
 
 
 def as_factories(env_fn: Any) -> Factories:
