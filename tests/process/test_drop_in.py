@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv
+from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv, SubEnvironmentError
 
 REGISTERS = """
 import gymnasium
@@ -219,3 +221,51 @@ def test_minigrid_is_stepped_as_by_sync_vector_env(name: str) -> None:
         rollout = next(pool.rollouts())
     assert rollout.observations["image"].shape == (20, 2, 7, 7, 3)
     assert rollout.truncated.sum() == 4
+
+
+class Failing(gym.Env[Any, Any]):
+    observation_space = action_space = spaces.Discrete(2)
+
+    def __init__(self, error: Any) -> None:
+        self.error = error
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if options:
+            raise self.error
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        raise self.error
+
+    def fail(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("error", [KeyError("gone"), AttributeError("none"), OSError(2, "none")])
+def test_what_all_raise_is_caught_by_its_type_as_from_gymnasiums_own_vector_envs(
+    error: Exception, num_workers: int
+) -> None:
+    with contextlib.closing(ParallelVectorEnv([lambda: Failing(error)] * 4, num_workers=num_workers)) as envs:
+        envs.reset()
+        for act in (
+            lambda: envs.step(np.zeros(4, int)),
+            lambda: envs.reset(options={"fail": True}),
+            lambda: envs.call("fail"),
+        ):
+            with pytest.raises(type(error), match=re.escape(str(error.args[-1]))) as caught:
+                act()
+            group = caught.value.__cause__
+            assert isinstance(group, ExceptionGroup)
+            assert [type(one.__cause__) for one in group.exceptions] == [SubEnvironmentError] * 4
+        with pytest.raises(AttributeError, match="nope"):
+            envs.get_attr("nope")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_errors_of_several_types_come_as_a_group(num_workers: int) -> None:
+    env_fns = [lambda: Failing(KeyError("a")), lambda: Failing(ValueError("b"))]
+    with contextlib.closing(ParallelVectorEnv(env_fns, num_workers=num_workers)) as envs:
+        with pytest.raises(ExceptionGroup) as caught:
+            envs.call("fail")
+        assert [type(error) for error in caught.value.exceptions] == [KeyError, ValueError]
