@@ -140,12 +140,7 @@ class ParallelVecEnv(VecEnv):
             AttributeError: they have none of this name.
             NotDataError: its value is not plain data, and there are worker processes.
         """
-        try:
-            return self.env_method("get_wrapper_attr", attr_name, indices=indices)
-        except BaseExceptionGroup as group:
-            if all(isinstance(error, AttributeError) for error in group.exceptions):
-                raise AttributeError(*group.exceptions[0].args) from group
-            raise
+        return self.env_method("get_wrapper_attr", attr_name, indices=indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of some environments, on their outermost wrapper as Stable-Baselines3 does.

@@ -40,11 +40,26 @@ def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]
 
 
 def raise_all(errors: Sequence[BaseException]) -> None:
-    """Raise one exception as it is, several as a group, none not at all."""
+    """Raise one exception as it is; of several of one type the first, because of the group; of other ones the group."""
+    if not errors:
+        return
     if len(errors) == 1:
         raise errors[0]
-    if errors:
-        raise BaseExceptionGroup(f"{len(errors)} sub-environments or workers failed", errors)
+    group = BaseExceptionGroup(f"{len(errors)} sub-environments or workers failed", errors)
+    if len(set(map(type, errors))) > 1:
+        raise group
+    raise _twin(errors[0]) from group
+
+
+def _twin(error: BaseException) -> BaseException:
+    """The same exception once more, so that the one in the group keeps a cause of its own."""
+    kind = type(error)
+    try:
+        twin = kind.__new__(kind, *error.args)
+        vars(twin).update(vars(error))
+        return twin.with_traceback(error.__traceback__) if str(twin) == str(error) else error
+    except Exception:
+        return error
 
 
 def where_it_happened(

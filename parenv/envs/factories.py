@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
+from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
 from parenv.errors import ConfigurationError
 
 _COMPLETE_ID = re.compile(r"[^:]+-v\d+")
+_REGISTERED_ALREADY = r".*Overriding environment \S+ already in registry"
 EnvFactory = Callable[[], Any]
+Spaces = tuple[Space[Any], Space[Any]]
+"""Observation and action space of one sub-environment."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,11 @@ class Factories:
 
     def register(self) -> None:
         """Make known to Gymnasium in this process what was known in the driver."""
-        for spec in self.registered:
-            gym.registry.setdefault(spec.id, spec)
+        missing = [spec for spec in self.registered if spec.id not in gym.registry]
+        gym.registry.update({spec.id: spec for spec in missing})
+        if missing:
+            # The module that registered them says so again once an environment imports it, for hundreds of them.
+            warnings.filterwarnings("ignore", _REGISTERED_ALREADY)
 
 
 def as_factories(env_fn: Any) -> Factories:
@@ -53,6 +62,26 @@ def as_factories(env_fn: Any) -> Factories:
     if not env_fn:
         raise ConfigurationError("env_fn is an empty sequence: give at least one factory")
     return Factories(tuple(_as_factory(one) for one in env_fn), len(env_fn), _registered_by_the_user())
+
+
+def given_spaces(spaces: Any, factories: Factories) -> Spaces | None:
+    """The spaces that a user gives, or has an environment made for, which is closed again.
+
+    Raises:
+        ConfigurationError: they are none.
+    """
+    if isinstance(spaces, str) and spaces == "make":
+        with contextlib.closing(factories.make(0)) as env:
+            single = "single_" if isinstance(env, gym.vector.VectorEnv) else ""
+            return getattr(env, f"{single}observation_space"), getattr(env, f"{single}action_space")
+    if spaces is None:
+        return None
+    if isinstance(spaces, tuple) and [isinstance(space, Space) for space in spaces] == [True, True]:
+        return spaces
+    raise ConfigurationError(
+        'spaces must be None, "make", or a tuple of the observation and the action space of one sub-environment, '
+        f"got {spaces!r}"
+    )
 
 
 def _as_factory(env_fn: Any) -> EnvFactory:

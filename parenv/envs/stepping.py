@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parenv.envs.state import get_state, set_state
 from parenv.envs.values import Rows, action_splitter, copied, row_writer
@@ -231,7 +231,7 @@ class VectorStepper:
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
         """Begin an episode in every sub-environment and write the first observations."""
         self._progress.begin("reset")
-        observations, _ = self._env.reset(seed=None if None in seeds else list(seeds))  # type: ignore[arg-type]
+        observations, _ = self._env.reset(seed=_seed_of(self._env, seeds))
         self._write(rows, observations)
         self._began[:] = perf_counter()
 
@@ -291,3 +291,12 @@ class VectorStepper:
                     f"{values.dtype}; its space says {row.shape} and {row.dtype}"
                 )
             row[:] = values if leaf.dtype is not None else [copied(value) for value in values]
+
+
+def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
+    """What its ``reset`` takes: only Gymnasium's own two document a list."""
+    if None in seeds:
+        return None
+    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+        return list(seeds)
+    return int(seeds[0] or 0) % 2**31

@@ -36,6 +36,5 @@ class OpaqueSpace(Space[Any]):
         """
         raise NotImplementedError(
             f"{self.text} is a custom space, which cannot be sampled here, because nothing that a worker sends is "
-            "unpickled: sample one of your own, or in a method of the environment by call(), or use a "
-            "ParallelVectorEnv with num_workers=0"
+            'unpickled. With spaces="make", or spaces=(observation_space, action_space), there is a real one'
         )

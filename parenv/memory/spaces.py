@@ -27,6 +27,8 @@ MAX_SPACE_BYTES = 1 << 28
 """What a space that is rebuilt may take, so that no description of a few bytes takes gigabytes."""
 
 _DTYPE = re.compile(r"[|<>][biuf][0-9]{1,2}")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Of a function in the ``repr`` of a space, say: another one in every process."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ def _at(tree: Tree, path: tuple[str | int, ...]) -> Any:
 def describe(space: Space[Any]) -> Any:
     """A space as plain data; a custom space becomes the nearest base that Gymnasium defines, or an opaque one."""
     kind = type(space)
-    return ["opaque", f"{kind.__qualname__}()" if kind.__repr__ is object.__repr__ else repr(space)]
+    text = f"{kind.__qualname__}()" if kind.__repr__ is object.__repr__ else repr(space)
+    return ["opaque", _ADDRESS.sub("", text)]
 
 
 @describe.register(spaces.Box)
@@ -207,6 +210,20 @@ def rebuild(description: Any) -> Space[Any]:
     except Exception as error:
         raise ProtocolError(f"malformed description of a space: {error}") from error
     raise ProtocolError(f"a space that takes more than {MAX_SPACE_BYTES} bytes cannot travel")
+
+
+def alike(one: Space[Any], other: Space[Any]) -> bool:
+    """Whether two spaces are the same, as far as they can be described; of custom spaces, only where they are."""
+    first, second = (rebuild(_without_text(describe(space))) for space in (one, other))
+    return bool(first == second)
+
+
+def _without_text(description: Any) -> Any:
+    if isinstance(description, dict):
+        return {key: _without_text(part) for key, part in description.items()}
+    if type(description) is not list:
+        return description
+    return ["opaque", ""] if description[:1] == ["opaque"] else [_without_text(part) for part in description]
 
 
 def cost(description: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parenv.crew.arguments import at_least, one_of, part_of, placed_workers
-from parenv.envs.factories import Factories, as_factories
+from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.layout import WHOLE_EPISODES
@@ -47,6 +47,7 @@ class Plan:
         record: where to write the journal, or ``None``.
         replay: the journal to follow, or ``None``.
         placement: where workers run; ``None``: on this machine.
+        spaces: of a sub-environment, where the user gives them.
     """
 
     factories: Factories
@@ -69,6 +70,7 @@ class Plan:
     record: str | os.PathLike[str] | None
     replay: Script | None
     placement: Placing = None
+    spaces: Spaces | None = None
 
     @property
     def about(self) -> dict[str, Any]:
@@ -106,6 +108,7 @@ def make_plan(
     record: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
     placement: Placing = None,
+    spaces: Any = None,
 ) -> Plan:
     """Check the arguments of a pool.
 
@@ -180,6 +183,7 @@ def make_plan(
         record=None if record is None else own_file(record),
         replay=script,
         placement=placement,
+        spaces=given_spaces(spaces, factories),
     )
     if script is not None:
         script.check(plan.about)

@@ -32,14 +32,11 @@ class AsyncWorkerPool:
     counted over all of them, and each pool has its part of the env_ids and of the seeds.
 
     Args:
-        env_fn: what makes a sub-environment: a callable, an env id, or a sequence of those with one for each; or a
-            callable that makes a whole ``VectorEnv`` per worker. Lambdas, closures and classes of the user's script
-            are fine.
-        policy: a :class:`~parenv.Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``. Workers act
-            with snapshots of it.
+        env_fn: what makes a sub-environment: a callable, also a lambda, an env id, or a sequence of those with one for
+            each; or a callable that makes a whole ``VectorEnv`` per worker.
+        policy: a :class:`~parenv.Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``, by copies.
         num_envs: sub-environments in all workers together, split as evenly as can be; one per worker by default.
-        num_workers: worker processes; ``None`` takes :func:`~parenv.recommended_num_workers`, 0 runs everything in
-            this process.
+        num_workers: worker processes; ``None``: :func:`~parenv.recommended_num_workers`; 0: all in this process.
         mode: ``"sync"``: every rollout is ``[T, num_envs]``, all of it by the newest version. ``"async"``: one
             ``[T, B]`` per worker, in the order of arrival.
         parallelism: ``"experience"``: workers send :meth:`rollouts`; ``"gradient"``: they also run ``loss_fn`` and
@@ -61,6 +58,7 @@ class AsyncWorkerPool:
         replay: a file of ``record``: the same run once more, in the same order and by the same versions, also an
             asynchronous one; its streams end where it ended. Deaths are not replayed.
         placement: where workers run; ``None``: on this machine.
+        spaces: the pool's very spaces, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -96,6 +94,7 @@ class AsyncWorkerPool:
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
         placement: Placing = None,
+        spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
         plan = make_plan(
             env_fn,
@@ -116,6 +115,7 @@ class AsyncWorkerPool:
             record=record,
             replay=replay,
             placement=placement,
+            spaces=spaces,
         )
         self._lock = threading.Lock()
         self._session = Session(plan)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parenv.crew.crew import Crew
+from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
@@ -16,7 +17,7 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.crossing import SlotMap
 from parenv.memory.layout import RolloutSpec, extras_and_carry, slot_layout
 from parenv.memory.progress import header_bytes
-from parenv.memory.spaces import leaves, rebuild
+from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.policy.snapshots import module_of
 from parenv.pool.advice import Advice
 from parenv.pool.advising import advise, costs_of
@@ -249,12 +250,12 @@ class Session:
 
     def _lay_out(self, ready: Sequence[Ready]) -> None:
         plan, crew = self.plan, self.crew
-        _check_same_spaces(ready)
-        self.observation_space, self.action_space = (rebuild(space) for space in ready[0].spaces)
+        described = _checked_spaces(ready, plan.spaces)
+        self.observation_space, self.action_space = plan.spaces or described
         spec = RolloutSpec(
             plan.rollout_length,
-            leaves(self.observation_space),
-            leaves(self.action_space),
+            leaves(described[0]),
+            leaves(described[1]),
             *extras_and_carry(ready[0].extras, ready[0].carry),
             gradient_bytes=plan.gradient_job.layout.nbytes if plan.gradient_job else 0,
         )
@@ -314,12 +315,20 @@ def _journal_of(plan: Plan) -> Journal:
     return Journal() if plan.record is None else Recorder(plan.record, plan.about)
 
 
-def _check_same_spaces(ready: Sequence[Ready]) -> None:
+def _checked_spaces(ready: Sequence[Ready], given: Spaces | None) -> Spaces:
+    """The spaces that workers describe: all the same, and those that are given."""
+    mine = rebuild(ready[0].spaces[0]), rebuild(ready[0].spaces[1])
+    if given is not None and not all(map(alike, given, mine)):
+        raise ConfigurationError(
+            f"spaces= has observations {given[0]} and actions {given[1]}, but env_id 0 has observations {mine[0]} and "
+            f"actions {mine[1]}: give those, or none"
+        )
     first = pack(ready[0].spaces)
     for worker, other in enumerate(ready):
-        if pack(other.spaces) != first:
-            mine, theirs = ([rebuild(space) for space in one.spaces] for one in (ready[0], other))
+        theirs = rebuild(other.spaces[0]), rebuild(other.spaces[1])
+        if pack(other.spaces) != first and not (given is not None and all(map(alike, given, theirs))):
             raise ConfigurationError(
                 f"all sub-environments must have the same spaces, but worker {worker} has observations {theirs[0]} and "
                 f"actions {theirs[1]}, and worker 0 has observations {mine[0]} and actions {mine[1]}"
             )
+    return mine

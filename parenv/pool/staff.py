@@ -150,7 +150,7 @@ class Staff:
             weights: the version that the method uses, and where its weights lie.
 
         Raises:
-            Exception: what a worker raised, after all have answered; an ``ExceptionGroup`` of several.
+            Exception: what a worker raised, after all have answered; an ``ExceptionGroup`` of several types.
             WorkerError: a worker died or hung that was to answer for environments that are gone with it.
         """
         while self._condemned or self._due or self._starting:

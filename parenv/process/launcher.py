@@ -175,7 +175,7 @@ class _ZygoteProcess:
         )
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", command],
+                [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-c", command],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env=_environment(spec),

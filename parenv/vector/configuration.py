@@ -11,7 +11,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from parenv.crew.arguments import at_least, one_of, placed_workers, split
-from parenv.envs.factories import Factories, as_factories
+from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
@@ -38,6 +38,7 @@ class VectorPlan:
         seed: root of the seeds that nobody gives.
         cores: one for each worker to keep to, or ``None``.
         placement: where workers run; ``None``: on this machine.
+        spaces: of a sub-environment, where the user gives them.
     """
 
     factories: Factories
@@ -53,6 +54,7 @@ class VectorPlan:
     seed: int
     cores: tuple[int, ...] | None
     placement: Placing = None
+    spaces: Spaces | None = None
 
     @property
     def num_envs(self) -> int:
@@ -74,6 +76,7 @@ def make_vector_plan(
     on_worker_death: OnWorkerDeath,
     options: WorkerOptions,
     placement: Placing = None,
+    spaces: Any = None,
 ) -> VectorPlan:
     """Check the arguments of a vector env.
 
@@ -127,6 +130,7 @@ def make_vector_plan(
         seed=int(np.random.SeedSequence().entropy) % 2**63,  # type: ignore[arg-type]
         cores=own_cores(workers) if options.threads == 1 and placement is None else None,
         placement=placement,
+        spaces=given_spaces(spaces, factories),
     )
 
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from gymnasium import Env, logger
+from gymnasium import Env, Space, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -52,6 +52,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             :meth:`send` to one half of the sub-environments while the other is under way. ``num_workers`` has to be
             given, and counts the workers on all hosts; a host that is lost is the death of its workers, and those that
             are restarted wait up to ``WorkerOptions.start_timeout_s`` for another.
+        spaces: observation and action space of one sub-environment, where the env is to have these very objects, with
+            their class and what that samples; ``"make"``: those of an environment that is made in this process for it
+            and closed; ``None``: as workers describe them, by which a ``Space`` class of your own is not known here.
 
     Attributes:
         num_workers: worker processes; 0: everything in this process.
@@ -88,6 +91,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         on_worker_death: OnWorkerDeath = "raise",
         workers: WorkerOptions | None = None,
         placement: Placing = None,
+        spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
         plan = make_vector_plan(
             env_fns,
@@ -102,6 +106,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             on_worker_death=on_worker_death,
             options=workers or WorkerOptions(),
             placement=placement,
+            spaces=spaces,
         )
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker
@@ -116,9 +121,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._end = weakref.finalize(self, _close, self._owner, session, plan.options.close_timeout_s)
         self.num_workers = 0 if plan.inline else len(plan.shares)
         self.metadata, self.render_mode = session.metadata, session.render_mode
-        spaces = session.spaces
-        self.single_observation_space, self.observation_space = spaces.single_observation, spaces.observation
-        self.single_action_space, self.action_space = spaces.single_action, spaces.action
+        of_all = session.spaces
+        self.single_observation_space, self.observation_space = of_all.single_observation, of_all.observation
+        self.single_action_space, self.action_space = of_all.single_action, of_all.action
 
     @property
     def closed(self) -> bool:  # type: ignore[override,unused-ignore]

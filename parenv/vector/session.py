@@ -214,7 +214,7 @@ class Session:
     def _get_to_know(self) -> None:
         """Ask what the sub-environments are like, and make the board for them."""
         plan, members = self._plan, self.team.members
-        self.spaces = join_spaces(members.spaces, plan.observation_mode)
+        self.spaces = join_spaces(members.spaces, plan.observation_mode, plan.spaces)
         self.metadata = {**members.metadata, "autoreset_mode": plan.mode}
         self.render_mode = members.render_mode
         self._board = self.team.lay_out(board_spec(self.spaces, plan.num_envs, plan.mode))

@@ -11,14 +11,17 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from parenv.envs.factories import Spaces as Given
+from parenv.errors import ConfigurationError
 from parenv.memory.board import BoardSpec
 from parenv.memory.layout import aligned
 from parenv.memory.sampling import set_generators
-from parenv.memory.spaces import leaves, rebuild
+from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.protocol.messages import Ready
 from parenv.vector.configuration import ObservationMode
 
 INFO_BYTES = 1024
+NAMES = ("observation_space", "action_space")
 SpacesOfWorker = Mapping[str, tuple[Sequence[Space[Any]], Sequence[int]]]
 """By name, the different spaces of a worker's sub-environments, and which of them each has."""
 
@@ -57,12 +60,15 @@ def rebuilt(ready: Sequence[Ready]) -> list[SpacesOfWorker]:
     return found
 
 
-def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode) -> Spaces:
+def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, given: Given | None = None) -> Spaces:
     """Check that the sub-environments go together.
 
     Raises:
-        RuntimeError: they do not, as ``SyncVectorEnv`` has it.
+        ConfigurationError: the first one's spaces are not those that are given.
+        RuntimeError: they do not go together, as ``SyncVectorEnv`` has it.
     """
+    if given is not None:
+        of_workers = _with_given(of_workers, dict(zip(NAMES, given, strict=True)))
     observations, which = _distinct(of_workers, "observation_space")
     num_envs, first = len(which), observations[0]
     if isinstance(mode, tuple):
@@ -94,6 +100,20 @@ def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> BoardSpec:
     observed, acted = leaves(spaces.first_observation), leaves(spaces.single_action)
     final_bytes = sum(leaf.nbytes for leaf in observed) if mode is AutoresetMode.SAME_STEP else 0
     return BoardSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
+
+
+def _with_given(of_workers: Sequence[SpacesOfWorker], given: Mapping[str, Space[Any]]) -> list[SpacesOfWorker]:
+    """The same with the given spaces instead of those that are like them."""
+    for name, space in given.items():
+        if not alike(first := of_workers[0][name][0][0], space):
+            raise ConfigurationError(f"spaces= has the {name} {space}, but env_id 0 has {first}: give that, or none")
+    return [
+        {
+            name: ([given[name] if alike(space, given[name]) else space for space in distinct], which)
+            for name, (distinct, which) in spaces.items()
+        }
+        for spaces in of_workers
+    ]
 
 
 def _distinct(of_workers: Sequence[SpacesOfWorker], name: str) -> tuple[list[Space[Any]], list[int]]:

@@ -90,7 +90,7 @@ class Team(Protocol):
         """What they answered, by worker.
 
         Raises:
-            Exception: what was raised instead, a group of several.
+            Exception: what was raised instead, a group where that is of several types.
         """
 
     def forget(self, asked: Any) -> None:

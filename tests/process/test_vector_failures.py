@@ -150,14 +150,20 @@ def test_an_environment_that_raises_comes_back_in_its_own_type_and_the_rest_stay
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_several_environments_that_raise_come_as_a_group(num_workers: int) -> None:
+def test_several_environments_that_raise_the_same_raise_that_because_of_a_group(num_workers: int) -> None:
     envs = ParallelVectorEnv(some_faulty("step", raise_error, (1, 2, 4)), num_workers=num_workers)
     with contextlib.closing(envs):
         envs.reset()
-        with pytest.raises(ExceptionGroup) as raised:
+        with pytest.raises(SimulatorError) as raised:
             envs.step(actions_for(1, 2, 4))
-        assert all(type(error) is SimulatorError for error in raised.value.exceptions)
-        causes = [error.__cause__ for error in raised.value.exceptions]
+        group = raised.value.__cause__
+        assert isinstance(group, ExceptionGroup)
+        assert all(type(error) is SimulatorError for error in group.exceptions)
+        assert (raised.value.args, vars(raised.value).keys()) == (
+            group.exceptions[0].args,
+            vars(group.exceptions[0]).keys(),
+        )
+        causes = [error.__cause__ for error in group.exceptions]
         assert sorted(cause.env_id for cause in causes if isinstance(cause, SubEnvironmentError)) == [1, 2, 4]
         observations, *_ = envs.step(actions_for())
         assert observations[:, 0].tolist() == list(range(N))

@@ -112,3 +112,28 @@ def test_observations_that_do_not_fit_the_space_are_refused() -> None:
     vector_env = Wrong([lambda: Scripted(UNIT, [np.zeros(2, np.float32)])], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ObservationError, match=r"shape \(1, 2\) and dtype float64; its space says \(1, 2\) and float3"):
         Run(make_stepper([vector_env], 0, quiet()), 1)
+
+
+class Native(gym.vector.VectorEnv[Any, Any, Any]):
+    """Takes what ``VectorEnv.reset`` documents, an integer that fits into C's ``int``, and nothing else."""
+
+    def __init__(self) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs, self.single_observation_space, self.single_action_space = 2, UNIT, spaces.Discrete(2)
+        self.seeds: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seeds.append(seed)
+        return np.zeros((2, 2), np.float32), {}
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, gym.wrappers.vector.RecordEpisodeStatistics])
+def test_a_vector_env_of_another_kind_is_seeded_with_one_integer(wrap: Any) -> None:
+    native = Native()
+    stepper = make_stepper([wrap(native)], 0, quiet())
+    rows = [np.zeros((2, 2), np.float32)]
+    stepper.reset([7, 8], rows)
+    stepper.reset([2**31 + 9, 2**32 - 1], rows)
+    stepper.reset([None, None], rows)
+    assert native.seeds == [7, 9, None]
+    assert [type(seed) for seed in native.seeds] == [int, int, type(None)]

@@ -1,0 +1,271 @@
+"""What changing one import must mean: environments of others, as they are, behave as under Gymnasium's own classes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from comparison import assert_same
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+
+from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv, SubEnvironmentError
+
+REGISTERS = """
+import gymnasium
+
+
+class Env(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+
+for name in "abc":
+    gymnasium.register(f"registers_itself/{name}-v0", "registers_itself:Env")
+"""
+USES = """
+import gymnasium as gym
+import {imported}
+from parenv import AsyncWorkerPool, ParallelVectorEnv
+
+ParallelVectorEnv([lambda: gym.make("{name}")] * 2, num_workers=2).close()
+AsyncWorkerPool("{name}", lambda observations: observations * 0, num_envs=2, num_workers=2).close()
+print("done")
+"""
+
+
+def said_to_stderr(script: str, directory: Path, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *options, "-c", script], capture_output=True, text=True, timeout=50, cwd=directory
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    return done.stderr
+
+
+def test_a_module_that_registers_what_the_driver_knows_already_is_no_reason_to_warn(tmp_path: Path) -> None:
+    (tmp_path / "registers_itself.py").write_text(REGISTERS)
+    assert said_to_stderr(USES.format(imported="registers_itself", name="registers_itself/a-v0"), tmp_path) == ""
+
+
+def test_atari_users_are_not_warned_of_environments_that_are_registered_already(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    script = USES.format(imported="ale_py", name="ALE/Pong-v5").replace("observations * 0", "[0] * len(observations)")
+    assert "WARN" not in said_to_stderr(script, tmp_path)
+
+
+WARNS = """
+import warnings
+import gymnasium as gym
+from parenv import ParallelVectorEnv
+
+
+class Env(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        warnings.warn("old", DeprecationWarning)
+        warnings.warn("odd", UserWarning)
+
+
+ParallelVectorEnv([Env] * 2, num_workers=2).close()
+print("done")
+"""
+
+
+def test_what_the_driver_was_told_about_warnings_holds_in_workers(tmp_path: Path) -> None:
+    script = tmp_path / "warns.py"
+    script.write_text(WARNS)
+    run = "import runpy; runpy.run_path('warns.py', run_name='__main__')"
+    assert "odd" in said_to_stderr(run, tmp_path)
+    assert said_to_stderr(run, tmp_path, "-Wignore") == ""
+    assert "old" in said_to_stderr(run, tmp_path, "-Wignore::UserWarning", "-Walways::DeprecationWarning")
+
+
+class Spoken(spaces.Space[str]):
+    """As MiniGrid's: what it shows of itself is at another address in every process."""
+
+    def __init__(self, words: Callable[[], list[str]]) -> None:
+        super().__init__(dtype=str)
+        self.words = words
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return str(self.np_random.choice(self.words()))
+
+    def contains(self, x: Any) -> bool:
+        return x in self.words()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spoken) and other.words() == self.words()
+
+    def __repr__(self) -> str:
+        return f"Spoken({self.words})"
+
+
+def observed() -> spaces.Dict:
+    def words() -> list[str]:
+        return ["go", "stop"]
+
+    return spaces.Dict(mission=Spoken(words), at=spaces.Box(-1, 1, (2,), np.float32))
+
+
+class Speaker(gym.Env[Any, Any]):
+    def __init__(self, env_id: int = 0) -> None:
+        self.observation_space, self.action_space = observed(), spaces.Discrete(3)
+        self.env_id = env_id
+        self.closed = False
+        MADE.append(self)
+
+    def _observation(self, action: int) -> Any:
+        return {"mission": "stop" if action else "go", "at": np.full(2, 0.25 * self.env_id, np.float32)}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._observation(0), {}
+
+    def step(self, action: Any) -> Any:
+        return self._observation(action), float(action), bool(action == 2), False, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+MADE: list[Speaker] = []
+"""In this process."""
+SPEAKERS = [lambda i=i: Speaker(i) for i in range(4)]
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations["at"]), int)
+
+
+def test_workers_whose_spaces_show_addresses_have_the_same_spaces() -> None:
+    envs = ParallelVectorEnv(SPEAKERS, num_workers=2)
+    expected = SyncVectorEnv(SPEAKERS)
+    assert_same(envs.reset(seed=1), expected.reset(seed=1))
+    for actions in ([0, 1, 2, 0], [1, 1, 0, 2]):
+        assert_same(envs.step(np.array(actions)), expected.step(np.array(actions)))
+    assert repr(envs.single_observation_space["mission"]) == "Spoken(<function observed.<locals>.words>)"
+    envs.close()
+    with AsyncWorkerPool(SPEAKERS, zeros, num_workers=2, mode="sync", rollout_length=2) as pool:
+        assert next(pool.rollouts()).observations["mission"][0] == ["go"] * 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_spaces_that_are_given_are_those_that_the_env_has(num_workers: int) -> None:
+    given = (observed(), spaces.Discrete(3))
+    envs = ParallelVectorEnv(SPEAKERS, num_workers=num_workers, spaces=given)
+    assert (envs.single_observation_space, envs.single_action_space) == given
+    assert envs.single_observation_space is given[0]
+    assert envs.observation_space["mission"].sample()[3] in ("go", "stop")
+    assert envs.reset()[0]["mission"] in envs.observation_space["mission"]
+    envs.close()
+    with AsyncWorkerPool(SPEAKERS, zeros, num_workers=num_workers, mode="sync", rollout_length=2, spaces=given) as pool:
+        assert pool.single_observation_space is given[0]
+        assert pool.single_action_space is given[1]
+        assert next(pool.rollouts()).observations["mission"][0] == ["go"] * 4
+
+
+def test_spaces_are_made_in_the_driver_where_the_user_says_so_by_an_env_that_is_closed() -> None:
+    MADE.clear()
+    envs = ParallelVectorEnv(SPEAKERS, num_workers=2, spaces="make")
+    assert [env.closed for env in MADE] == [True]
+    mission = envs.single_observation_space["mission"]
+    assert type(mission) is Spoken
+    assert mission.words() == ["go", "stop"]
+    envs.close()
+    with AsyncWorkerPool(SPEAKERS, zeros, num_workers=2, spaces="make") as pool:
+        assert type(pool.single_observation_space["mission"]) is Spoken
+    with AsyncWorkerPool(lambda: SyncVectorEnv(SPEAKERS[:2]), zeros, num_workers=1, num_envs=2, spaces="make") as pool:
+        assert type(pool.single_observation_space["mission"]) is Spoken
+
+
+@pytest.mark.parametrize("make", [ParallelVectorEnv, lambda env_fns, **more: AsyncWorkerPool(env_fns, zeros, **more)])
+def test_spaces_that_are_none_or_not_those_of_the_workers_are_refused(make: Any) -> None:
+    for none in ("made", observed(), (observed(),), (observed(), 3)):
+        with pytest.raises(ConfigurationError, match="spaces must be"):
+            make(SPEAKERS, num_workers=2, spaces=none)
+    wrong = spaces.Discrete(4)
+    for num_workers in (0, 2):
+        with pytest.raises(ConfigurationError, match=r"spaces=.* Discrete\(4\).* env_id 0 has .*Discrete\(3\)"):
+            make(SPEAKERS, num_workers=num_workers, spaces=(observed(), wrong))
+
+
+@pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "BabyAI-GoToLocal-v0"])
+def test_minigrid_is_stepped_as_by_sync_vector_env(name: str) -> None:
+    pytest.importorskip("minigrid")
+    env_fns = [lambda: gym.make(name, max_steps=9)] * 4
+    envs, expected = ParallelVectorEnv(env_fns, num_workers=2, spaces="make"), SyncVectorEnv(env_fns)
+    assert envs.single_observation_space == expected.single_observation_space
+    assert_same(envs.reset(seed=3), expected.reset(seed=3))
+    envs.action_space.seed(5)
+    for _ in range(40):
+        actions = envs.action_space.sample()
+        assert_same(envs.step(actions), expected.step(actions))
+    envs.close()
+    expected.close()
+    with AsyncWorkerPool(
+        env_fns, lambda observations: np.zeros(len(observations["image"]), int), num_workers=2, rollout_length=20
+    ) as pool:
+        rollout = next(pool.rollouts())
+    assert rollout.observations["image"].shape == (20, 2, 7, 7, 3)
+    assert rollout.truncated.sum() == 4
+
+
+class Failing(gym.Env[Any, Any]):
+    observation_space = action_space = spaces.Discrete(2)
+
+    def __init__(self, error: Any) -> None:
+        self.error = error
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if options:
+            raise self.error
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        raise self.error
+
+    def fail(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("error", [KeyError("gone"), AttributeError("none"), OSError(2, "none")])
+def test_what_all_raise_is_caught_by_its_type_as_from_gymnasiums_own_vector_envs(
+    error: Exception, num_workers: int
+) -> None:
+    with contextlib.closing(ParallelVectorEnv([lambda: Failing(error)] * 4, num_workers=num_workers)) as envs:
+        envs.reset()
+        for act in (
+            lambda: envs.step(np.zeros(4, int)),
+            lambda: envs.reset(options={"fail": True}),
+            lambda: envs.call("fail"),
+        ):
+            with pytest.raises(type(error), match=re.escape(str(error.args[-1]))) as caught:
+                act()
+            group = caught.value.__cause__
+            assert isinstance(group, ExceptionGroup)
+            assert [type(one.__cause__) for one in group.exceptions] == [SubEnvironmentError] * 4
+        with pytest.raises(AttributeError, match="nope"):
+            envs.get_attr("nope")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_errors_of_several_types_come_as_a_group(num_workers: int) -> None:
+    env_fns = [lambda: Failing(KeyError("a")), lambda: Failing(ValueError("b"))]
+    with contextlib.closing(ParallelVectorEnv(env_fns, num_workers=num_workers)) as envs:
+        with pytest.raises(ExceptionGroup) as caught:
+            envs.call("fail")
+        assert [type(error) for error in caught.value.exceptions] == [KeyError, ValueError]
