@@ -194,7 +194,8 @@ def test_gradients_that_are_recommended_are_verified_too() -> None:
 
         return policy, learn, loss_fn
 
-    report = advise("CartPole-v1", agent=make, seconds=2.0, num_envs=2, num_workers=1, verify=True)
+    shape: Any = {"num_envs": 2, "num_workers": 1, "rollout_length": 32}
+    report = advise("CartPole-v1", agent=make, seconds=2.0, verify=True, **shape)
     assert report.advice.recommended.parallelism == "gradient"
     assert report.verified is not None
     assert report.verified.measured > 0
