@@ -73,7 +73,7 @@ def check(timeline: Timeline, statistics: PoolStatistics) -> None:
     assert dict(zip(*np.unique(timeline.policy_lag, return_counts=True), strict=True)) == statistics.policy_lag
     assert timeline.episodes.running_mean()[-1:] == pytest.approx([statistics.mean_return])
     for track in timeline.tracks:
-        assert sum(track.shares().values()) == pytest.approx(1.0, abs=1e-4)  # Times are rounded to 0.1 µs.
+        assert sum(track.shares().values()) == pytest.approx(1.0, abs=1e-4)  # Times are rounded to an eighth of a µs.
 
 
 @pytest.mark.parametrize(("mode", "num_workers"), one_in(2, ["sync", "async"], [0, 1, 3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -351,6 +352,50 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
     two_workers(tmp_path / "trace.json")
     with pytest.raises(ConfigurationError, match=r'needs matplotlib: pip install "parenv\[bench\]"'):
         report(tmp_path)
+
+
+def arrived(began: float, **spent: float) -> Arrival:
+    """A rollout of worker 0 that began then and whose parts took so long."""
+    commits = np.zeros(1, COMMIT_DTYPE)
+    for name, seconds in spent.items():
+        commits[name] = seconds
+    commits["began_s"], commits["ended_s"] = began, began + sum(spent.values()) - spent["waiting_s"] + 1e-5
+    rollout: Any = SimpleNamespace(episodes=EpisodeStatistics.of([], [], [], []), policy_version=0, policy_lag=0)
+    return Arrival(rollout, [0], [[0]], [12], None, [0.0], [{}], commits, [[]])
+
+
+def pieces_written(path: Path) -> list[dict[str, Any]]:
+    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X" and event["tid"] == 2]
+    return sorted(events, key=lambda event: event["ts"])
+
+
+def test_what_follows_begins_where_what_was_before_ends_in_whole_nanoseconds(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace.json", 1, header([1])[1]["args"], "commit")
+    random, ended = np.random.default_rng(0), 123456.7
+    for _ in range(1000):
+        waiting_s, acting_s, environment_s, learning_s = random.uniform(1e-6, 1e-4, 4)
+        arrival = arrived(
+            ended + waiting_s,
+            waiting_s=waiting_s, acting_s=acting_s, environment_s=environment_s, learning_s=learning_s,
+        )  # fmt: skip
+        writer.yielded(arrival)
+        ended = float(arrival.commits["ended_s"][0])
+    writer.close()
+    events = pieces_written(tmp_path / "trace.json")
+    assert len(events) == 5000
+    for one, following in itertools.pairwise(events):
+        assert one["ts"] + one["dur"] == following["ts"]
+        assert int(1000 * one["ts"]) + int(1000 * one["dur"]) == int(1000 * following["ts"])
+
+
+def test_a_rollout_that_was_made_before_a_restart_and_arrives_after_it_is_where_it_was(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace.json", 1, header([1])[1]["args"], "commit")
+    writer.lost(0, RuntimeError("died"))
+    writer.back(0, 1)
+    writer.yielded(arrived(1.0, waiting_s=0.5, acting_s=0.1, environment_s=0.1, learning_s=0.0))
+    writer.close()
+    first, *_, restart = pieces_written(tmp_path / "trace.json")
+    assert (first["name"], first["ts"], first["dur"], restart["name"]) == ("wait", 0.5e6, 0.5e6, "restart")
 
 
 def test_what_the_pool_writes_is_strict_json_also_where_a_return_is_not_a_number(tmp_path: Path) -> None:
