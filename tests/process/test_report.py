@@ -101,7 +101,7 @@ def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_p
     if num_workers == 3:
         page = report(tmp_path)
         assert page == tmp_path / "report.html"
-        assert page.read_text().count("data:image/png;base64,") == 5
+        assert page.read_text().count("<img ") == 5
 
 
 @pytest.mark.parametrize(("mode", "rollout_length"), one_in(2, [("sync", 8), ("async", 8), ("sync", "episode")]))
@@ -192,7 +192,7 @@ def test_a_report_can_be_made_while_the_run_goes_on_and_of_the_run_that_follows(
             next(stream)
         page = report(path).read_text()
         assert "The trace is not finished" in page
-        assert page.count("data:image/png;base64,") == 5
+        assert page.count("<img ") == 5
         before = pool.statistics().env_steps
         pool.trace(path)
         evaluated = len(pool.evaluate(2))
@@ -240,4 +240,4 @@ def test_a_run_without_episodes_has_a_report(tmp_path: Path) -> None:
             pass
     page = report(tmp_path).read_text()
     assert "No episode ended" in page
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("<img ") == 4
