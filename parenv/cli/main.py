@@ -113,6 +113,7 @@ def _add_advise(commands: Any) -> None:
     one.add_argument("--seconds", type=float, default=15.0, help="for measuring (default: 15)")
     one.add_argument("--num-envs", type=int, metavar="N", help="while measuring (default: 8 per worker)")
     one.add_argument("--num-workers", type=int, metavar="N", help="while measuring (default: one per core)")
+    one.add_argument("--rollout-length", type=int, metavar="T", help="while measuring (default: up to 128)")
     one.add_argument("--verify", action="store_true", help="try the advice, and compare with what it predicts")
     one.add_argument("--json", type=Path, metavar="PATH", help="write everything there")
 
@@ -126,6 +127,7 @@ def _run_advise(options: argparse.Namespace) -> None:
         seconds=options.seconds,
         num_envs=options.num_envs,
         num_workers=options.num_workers,
+        rollout_length=options.rollout_length,
         verify=options.verify,
         watch=lambda doing: print(doing, flush=True),
     )

@@ -7,9 +7,9 @@ import io
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from parenv.cli.pictures import COLOURS, Picture, pictures
+from parenv.cli.pictures import COLOURS, NARROW, WIDTH, Picture, pictures
 from parenv.cli.tables import Table
-from parenv.cli.timeline import WINDOW, Timeline
+from parenv.cli.timeline import WINDOW, Loss, Timeline
 from parenv.pool.advice import in_steps
 
 MOST_LOSSES = 100
@@ -25,6 +25,10 @@ img { max-width: 100%; height: auto; display: block; }
 .warning { background: #fff3e0; border-left: 4px solid #d55e00; padding: .5rem .8rem; }
 table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: .2rem .7rem; text-align: right; vertical-align: top; border-bottom: 1px solid #e4e4e4; }
+.scrolled { overflow-x: auto; }
+.numbers th, .numbers td { white-space: nowrap; }
+.words td { overflow-wrap: anywhere; min-width: 3rem; }
+@media (max-width: 600px) { body { margin: 1rem auto; } h1 { font-size: 1.4rem; } th, td { padding: .2rem .4rem; } }
 th:first-child, td:first-child, .words th, .words td { text-align: left; }
 """
 
@@ -33,7 +37,8 @@ def page(title: str, timelines: Sequence[Timeline]) -> str:
     """A page about some runs, as HTML."""
     body = "\n".join(part for timeline in timelines for part in _run(timeline))
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f"<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
@@ -42,12 +47,18 @@ def facts(timeline: Timeline) -> str:
     """What a run was, in a sentence."""
     about, workers = timeline.about, len(timeline.workers)
     where = f"{workers} worker{'s' * (workers > 1)}" if about["in processes"] else "no worker processes (num_workers=0)"
-    losses = timeline.restarts
     return (
         f"{about['mode']}, {about['parallelism']} parallelism, {where}, {timeline.num_envs} sub-environments: "
         f"{timeline.total_env_steps:,} env steps in {timeline.seconds:,.1f} seconds, "
-        f"{in_steps(timeline.env_steps_per_second)} env steps per second, {losses} restart{'s' * (losses != 1)}."
+        f"{in_steps(timeline.env_steps_per_second)} env steps per second, {_losses_in_words(timeline)}."
     )
+
+
+def _losses_in_words(timeline: Timeline) -> str:
+    """A worker that is lost again before it is ready, or as the run ends, is not restarted."""
+    lost, restarts = sum(loss.what == "worker" for loss in timeline.losses), timeline.restarts
+    words = f"{restarts} restart{'s' * (restarts != 1)}"
+    return words if lost == restarts else f"{lost} loss{'es' * (lost != 1)} of workers, {words}"
 
 
 def figures_table(timeline: Timeline) -> Table:
@@ -64,6 +75,7 @@ def figures_table(timeline: Timeline) -> Table:
         ("episodes", f"{len(episodes):,}"),
         (f"mean return of the last {WINDOW} episodes", f"{episodes.running_mean()[-1]:.4g}" if len(episodes) else ""),
         (f"mean length of the last {WINDOW} episodes", f"{episodes.lengths[last].mean():.4g}" if len(episodes) else ""),
+        ("workers lost", f"{sum(loss.what == 'worker' for loss in timeline.losses)}"),
         ("workers restarted", f"{timeline.restarts}"),
         ("sub-environments replaced", f"{sum(loss.what == 'sub-environment' for loss in timeline.losses)}"),
     ]
@@ -84,20 +96,30 @@ def shares_table(timeline: Timeline) -> Table:
 
 def losses_table(timeline: Timeline) -> Table:
     """What was lost and replaced, when and why."""
-    rows = [(f"{loss.seconds:.2f}", loss.who, loss.reason) for loss in timeline.losses[:MOST_LOSSES]]
+    rows = [
+        (f"{loss.seconds:.2f}", loss.who, _back_after(timeline, loss), loss.reason)
+        for loss in timeline.losses[:MOST_LOSSES]
+    ]
     if len(timeline.losses) > MOST_LOSSES:
-        rows.append(("", "", f"and {len(timeline.losses) - MOST_LOSSES} more"))
-    return Table("Lost and replaced", ("second", "who", "why"), rows)
+        rows.append(("", "", "", f"and {len(timeline.losses) - MOST_LOSSES} more"))
+    return Table("Lost and replaced", ("second", "who", "back after", "why"), rows)
 
 
-def png(picture: Picture, timeline: Timeline) -> bytes:
-    """Draw a picture."""
+def _back_after(timeline: Timeline, loss: Loss) -> str:
+    if loss.what != "worker":
+        return ""
+    back = [until for _, until in timeline.workers[loss.worker].pieces.get("restart", ()) if until >= loss.seconds]
+    return f"{min(back) - loss.seconds:.2f} s" if back else "not"
+
+
+def png(picture: Picture, timeline: Timeline, width: float) -> str:
+    """Draw a picture, so many inches wide, as a URL that holds all of it."""
     from matplotlib.figure import Figure
 
-    figure, file = Figure(layout="constrained"), io.BytesIO()
+    figure, file = Figure(figsize=(width, 1.0), layout="constrained"), io.BytesIO()
     picture.draw(figure, timeline)
     figure.savefig(file, format="png", dpi=DPI)
-    return file.getvalue()
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _run(timeline: Timeline) -> Iterator[str]:
@@ -110,9 +132,10 @@ def _run(timeline: Timeline) -> Iterator[str]:
     elif not len(timeline.episodes):
         yield _warning("No episode ended in these rollouts, so there is no picture of returns.")
     for picture in pictures(timeline):
-        image = base64.b64encode(png(picture, timeline)).decode()
-        yield f"<h2>{escape(picture.title)}</h2>"
-        yield f'<img alt="{escape(picture.title)}" src="data:image/png;base64,{image}">'
+        title, wide, narrow = escape(picture.title), *(png(picture, timeline, width) for width in (WIDTH, NARROW))
+        yield f"<h2>{title}</h2>"
+        yield f'<picture><source media="(max-width: 600px)" srcset="{narrow}">'
+        yield f'<img alt="{title}" src="{wide}"></picture>'
         yield f'<p class="caption">{escape(picture.caption)}</p>'
     for table in (figures_table(timeline), shares_table(timeline)):
         yield _in_html(table)
@@ -128,4 +151,4 @@ def _in_html(table: Table, kind: str = "numbers") -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.columns)
     rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     head = f"<tr>{head}</tr>\n" if any(table.columns) else ""
-    return f'<h2>{escape(table.title)}</h2>\n<table class="{kind}">\n{head}{rows}\n</table>'
+    return f'<h2>{escape(table.title)}</h2>\n<div class="scrolled"><table class="{kind}">\n{head}{rows}\n</table></div>'

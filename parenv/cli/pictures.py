@@ -25,8 +25,11 @@ COLOURS = {
 LOST = "#b00000"
 INK = "#333333"
 WIDTH = 10.0
+NARROW = 4.6
+"""Inches of a picture, on a screen and on a phone."""
 MOST_LANES = 32
 MOST_DOTS = 4000
+MOST_NAMES = 8
 CYCLES = 8
 """Rollouts of each worker in a window of the timeline."""
 
@@ -37,7 +40,7 @@ class Picture(NamedTuple):
     Args:
         title: above it.
         caption: below it.
-        draw: a timeline, on an empty figure of matplotlib.
+        draw: a timeline, on an empty figure of matplotlib, whose width says how much room there is.
     """
 
     title: str
@@ -79,7 +82,7 @@ def windows(timeline: Timeline) -> list[tuple[str, float, float]]:
 def _draw_timeline(figure: Any, timeline: Timeline) -> None:
     lanes, shown = timeline.tracks[: 1 + MOST_LANES], windows(timeline)
     height = 0.55 + 0.24 * len(lanes)
-    figure.set_size_inches(WIDTH, 0.7 + len(shown) * (height + 0.35))
+    figure.set_figheight(0.7 + len(shown) * (height + 0.35))
     panels = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
     drawn = set()
     for panel, (title, since, until) in zip(panels, shown, strict=True):
@@ -90,7 +93,7 @@ def _draw_timeline(figure: Any, timeline: Timeline) -> None:
                 panel.plot([loss.seconds] * 2, [loss.worker + 0.5, loss.worker + 1.5], color=LOST, linewidth=2)
         panel.set(xlim=(since, until), title=title)
         _name_lanes(panel, lanes)
-        panel.locator_params(axis="x", nbins=8)
+        panel.locator_params(axis="x", nbins=_ticks(figure))
         panel.ticklabel_format(axis="x", useOffset=False, style="plain")
     panels[-1].set_xlabel("seconds since the first rollout was asked for")
     _explain(figure, [name for name in COLOURS if name in drawn])
@@ -119,7 +122,7 @@ def _timeline_caption(timeline: Timeline) -> str:
 
 def _draw_utilisation(figure: Any, timeline: Timeline) -> None:
     lanes = timeline.tracks[: 1 + MOST_LANES]
-    figure.set_size_inches(WIDTH, 1.2 + 0.3 * len(lanes))
+    figure.set_figheight(1.2 + 0.3 * len(lanes))
     panel = figure.subplots()
     shares = [track.shares() for track in lanes]
     used = [name for name in COLOURS if any(one.get(name, 0.0) > 5e-4 for one in shares)]
@@ -129,7 +132,7 @@ def _draw_utilisation(figure: Any, timeline: Timeline) -> None:
         edge = {"edgecolor": "#bbbbbb", "linewidth": 0.6} if name == UNRECORDED else {}
         panel.barh(range(len(lanes)), wide, 0.8, left=left, color=COLOURS[name], **edge)
         for lane, (at, share) in enumerate(zip(left, wide, strict=True)):
-            if share >= 5:
+            if share >= 50 / figure.get_figwidth():
                 colour = "white" if name in ("learn", "env", "restart", "evaluate") else INK
                 panel.text(at + share / 2, lane, f"{share:.0f} %", ha="center", va="center", fontsize=8, color=colour)
         left += wide
@@ -148,8 +151,7 @@ def _utilisation_caption(timeline: Timeline) -> str:
 
 
 def _draw_returns(figure: Any, timeline: Timeline) -> None:
-    figure.set_size_inches(WIDTH, 3.4)
-    panels = figure.subplots(1, 2, sharey=True)
+    panels = _two_panels(figure)
     episodes, mean = timeline.episodes, timeline.episodes.running_mean(_window(timeline))
     every = max(1, len(episodes) // MOST_DOTS)
     # One mean for each rollout: between episodes that arrived together it would go up and down in one place.
@@ -161,10 +163,17 @@ def _draw_returns(figure: Any, timeline: Timeline) -> None:
         panel.plot(across[last], mean[last], color=COLOURS["learn"], linewidth=1.8)
         _mark(panel, [place[which] for place in places])
         panel.set_xlabel(label)
-        panel.locator_params(axis="x", nbins=7)
+        panel.locator_params(axis="x", nbins=6)
         _lighten(panel)
     panels[0].xaxis.set_major_formatter(_short)
     panels[0].set_ylabel("return of an episode")
+
+
+def _two_panels(figure: Any) -> Any:
+    """Side by side where there is room."""
+    is_narrow = figure.get_figwidth() < WIDTH
+    figure.set_figheight(5.6 if is_narrow else 3.4)
+    return figure.subplots(2, 1, sharey=True) if is_narrow else figure.subplots(1, 2, sharey=True)
 
 
 def _window(timeline: Timeline) -> int:
@@ -174,13 +183,13 @@ def _window(timeline: Timeline) -> int:
 
 def _draw_throughput(figure: Any, timeline: Timeline) -> None:
     several = len(timeline.workers) > 1
-    figure.set_size_inches(WIDTH, 5.2 if several else 3.0)
+    figure.set_figheight(5.2 if several else 3.0)
     panels = figure.subplots(1 + several, 1, sharex=True, squeeze=False)[:, 0]
     edges = np.linspace(0.0, timeline.seconds, 1 + int(np.clip(timeline.seconds / (4 * timeline.cycle_s), 4, 120)))
     rates = [np.diff(track.env_steps_until(edges)) / np.diff(edges) for track in timeline.workers]
     panels[0].stairs(np.sum(rates, 0), edges, baseline=None, color=INK, linewidth=1.8)
-    for rate in rates if several else ():
-        panels[1].stairs(rate, edges, baseline=None, color=COLOURS["env"], alpha=0.6)
+    if several:
+        _draw_each(panels[1], edges, rates, [track.name for track in timeline.workers])
     titles = ("all workers", "each worker") if several else ("the worker",)
     for panel, title in zip(panels, titles, strict=True):
         _mark(panel, [loss.seconds for loss in timeline.losses])
@@ -191,8 +200,19 @@ def _draw_throughput(figure: Any, timeline: Timeline) -> None:
     panels[-1].set_xlabel("seconds")
 
 
+def _draw_each(panel: Any, edges: Any, rates: Sequence[Any], names: Sequence[str]) -> None:
+    """Lines of many colours; of many lines, some have a name."""
+    from matplotlib import colormaps
+
+    named = set(np.linspace(0, len(rates) - 1, min(MOST_NAMES, len(rates))).round().astype(int).tolist())
+    colours = colormaps["viridis"](np.linspace(0.0, 0.92, len(rates)))
+    for i, (rate, colour) in enumerate(zip(rates, colours, strict=True)):
+        panel.stairs(rate, edges, baseline=None, color=colour, alpha=0.85, label=names[i] if i in named else None)
+    panel.figure.legend(loc="outside lower center", ncols=_columns(panel.figure), frameon=False, fontsize=9)
+
+
 def _draw_lag(figure: Any, timeline: Timeline) -> None:
-    figure.set_size_inches(WIDTH / 2, 2.8)
+    figure.set_size_inches(min(WIDTH / 2, figure.get_figwidth()), 2.8)
     panel = figure.subplots()
     lags, counts = np.unique(timeline.policy_lag, return_counts=True)
     panel.bar(lags, counts, 0.8, color=COLOURS["publish"])
@@ -217,7 +237,16 @@ def _explain(figure: Any, names: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
     patches = [Patch(facecolor=COLOURS[name], edgecolor="#bbbbbb", linewidth=0.5, label=name) for name in names]
-    figure.legend(handles=patches, loc="outside upper center", ncols=len(names), frameon=False, fontsize=9)
+    figure.legend(handles=patches, loc="outside upper center", ncols=_columns(figure), frameon=False, fontsize=9)
+
+
+def _columns(figure: Any) -> int:
+    """Of names, in the room that there is."""
+    return int(figure.get_figwidth() / 1.1)
+
+
+def _ticks(figure: Any) -> int:
+    return 8 if figure.get_figwidth() >= WIDTH else 5
 
 
 def _mark(panel: Any, places: Sequence[float]) -> None:

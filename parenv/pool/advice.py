@@ -77,7 +77,17 @@ def _lines(advice: Advice) -> Iterator[str]:
     for one in advice.recommendations:
         value = f"{one.value}" if one.now is None or one.value == one.now else f"{one.value}, now {one.now}"
         yield f"  {one.name:<{width}}  {value:<16}  {one.because}"
-    yield f"predicted: {in_steps(advice.predicted_steps_per_second)} env steps/s"
+    yield f"predicted: {in_steps(advice.predicted_steps_per_second)} env steps/s{_other_batch(advice['batch'])}"
+
+
+def _other_batch(batch: Recommendation) -> str:
+    """A rate that comes with other updates is not the same training, faster."""
+    if batch.value == batch.now:
+        return ""
+    return (
+        f": an update learns from {batch.value:,} env steps then, instead of {batch.now:,}, so try whether it learns "
+        "as well"
+    )
 
 
 def _in_words(shares: Mapping[str, float]) -> str:

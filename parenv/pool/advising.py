@@ -56,10 +56,10 @@ def advise(costs: Costs) -> Advice:
     Args:
         costs: of a run.
     """
-    best = _best(costs)
-    gain = steps_per_second(costs, best) / steps_per_second(costs, _inline(costs.setting))
-    helps = gain >= WORTH
-    best = best if helps else _inline(costs.setting)
+    best = with_workers = _best(costs)
+    alone = _worthwhile(costs, _inline(costs.setting), _alone(with_workers))
+    helps = _worthwhile(costs, alone, with_workers) is with_workers
+    best = with_workers if helps else alone
     # What the run fell short of is expected to be missing again; more than the model allows is luck.
     shortfall = min(1.0, costs.env_steps_per_second / steps_per_second(costs, costs.setting))
     return Advice(
@@ -69,13 +69,18 @@ def advise(costs: Costs) -> Advice:
         driver_shares=_driver_shares(costs),
         predicted_steps_per_second=steps_per_second(costs, best) * shortfall,
         parallel_helps=helps,
-        why=_why(costs, gain, helps),
+        why=_why(costs, with_workers, helps),
         recommendations=tuple(_recommendations(costs, best)),
     )
 
 
 def _inline(setting: Setting) -> Setting:
     return replace(setting, mode="sync", parallelism="experience", num_workers=0)
+
+
+def _alone(setting: Setting) -> Setting:
+    """One process with the same batches: of acting, nearly, and of learning."""
+    return replace(_inline(setting), num_envs=setting.env_steps_of_a_rollout // setting.length)
 
 
 def _best(costs: Costs) -> Setting:
@@ -161,11 +166,14 @@ def _shares(seconds: Mapping[str, float]) -> Mapping[str, float]:
     return {part: value / total if total else 0.0 for part, value in seconds.items()}
 
 
-def _why(costs: Costs, gain: float, helps: bool) -> str:
+def _why(costs: Costs, best: Setting, helps: bool) -> str:
     """Whether parallel workers help, with the figures that decide it."""
     both = f"an env step costs {in_seconds(costs.collecting_s)}, learning from it {in_seconds(costs.learning_s)}"
+    gain = steps_per_second(costs, best) / steps_per_second(costs, _alone(best))
     if helps:
-        return f"parallel workers help: {gain:.2f} times one process; {both}"
+        return (
+            f"parallel workers help: {gain:.2f} times one process with the same batches; {both}{_batching(costs, best)}"
+        )
     if costs.cores == 1 and costs.sleeping < MOSTLY:
         return f"parallel workers cannot help: a worker keeps the only core busy {1 - costs.sleeping:.0%} of its time"
     if costs.ratio < WORTH - 1:
@@ -176,6 +184,14 @@ def _why(costs: Costs, gain: float, helps: bool) -> str:
     return f"parallel workers hardly help: {gain:.2f} times one process on {costs.cores} cores; {both}"
 
 
+def _batching(costs: Costs, best: Setting) -> str:
+    """What comes of other batches and not of workers."""
+    gain = steps_per_second(costs, _alone(best)) / steps_per_second(costs, _inline(costs.setting))
+    if 1 / WORTH < gain < WORTH:
+        return ""
+    return f"; these batches are {gain:.2f} times as fast as those of now, also in one process"
+
+
 def _recommendations(costs: Costs, best: Setting) -> Iterator[Recommendation]:
     now, fixed = costs.setting, _fixed_share(costs, best.rollout_length)
     yield Recommendation("mode", best.mode, now.mode, _because_mode(costs, best))
@@ -184,6 +200,8 @@ def _recommendations(costs: Costs, best: Setting) -> Iterator[Recommendation]:
     yield Recommendation("num_envs", best.num_envs, now.num_envs, _because_envs(costs, best))
     because = f"handling it and publishing are then {fixed:.1%} of the cost of a rollout"
     yield Recommendation("rollout_length", best.rollout_length, now.rollout_length, because)
+    batch, batch_now = best.env_steps_of_a_rollout, now.env_steps_of_a_rollout
+    yield Recommendation("batch", batch, batch_now, _because_batch(best, batch_now))
     learner = learner_device(costs)
     yield mini_batch(costs, learner.value)
     yield learner
@@ -194,7 +212,11 @@ def _because_mode(costs: Costs, best: Setting) -> str:
     if not best.num_workers:
         return "without workers nothing runs at the same time"
     uneven = f"; rollouts take {costs.unevenness:.0%} more or less than the mean" if costs.unevenness >= UNEVEN else ""
-    return _rates(costs, {mode: replace(best, mode=mode) for mode in MODES}) + uneven
+    modes: dict[str, Setting] = {mode: replace(best, mode=mode) for mode in MODES}
+    smaller = modes["async"].env_steps_of_a_rollout < costs.setting.env_steps_of_a_rollout
+    guessed = costs.update_s is None and costs.learner_s > 0 and smaller
+    taken = "; a smaller update is taken to cost as much as the one that was measured" if guessed else ""
+    return _rates(costs, modes) + taken + uneven
 
 
 def _because_parallelism(costs: Costs, best: Setting) -> str:
@@ -209,9 +231,18 @@ def _because_parallelism(costs: Costs, best: Setting) -> str:
 
 def _because_workers(costs: Costs, best: Setting) -> str:
     numbers = sorted({1, max(1, best.num_workers), 2 * best.num_workers or 2, max(1, costs.setting.num_workers)})
-    settings = {"0": _inline(best), **{str(n): _with_workers(costs, best, n) for n in numbers}}
+    settings = {"0": _alone(best), **{str(n): _with_workers(costs, best, n) for n in numbers}}
     idle = f"; a worker sleeps {costs.sleeping:.0%} of its time" if costs.sleeping >= UNEVEN else ""
     return _rates(costs, settings) + idle
+
+
+def _because_batch(best: Setting, now: int) -> str:
+    what = "episodes" if best.rollout_length == "episode" else "env steps"
+    if best.env_steps_of_a_rollout == now:
+        return f"{what} in an update, as it was"
+    length, rest = divmod(now * best.length, best.env_steps_of_a_rollout)
+    keep = "" if rest or best.rollout_length == "episode" else f"; rollout_length={length} keeps them"
+    return f"{what} in an update: what is learned changes{keep}"
 
 
 def _because_envs(costs: Costs, best: Setting) -> str:

@@ -35,6 +35,12 @@ class Setting:
     num_envs: int
     rollout_length: RolloutLength
 
+    def __str__(self) -> str:
+        return (
+            f"num_workers={self.num_workers}, num_envs={self.num_envs}, mode={self.mode!r}, "
+            f"parallelism={self.parallelism!r}, rollout_length={self.rollout_length!r}"
+        )
+
     @property
     def processes(self) -> int:
         """Who steps: the workers, or the driver."""
@@ -47,7 +53,7 @@ class Setting:
 
     @property
     def env_steps_of_a_rollout(self) -> int:
-        """In sync mode a rollout comes from all workers."""
+        """In sync mode a rollout comes from all workers; an update learns from one rollout."""
         return self.length * (self.num_envs if self.mode == "sync" else self.batch)
 
     @property
@@ -77,6 +83,7 @@ class Costs:
         unevenness: standard deviation of the time for a rollout over its mean.
         sleeping: share of its busy time that a worker spends off the processor, waiting for something outside.
         can_share_learning: whether workers may learn, too: there is a ``loss_fn``.
+        update_s: of the driver for an update, however small its rollout; ``None`` where one size was measured.
         learner_device: on which the policy's module lives in the driver.
         worker_device: on which workers acted.
         accelerator: what device there is for the policy's module beside the CPU, or ``None``.
@@ -100,6 +107,7 @@ class Costs:
     unevenness: float
     sleeping: float
     can_share_learning: bool
+    update_s: float | None = None
     learner_device: str = "cpu"
     worker_device: str = "cpu"
     accelerator: str | None = None
@@ -139,6 +147,11 @@ class Costs:
         return self.learner_s + self.worker_learning_s
 
     @property
+    def update_seconds(self) -> float:
+        """Of the driver, for learning from one rollout."""
+        return self.learner_s * self.setting.env_steps_of_a_rollout
+
+    @property
     def collecting_s(self) -> float:
         """Collecting an env step: environment, acting and writing it down."""
         return self.environment_s + self.acting_s + self.commit_s
@@ -161,22 +174,52 @@ class Costs:
         handling_s = self.handling_s / fewer_messages
         if setting.num_workers and not self.setting.num_workers:
             handling_s = HANDLING_S / (setting.length * setting.batch)
+        acting_s = self.acting_s / cheaper
+        asleep_s, busy_s = self.sleeping * (self.acting_s + self.beside_acting_s), acting_s + self.beside_acting_s
         return replace(
             self,
             setting=setting,
-            acting_s=self.acting_s / cheaper,
+            acting_s=acting_s,
+            sleeping=min(1.0, asleep_s / busy_s) if busy_s > 0 else self.sleeping,
+            learner_s=self.learning_from(setting.env_steps_of_a_rollout),
             handling_s=handling_s,
             publishing_s=self.publishing_s / fewer,
         )
 
+    def learning_from(self, env_steps: int) -> float:
+        """What the driver's learning from an env step would be in updates from so many.
+
+        Where one size was measured, smaller updates are taken to cost as much, larger ones as much per env step:
+        of what is not known, the worse.
+        """
+        now = self.setting.env_steps_of_a_rollout
+        if self.update_s is None:
+            return self.learner_s * max(1.0, now / env_steps)
+        return max(0.0, self.learner_s - self.update_s / now) + self.update_s / env_steps
+
     def acting_once_s(self, batch: int, device: str) -> float:
-        """Acting once on a batch, between those that were measured."""
+        """Acting once on a batch, between those that were measured; as much per row as the largest beyond it."""
         curve = self.acting_at[device]
         batches = sorted(curve)
-        return float(np.interp(batch, batches, [curve[n] for n in batches]))
+        beyond = max(1.0, batch / batches[-1])
+        return beyond * float(np.interp(batch, batches, [curve[n] for n in batches]))
 
     def _acting_per_row(self, batch: int) -> float:
         return self.acting_once_s(batch, "cpu") / batch if self.acting_at else 1.0
+
+
+def fixed_seconds(update_s: Mapping[int, float]) -> float:
+    """What an update costs whatever its size, from two sizes that were measured.
+
+    Args:
+        update_s: seconds of an update, by the env steps that it learns from.
+
+    >>> fixed_seconds({64: 0.015, 256: 0.03})
+    0.01
+    """
+    (few, few_s), (many, many_s) = sorted(update_s.items())
+    per_env_step = max(0.0, many_s - few_s) / (many - few)
+    return max(0.0, many_s - per_env_step * many)
 
 
 def steps_per_second(costs: Costs, setting: Setting) -> float:
@@ -209,7 +252,8 @@ def steps_per_second(costs: Costs, setting: Setting) -> float:
 def _learning_parts(costs: Costs, setting: Setting) -> tuple[float, float]:
     """Learning per env step on a worker and in the driver; a worker has one thread, the learner perhaps more."""
     if setting.parallelism == costs.setting.parallelism:
-        return costs.worker_learning_s, costs.learner_s
+        return costs.worker_learning_s, costs.learning_from(setting.env_steps_of_a_rollout)
     if setting.parallelism == "gradient":
-        return max(costs.learner_s, costs.learner_processor_s), 0.0
+        threads = max(1.0, costs.learner_processor_s / costs.learner_s) if costs.learner_s > 0 else 1.0
+        return threads * costs.learning_from(setting.length * setting.batch), 0.0
     return 0.0, costs.worker_learning_s + costs.learner_s

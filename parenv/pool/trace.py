@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +25,8 @@ from parenv.pool.arrival import Arrival
 FORMAT = 1
 PROCESS = DRIVER = 1
 """Counted from 1: Perfetto takes process and thread 0 for the kernel's idle thread."""
+TICKS = 8
+"""Parts of a microsecond to which times are rounded: whole nanoseconds, and floating point adds them up exactly."""
 FLUSH_S = 1.0
 
 _log = logging.getLogger("parenv")
@@ -71,6 +74,7 @@ class TraceWriter(Trace):
         self._env_steps = int(about["env_steps"])
         self._lost: dict[int, float] = {}
         self._back: dict[int, float] = {}
+        self._ended: dict[int, int] = {}
         self._file = _opened(Path(path))
         # Not the file's own buffer, which a child that the user forks would write once more at its exit.
         self._unwritten: list[str] = []
@@ -142,25 +146,29 @@ class TraceWriter(Trace):
 
     def _rollout(self, track: int, commit: Mapping[str, float], about: str) -> None:
         began, ended = commit["began_s"], commit["ended_s"]
-        # A process that takes another's place waits from before the driver has heard of it.
-        self._piece(track, "wait", max(began - commit["waiting_s"], self._back.get(track, 0.0)), began)
         acted = began + commit["acting_s"]
-        self._piece(track, "act", began, acted, about)
-        stepped = acted + commit["environment_s"]
-        self._piece(track, "env", acted, stepped, about)
-        learning_since = ended - commit["learning_s"]
-        self._piece(track, self._finishing, stepped, learning_since)
-        if learning_since < ended:
-            self._piece(track, "learn", learning_since, ended, about)
+        stepped, learning_since = acted + commit["environment_s"], ended - commit["learning_s"]
+        # A process that takes another's place waits from before the driver has heard of it.
+        back = self._back.get(track, 0.0)
+        floor = max(self._ended.get(track, 0), _ticks(back) if back <= began else 0)
+        times = (began - commit["waiting_s"], began, acted, stepped, learning_since, ended)
+        ticks = [max(floor, one) for one in accumulate(map(_ticks, times), max)]
+        self._ended[track] = ticks[-1]
+        for name, (since, until) in zip(("wait", "act", "env", self._finishing, "learn"), pairwise(ticks), strict=True):
+            if name != "learn" or since < until:
+                self._ticked(track, name, since, until, "{}" if name in ("wait", self._finishing) else about)
 
     def _piece(self, track: int, name: str, since: float, until: float, args: str = "{}") -> None:
+        self._ticked(track, name, _ticks(since), _ticks(until), args)
+
+    def _ticked(self, track: int, name: str, since: int, until: int, args: str) -> None:
         # Formatted by hand: there are several in each rollout, and json.dumps takes four times as long.
-        times = f'"ts": {1e6 * since:.1f}, "dur": {1e6 * (until - since):.1f}'
+        times = f'"ts": {since / TICKS:.3f}, "dur": {(until - since) / TICKS:.3f}'
         place = f'"pid": {PROCESS}, "tid": {track}'
         self._write(f',\n{{"name": "{name}", "ph": "X", {place}, {times}, "args": {args}}}')
 
     def _event(self, name: str, phase: str, track: int, at: float, **more: Any) -> None:
-        event = {"name": name, "ph": phase, "pid": PROCESS, "tid": track, "ts": round(1e6 * at, 1), **more}
+        event = {"name": name, "ph": phase, "pid": PROCESS, "tid": track, "ts": _ticks(at) / TICKS, **more}
         self._write(",\n" + json.dumps(event))
 
     def _write(self, text: str, flush: bool = False) -> None:
@@ -190,6 +198,10 @@ def _opened(path: Path) -> TextIO:
 
 def _track(worker: int) -> int:
     return DRIVER + 1 + worker
+
+
+def _ticks(seconds: float) -> int:
+    return round(1e6 * TICKS * seconds)
 
 
 def _number(value: float) -> float | None:

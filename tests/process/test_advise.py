@@ -88,6 +88,25 @@ def wrong_size():
 def wrong():
     return make()[0], "learn"
 """
+SLEEPING_LEARNERS = """
+import time
+import numpy as np
+
+def zeros(observations):
+    return np.zeros(len(observations), np.int64)
+
+def by_update():
+    return zeros, lambda rollout: time.sleep(0.05)
+
+def by_env_step():
+    return zeros, lambda rollout: time.sleep(0.002 * rollout.num_steps)
+
+def insists():
+    def learn(rollout):
+        assert rollout.num_steps == 32, "32 env steps are wanted"
+
+    return zeros, learn
+"""
 SHORT = ["--seconds", "1", "--num-envs", "4", "--num-workers", "2"]
 
 
@@ -107,7 +126,7 @@ def test_advice_with_all_recommendations_is_printed_verified_and_written(
     printed = capsys.readouterr()
     assert printed.err == ""
     assert "training with 4 sub-environments in 2 workers" in printed.out
-    assert "\nverified: " in printed.out
+    assert re.search(r"\nverified: .*\n(take|the advice does not hold)", printed.out)
     found = json.loads(file.read_text())
     advice = found["advice"]
     assert f"R = {found['ratio']:.2g}, " in printed.out
@@ -118,6 +137,33 @@ def test_advice_with_all_recommendations_is_printed_verified_and_written(
     assert [one["name"] for one in advice["recommendations"]][:3] == ["mode", "parallelism", "num_workers"]
     assert found["verified"]["measured"] > 0
     assert found["verified"]["predicted"] == advice["predicted_steps_per_second"]
+
+
+@pytest.mark.parametrize(("learner", "least", "most"), [("by_update", 0.6, 1.0), ("by_env_step", 0.0, 0.4)])
+def test_what_an_update_costs_whatever_its_size_is_told_from_what_its_samples_cost(
+    learner: str, least: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sleeping_learners.py").write_text(SLEEPING_LEARNERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    agent, told = f"sleeping_learners:{learner}", list[str]()
+    options: Any = {"seconds": 2.0, "num_envs": 2, "num_workers": 1, "rollout_length": 16, "watch": told.append}
+    costs = advise("CartPole-v1", agent=agent, **options).advice.costs
+    assert costs.setting.rollout_length == 16
+    assert costs.update_s is not None
+    assert least <= costs.update_s / costs.update_seconds <= most
+    assert "training with rollouts of 4 env steps instead of 16" in told
+
+
+def test_a_learner_that_insists_on_its_size_is_taken_to_cost_as_much_for_smaller_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sleeping_learners.py").write_text(SLEEPING_LEARNERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told: list[str] = []
+    options: Any = {"seconds": 0.5, "num_envs": 2, "num_workers": 1, "rollout_length": 16, "watch": told.append}
+    assert advise("CartPole-v1", agent="sleeping_learners:insists", **options).advice.costs.update_s is None
+    [words] = [line for line in told if "not measured" in line and "AssertionError" in line]
+    assert "32 env steps are wanted" in words
 
 
 @pytest.mark.soak
@@ -148,7 +194,8 @@ def test_gradients_that_are_recommended_are_verified_too() -> None:
 
         return policy, learn, loss_fn
 
-    report = advise("CartPole-v1", agent=make, seconds=2.0, num_envs=2, num_workers=1, verify=True)
+    shape: Any = {"num_envs": 2, "num_workers": 1, "rollout_length": 32}
+    report = advise("CartPole-v1", agent=make, seconds=2.0, verify=True, **shape)
     assert report.advice.recommended.parallelism == "gradient"
     assert report.verified is not None
     assert report.verified.measured > 0
@@ -188,6 +235,7 @@ def test_a_policy_alone_is_an_agent_that_learns_nothing() -> None:
         ),
         (["CartPole-v1", "--seconds", "0"], "seconds must be positive, got 0.0"),
         (["CartPole-v1", "--num-envs", "2", "--num-workers", "3"], "num_envs must be an integer of at least 3, got 2"),
+        (["CartPole-v1", "--rollout-length", "0"], "rollout_length must be an integer of at least 1, got 0"),
         (["NoSuchEnv-v0"], "NoSuchEnv"),
         (["CartPole-v1", "--json", "/no/such/directory/out.json"], "there is no directory /no/such/directory"),
         (["CartPole-v1", "--json", "/"], "cannot write /: it is a directory"),

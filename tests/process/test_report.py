@@ -73,7 +73,7 @@ def check(timeline: Timeline, statistics: PoolStatistics) -> None:
     assert dict(zip(*np.unique(timeline.policy_lag, return_counts=True), strict=True)) == statistics.policy_lag
     assert timeline.episodes.running_mean()[-1:] == pytest.approx([statistics.mean_return])
     for track in timeline.tracks:
-        assert sum(track.shares().values()) == pytest.approx(1.0, abs=1e-4)  # Times are rounded to 0.1 µs.
+        assert sum(track.shares().values()) == pytest.approx(1.0, abs=1e-4)  # Times are rounded to an eighth of a µs.
 
 
 @pytest.mark.parametrize(("mode", "num_workers"), one_in(2, ["sync", "async"], [0, 1, 3]))
@@ -101,7 +101,7 @@ def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_p
     if num_workers == 3:
         page = report(tmp_path)
         assert page == tmp_path / "report.html"
-        assert page.read_text().count("data:image/png;base64,") == 5
+        assert page.read_text().count("<img ") == 5
 
 
 @pytest.mark.parametrize(("mode", "rollout_length"), one_in(2, [("sync", 8), ("async", 8), ("sync", "episode")]))
@@ -192,7 +192,7 @@ def test_a_report_can_be_made_while_the_run_goes_on_and_of_the_run_that_follows(
             next(stream)
         page = report(path).read_text()
         assert "The trace is not finished" in page
-        assert page.count("data:image/png;base64,") == 5
+        assert page.count("<img ") == 5
         before = pool.statistics().env_steps
         pool.trace(path)
         evaluated = len(pool.evaluate(2))
@@ -240,4 +240,4 @@ def test_a_run_without_episodes_has_a_report(tmp_path: Path) -> None:
             pass
     page = report(tmp_path).read_text()
     assert "No episode ended" in page
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("<img ") == 4

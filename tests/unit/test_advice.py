@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from parenv.cli.advise import AdviceReport, Verified
+from parenv.cli.machine import machine
 from parenv.pool.advice import Advice, Recommendation
 from parenv.pool.advising import advise
-from parenv.pool.costs import Costs, Setting, steps_per_second
+from parenv.pool.costs import Costs, Setting, fixed_seconds, steps_per_second
 
 SETTING = Setting(mode="sync", parallelism="experience", num_workers=2, num_envs=32, rollout_length=128)
 
@@ -98,11 +101,128 @@ def test_uneven_workers_are_for_async() -> None:
 
 
 def test_a_learner_as_expensive_as_collecting_works_at_the_same_time() -> None:
-    advice = advise(costs(environment_s=80e-6, learner_s=20e-6, cores=16))
+    run = costs(environment_s=80e-6, learner_s=20e-6, update_s=0.0, cores=16)
+    advice = advise(run)
     assert advice.recommended.mode == "async"
-    assert steps_per_second(costs(environment_s=80e-6, learner_s=20e-6, cores=16), advice.recommended) == pytest.approx(
-        1 / 20e-6, rel=0.05
+    assert steps_per_second(run, advice.recommended) == pytest.approx(1 / 20e-6, rel=0.05)
+
+
+SLEEPY = replace(SETTING, num_envs=16, rollout_length=16)
+"""Updates from 256 env steps."""
+
+
+def sleepy(**changes: Any) -> Costs:
+    """5 ms an env step, asleep, and 20 ms an update."""
+    return costs(SLEEPY, environment_s=5e-3, sleeping=0.99, cores=2, learner_s=20e-3 / 256, **changes)
+
+
+def test_an_update_of_fixed_cost_is_as_dear_from_a_small_rollout() -> None:
+    run = sleepy(update_s=20e-3)
+    small = replace(SLEEPY, mode="async", num_workers=48, num_envs=48)
+    assert steps_per_second(run, small) == pytest.approx(16 / 20e-3)
+    assert steps_per_second(run, replace(small, rollout_length=256)) == pytest.approx(48 / 5e-3)
+    advice = advise(run)
+    assert advice.recommended.mode == "sync"
+    assert advice.recommended.num_workers > 30
+
+
+def test_an_update_that_costs_by_the_sample_is_as_cheap_from_a_small_rollout() -> None:
+    small = replace(SLEEPY, mode="async", num_workers=48, num_envs=48)
+    assert steps_per_second(sleepy(update_s=0.0), small) == pytest.approx(48 / 5e-3)
+    half = sleepy(update_s=10e-3)
+    assert steps_per_second(half, small) == pytest.approx(1 / (10e-3 / 16 + 10e-3 / 256))
+
+
+def test_where_one_size_was_measured_a_smaller_update_is_not_taken_to_be_cheaper() -> None:
+    run, small = sleepy(), replace(SLEEPY, mode="async", num_workers=48, num_envs=48)
+    assert steps_per_second(run, small) == pytest.approx(16 / 20e-3)
+    larger = replace(SLEEPY, num_envs=64, num_workers=64)
+    assert run.at(larger).learner_s == pytest.approx(20e-3 / 256)
+    assert "as much as the one that was measured" in advise(run)["mode"].because
+
+
+def test_acting_on_more_than_was_measured_costs_as_much_per_observation() -> None:
+    run = costs(acting_at={"cpu": {1: 1e-3, 64: 2e-3}})
+    assert [run.acting_once_s(batch, "cpu") for batch in (1, 64, 256)] == pytest.approx([1e-3, 2e-3, 8e-3])
+
+
+def test_a_worker_that_acts_on_fewer_observations_sleeps_a_smaller_share_of_its_time() -> None:
+    curve = {1: 100e-6, 8: 100e-6}
+    run = costs(SLEEPY, environment_s=1e-3, sleeping=0.9, acting_s=100e-6 / 8, acting_at={"cpu": curve}, cores=2)
+    there = replace(SLEEPY, num_workers=48, num_envs=48)
+    processor_s = (1 - run.sleeping) * run.collecting_s + 100e-6 * 7 / 8
+    assert (1 - run.at(there).sleeping) * run.at(there).collecting_s == pytest.approx(processor_s)
+    assert steps_per_second(run, there) <= 2 / processor_s
+
+
+def verified(advice: Advice, before: float, measured: float) -> list[str]:
+    found = Verified.of(advice, before, measured)
+    return str(AdviceReport("Some-v0", machine(), advice, found)).splitlines()[-2:]
+
+
+def test_after_the_test_of_an_advice_it_is_said_which_setting_to_take() -> None:
+    advice = advise(costs(environment_s=1e-3, learner_s=1e-6))
+    assert verified(advice, before=1000.0, measured=2000.0) == [
+        "verified: 1,000 env steps/s before; 3,980 predicted, 2,000 measured (0.50 times)",
+        "take the recommended setting: 2.00 times as fast as before",
+    ]
+    assert verified(advice, before=1000.0, measured=110.0)[1] == (
+        "the advice does not hold: the recommended setting is 0.11 times as fast as before; keep num_workers=2, "
+        "num_envs=32, mode='sync', parallelism='experience', rollout_length=128"
     )
+    best = replace(SETTING, num_workers=8, num_envs=128)
+    assert verified(advise(costs(best, environment_s=1e-3, learner_s=1e-6)), before=1.0, measured=1.1)[1] == (
+        "take what there is: the recommended setting is the one that was measured"
+    )
+
+
+def test_two_sizes_tell_what_an_update_costs_at_any_size() -> None:
+    assert fixed_seconds({256: 30e-3, 64: 15e-3}) == pytest.approx(10e-3)
+    assert fixed_seconds({256: 30e-3, 64: 7.5e-3}) == pytest.approx(0.0)
+    assert fixed_seconds({256: 20e-3, 64: 20.1e-3}) == pytest.approx(20e-3, rel=0.01)
+    assert fixed_seconds({256: 30e-3, 64: 5e-3}) == 0.0
+
+
+def test_another_batch_is_said_with_the_rollout_length_that_would_keep_it() -> None:
+    advice = advise(sleepy(update_s=0.0))
+    batch, setting = advice["batch"], advice.recommended
+    assert (batch.value, batch.now) == (setting.env_steps_of_a_rollout, 256)
+    assert batch.value != batch.now
+    assert "an update learns from " in str(advice).splitlines()[-1]
+    uneven = costs(environment_s=1e-3, learner_s=1e-6, unevenness=0.5, update_s=0.0)
+    advice = advise(uneven)
+    assert (advice["mode"].value, advice["batch"].value, advice["batch"].now) == ("async", 512, 4096)
+    assert advice["batch"].because == "env steps in an update: what is learned changes; rollout_length=1024 keeps them"
+    assert str(advice).endswith(
+        ": an update learns from 512 env steps then, instead of 4,096, so try whether it learns as well"
+    )
+
+
+def test_the_same_batch_needs_no_words() -> None:
+    advice = advise(costs(environment_s=1e-3, learner_s=1e-6))
+    assert (advice["batch"].value, advice["batch"].now) == (4096, 4096)
+    assert advice["batch"].because == "env steps in an update, as it was"
+    assert str(advice).endswith(" env steps/s")
+
+
+def test_what_larger_batches_gain_is_not_called_the_workers_gain() -> None:
+    curve = {batch: 100e-6 + 0.1e-6 * batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+    setting = replace(SETTING, num_envs=4, num_workers=2)
+    run = costs(setting, environment_s=5e-6, acting_s=curve[2] / 2, acting_at={"cpu": curve}, cores=2)
+    advice = advise(run)
+    found = re.match(r"parallel workers help: ([\d.]+) times one process with the same batches", advice.why)
+    assert found is not None
+    assert 1.1 < float(found[1]) <= 2.0, "two cores"
+    assert re.search(r"; these batches are ([\d.]+) times as fast as those of now, also in one process", advice.why)
+
+
+def test_larger_batches_are_for_one_process_too_where_workers_do_not_help() -> None:
+    curve = {batch: 100e-6 + 0.1e-6 * batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+    setting = replace(SETTING, num_envs=4, num_workers=2)
+    run = costs(setting, environment_s=5e-6, acting_s=curve[2] / 2, acting_at={"cpu": curve}, cores=1)
+    advice = advise(run)
+    assert not advice.parallel_helps
+    assert (advice.recommended.num_workers, advice.recommended.num_envs >= 64) == (0, True)
 
 
 def test_one_core_has_no_room_for_workers() -> None:
@@ -206,6 +326,7 @@ def test_shares_add_up_and_the_text_names_every_recommendation() -> None:
         "num_workers",
         "num_envs",
         "rollout_length",
+        "batch",
         "mini_batch",
         "learner_device",
         "worker_device",

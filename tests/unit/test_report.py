@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 
 from parenv.cli.main import main
-from parenv.cli.pictures import pictures, windows
+from parenv.cli.page import facts, losses_table
+from parenv.cli.pictures import NARROW, pictures, windows
 from parenv.cli.report import report
 from parenv.cli.timeline import UNRECORDED, Episodes
 from parenv.cli.trace_file import find_traces, read_timeline
@@ -351,6 +354,125 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
     two_workers(tmp_path / "trace.json")
     with pytest.raises(ConfigurationError, match=r'needs matplotlib: pip install "parenv\[bench\]"'):
         report(tmp_path)
+
+
+NARROW_PX = 368
+"""What a page leaves for a picture on a phone of 400 px."""
+
+
+def texts(figure: Any) -> Iterator[Any]:
+    from matplotlib.text import Text
+
+    return (text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip())
+
+
+def test_on_a_phone_there_is_a_picture_of_its_own_whose_text_can_be_read(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    timeline = read_timeline(two_workers(tmp_path / "trace.json"))
+    for picture in pictures(timeline):
+        figure = Figure(figsize=(NARROW, 1.0), layout="constrained")
+        picture.draw(figure, timeline)
+        figure.draw_without_rendering()
+        inches = max(NARROW, figure.get_figwidth())
+        for text in texts(figure):
+            assert text.get_fontsize() / 72 / inches * NARROW_PX >= 8.5, text.get_text()
+    page = Page(report(tmp_path))
+    assert [attributes["media"] for tag, attributes in page.tags if tag == "source"] == ["(max-width: 600px)"] * 5
+
+
+def test_a_page_is_as_wide_as_the_screen_and_its_tables_are_scrolled(tmp_path: Path) -> None:
+    two_workers(tmp_path / "trace.json")
+    tags = Page(report(tmp_path)).tags
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in tags
+    assert [tags[i - 1] for i, (tag, _) in enumerate(tags) if tag == "table"] == [("div", {"class": "scrolled"})] * 3
+
+
+def test_every_worker_has_a_colour_of_its_own(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    events = [*header([1] * 20), piece("driver", "wait", 0.0, 1.0)]
+    for worker in range(20):
+        events += [instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0), *run(str(worker), 0.0, 10)]
+    timeline = read_timeline(write(tmp_path / "trace.json", events))
+    [throughput] = [picture for picture in pictures(timeline) if picture.title == "Throughput"]
+    figure = Figure(figsize=(10.0, 1.0))
+    throughput.draw(figure, timeline)
+    panel = figure.axes[1]
+    assert len({patch.get_edgecolor() for patch in panel.patches}) == 20
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert (named[0], named[-1], len(named)) == ("worker 0", "worker 19", 8)
+
+
+def test_losses_that_nobody_took_the_place_of_are_told_from_restarts(tmp_path: Path) -> None:
+    path = two_workers(tmp_path / "trace.json")
+    timeline = read_timeline(path)
+    assert facts(timeline).endswith(", 1 restart.")
+    assert [row[2] for row in losses_table(timeline).rows] == ["0.60 s", ""]
+    lines = path.read_text().removesuffix("\n]\n")
+    for second in (2.6, 2.7):
+        lines += ",\n" + json.dumps(instant("1", "lost", second, reason="killed again"))
+    path.write_text(lines + "\n]\n")
+    timeline = read_timeline(path)
+    assert facts(timeline).endswith(", 3 losses of workers, 1 restart.")
+    assert [row[2] for row in losses_table(timeline).rows] == ["0.60 s", "", "not", "not"]
+
+
+def test_a_process_that_dies_before_it_is_ready_is_lost_and_the_one_after_it_is_the_restart(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    events = [
+        *header([1]),
+        piece("driver", "wait", 0.0, 3.0),
+        instant("0", "lost", 1.0, reason="killed"),
+        instant("0", "lost", 1.5, reason="killed while it started"),
+        piece("0", "restart", 1.0, 2.0, generation=2),
+    ]
+    rows = losses_table(read_timeline(write(path, events))).rows
+    assert [row[2] for row in rows] == ["1.00 s", "0.50 s"]
+
+
+def arrived(began: float, **spent: float) -> Arrival:
+    """A rollout of worker 0 that began then and whose parts took so long."""
+    commits = np.zeros(1, COMMIT_DTYPE)
+    for name, seconds in spent.items():
+        commits[name] = seconds
+    commits["began_s"], commits["ended_s"] = began, began + sum(spent.values()) - spent["waiting_s"] + 1e-5
+    rollout: Any = SimpleNamespace(episodes=EpisodeStatistics.of([], [], [], []), policy_version=0, policy_lag=0)
+    return Arrival(rollout, [0], [[0]], [12], None, [0.0], [{}], commits, [[]])
+
+
+def pieces_written(path: Path) -> list[dict[str, Any]]:
+    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X" and event["tid"] == 2]
+    return sorted(events, key=lambda event: event["ts"])
+
+
+def test_what_follows_begins_where_what_was_before_ends_in_whole_nanoseconds(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace.json", 1, header([1])[1]["args"], "commit")
+    random, ended = np.random.default_rng(0), 123456.7
+    for _ in range(1000):
+        waiting_s, acting_s, environment_s, learning_s = random.uniform(1e-6, 1e-4, 4)
+        arrival = arrived(
+            ended + waiting_s,
+            waiting_s=waiting_s, acting_s=acting_s, environment_s=environment_s, learning_s=learning_s,
+        )  # fmt: skip
+        writer.yielded(arrival)
+        ended = float(arrival.commits["ended_s"][0])
+    writer.close()
+    events = pieces_written(tmp_path / "trace.json")
+    assert len(events) == 5000
+    for one, following in itertools.pairwise(events):
+        assert one["ts"] + one["dur"] == following["ts"]
+        assert int(1000 * one["ts"]) + int(1000 * one["dur"]) == int(1000 * following["ts"])
+
+
+def test_a_rollout_that_was_made_before_a_restart_and_arrives_after_it_is_where_it_was(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace.json", 1, header([1])[1]["args"], "commit")
+    writer.lost(0, RuntimeError("died"))
+    writer.back(0, 1)
+    writer.yielded(arrived(1.0, waiting_s=0.5, acting_s=0.1, environment_s=0.1, learning_s=0.0))
+    writer.close()
+    first, *_, restart = pieces_written(tmp_path / "trace.json")
+    assert (first["name"], first["ts"], first["dur"], restart["name"]) == ("wait", 0.5e6, 0.5e6, "restart")
 
 
 def test_what_the_pool_writes_is_strict_json_also_where_a_return_is_not_a_number(tmp_path: Path) -> None:
