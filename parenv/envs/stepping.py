@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from parenv.envs.recorded import Recorded, is_recorded, recorded_in, recorded_in_row
 from parenv.envs.state import get_state, set_state
 from parenv.envs.values import Rows, action_splitter, copied, row_writer
 from parenv.errors import ConfigurationError, ObservationError
@@ -20,13 +21,25 @@ from parenv.memory.spaces import flatten, is_single, leaves, unflatten
 
 
 class End(NamedTuple):
-    """Where an episode ended in a rollout, how, and after how many seconds."""
+    """Where an episode ended in a rollout, how, and after how many seconds.
+
+    Args:
+        step: row.
+        column: column.
+        terminated: whether by the environment.
+        truncated: whether by a limit.
+        seconds: from the reset to the last step.
+        recorded: return and length, where a wrapper has said them; else they come of the rewards.
+        counts: whether what ended is an episode for the statistics; a life is none.
+    """
 
     step: int
     column: int
     terminated: bool
     truncated: bool
     seconds: float
+    recorded: Recorded | None = None
+    counts: bool = True
 
 
 class Target(Protocol):
@@ -115,6 +128,7 @@ class EnvStepper:
         self._step_codes, self._reset_codes = ([code(doing, i) for i in env_ids] for doing in ("step", "reset"))
         self._steps, self._resets = [env.step for env in self.envs], [env.reset for env in self.envs]
         self._began = [0.0] * self.num_envs
+        self._recorded = [is_recorded(env) for env in self.envs]
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
         """Begin an episode in every sub-environment and write the first observations."""
@@ -130,9 +144,9 @@ class EnvStepper:
         together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
         for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
             cell[0] = step_code
-            observation, rewards[column], terminated, truncated, _ = step_env(action)
+            observation, rewards[column], terminated, truncated, info = step_env(action)
             if terminated or truncated:
-                observation = self._end(target, step, column, observation, terminated, truncated)
+                observation = self._end(target, step, column, observation, (terminated, truncated), info)
             if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
                 row[column] = observation
             else:
@@ -154,7 +168,8 @@ class EnvStepper:
         """End a column's episode as truncated at an earlier step, with the observation that is in the rows."""
         last = unflatten(self._observation_leaves, [row[column] for row in rows])
         self._write(target.finals, len(target.ends), last)
-        target.ends.append(End(step, column, False, True, perf_counter() - self._began[column]))
+        seconds = perf_counter() - self._began[column]
+        target.ends.append(End(step, column, False, True, seconds, counts=not self._recorded[column]))
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
@@ -179,10 +194,12 @@ class EnvStepper:
         for env in self.envs:
             env.close()
 
-    def _end(self, target: Target, step: int, column: int, observation: Any, terminated: Any, truncated: Any) -> Any:
-        ends, now = target.ends, perf_counter()
+    def _end(self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any) -> Any:
+        ends, now, recorded = target.ends, perf_counter(), recorded_in(info)
+        self._recorded[column] |= recorded is not None
+        counts = recorded is not None or not self._recorded[column]
         self._write(target.finals, len(ends), observation)
-        ends.append(End(step, column, terminated, truncated, now - self._began[column]))
+        ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
         self._began[column] = now
         self._cell[0] = self._reset_codes[column]
         observation, _ = self._resets[column]()
@@ -227,6 +244,7 @@ class VectorStepper:
         self._write_final = row_writer(self._leaves)
         self._progress = progress
         self._began = np.zeros(self.num_envs)
+        self._recorded = np.full(self.num_envs, is_recorded(env))
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
         """Begin an episode in every sub-environment and write the first observations."""
@@ -271,7 +289,11 @@ class VectorStepper:
         for column in ended.tolist():
             final = infos["final_obs"][column] if in_infos else self._one(observations, column)
             self._write_final(target.finals, len(target.ends), final)
-            target.ends.append(End(step, column, terminated[column], truncated[column], now - self._began[column]))
+            recorded = recorded_in_row(infos, column)
+            self._recorded[column] |= recorded is not None
+            counts = recorded is not None or not self._recorded[column]
+            how = terminated[column], truncated[column]
+            target.ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
         self._began[ended] = now
         if in_infos:
             return observations

@@ -83,7 +83,7 @@ def assemble(
         policy_version=policy_version,
         policy_lag=policy_lag,
         restarted=arrays["restarted", 0][first:stop],
-        episodes=EpisodeStatistics.joined([_episodes(records, env_ids) for _, records in parts]),
+        episodes=EpisodeStatistics.joined([episodes_of(records, env_ids) for _, records in parts]),
         ends=[ends for ends, _ in parts],
         successors=unflatten(spec.observations, [block[1:] for block in observations]),
     )
@@ -102,7 +102,9 @@ def _ends_of(spec: RolloutSpec, arrays: Arrays, share: Share, first: int) -> tup
     return Ends(steps, columns, unflatten(spec.observations, finals)), records
 
 
-def _episodes(records: Any, env_ids: Any) -> EpisodeStatistics:
+def episodes_of(records: Any, env_ids: Any) -> EpisodeStatistics:
+    """The episodes among ends, given as :data:`~parenv.memory.layout.END_DTYPE`; those of lives only are none."""
+    records = records[records["counts"]]
     return EpisodeStatistics(
         np.ascontiguousarray(records["return"]),
         np.ascontiguousarray(records["length"]),

@@ -42,8 +42,18 @@ COMMIT_DTYPE = np.dtype(
 """Written last by each worker of a slot: which credit it holds, how long its parts took, when it began and ended on the
 clock of ``time.perf_counter``, the gradient's norm."""
 
-END_DTYPE = np.dtype([("step", "<i4"), ("column", "<i4"), ("length", "<i8"), ("return", "<f8"), ("seconds", "<f8")])
-"""One episode end: row and column in the rollout, and the statistics of the episode."""
+END_DTYPE = np.dtype(
+    [
+        ("step", "<i4"),
+        ("column", "<i4"),
+        ("length", "<i8"),
+        ("return", "<f8"),
+        ("seconds", "<f8"),
+        ("counts", "?"),
+    ],
+    align=True,
+)
+"""One episode end: row and column in the rollout, the statistics of the episode, and whether it counts as one."""
 
 
 @dataclass(frozen=True)

@@ -112,13 +112,14 @@ class RolloutWriter:
         self.terminated[:] = False
         self.truncated[:] = False
         if count:
-            steps, columns, terminated, truncated, seconds = (list(values) for values in zip(*self.ends, strict=True))
+            steps, columns, terminated, truncated, seconds, _, counts = map(list, zip(*self.ends, strict=True))
             self.terminated[steps, columns] = terminated
             self.truncated[steps, columns] = truncated
             table = self._ends_table[:count]
             table["step"], table["column"] = steps, columns
             table["column"] += self._share.first
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
+            table["counts"] = counts
         self.arrays["commits", 0]["num_ends"][self._share.position] = count
 
     def end_records(self) -> Any:
@@ -163,6 +164,8 @@ class OpenEpisodes:
     def close(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
         """Return and length of each episode that ended in a rollout; what is left over is kept for the next.
 
+        What a wrapper has recorded goes before what the rewards say, which other wrappers may have changed.
+
         Args:
             rewards: ``[T, B]``.
             ends: of episodes.
@@ -181,6 +184,9 @@ class OpenEpisodes:
         goes_on = begins[segment] == columns * T
         returns = sums[segment] + np.where(goes_on, self._returns[columns], 0.0)
         lengths = counts[segment] + np.where(goes_on, self._lengths[columns], 0)
+        for i, end in enumerate(ends):
+            if end.recorded is not None:
+                returns[i], lengths[i] = end.recorded
         self._returns[columns], self._lengths[columns] = 0.0, 0
         still_open = np.flatnonzero(~np.isin(begins + counts - 1, last))
         self._returns[begins[still_open] // T] += sums[still_open]
