@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from parenv.envs.infos import Found, InfoRows, row_of, rows_of
 from parenv.envs.recorded import Recorded, is_recorded, recorded_in, recorded_in_row
 from parenv.envs.state import get_state, set_state
 from parenv.envs.values import Rows, action_splitter, copied, row_writer
@@ -51,6 +52,8 @@ class Target(Protocol):
     """The episodes that ended so far."""
     rewards: Any
     """``[T, B]``."""
+    infos: InfoRows
+    """Where infos go that the user has named."""
 
 
 class Stepper(Protocol):
@@ -60,8 +63,8 @@ class Stepper(Protocol):
     observation_space: Space[Any]
     action_space: Space[Any]
 
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
-        """Begin an episode in every sub-environment and write the first observations."""
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
+        """Begin an episode in every sub-environment and write the first observations; the info of each."""
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
@@ -130,21 +133,26 @@ class EnvStepper:
         self._began = [0.0] * self.num_envs
         self._recorded = [is_recorded(env) for env in self.envs]
 
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
-        """Begin an episode in every sub-environment and write the first observations."""
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
+        """Begin an episode in every sub-environment and write the first observations; the info of each."""
+        infos = []
         for column, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self._progress.begin("reset", self._first + column)
-            observation, _ = env.reset(seed=seed)
+            observation, info = env.reset(seed=seed)
             self.begin(column, observation, rows)
+            infos.append(info)
+        return infos
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
         """Step all from the first that has not taken this step yet."""
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._cell
-        array, dtype, shape = np.ndarray, self._dtype, self._shape
+        array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
         together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
         for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
             cell[0] = step_code
             observation, rewards[column], terminated, truncated, info = step_env(action)
+            if infos:
+                infos.write(step, column, info)
             if terminated or truncated:
                 observation = self._end(target, step, column, observation, (terminated, truncated), info)
             if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
@@ -202,7 +210,8 @@ class EnvStepper:
         ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
         self._began[column] = now
         self._cell[0] = self._reset_codes[column]
-        observation, _ = self._resets[column]()
+        observation, info = self._resets[column]()
+        target.infos.write_first(step + 1, column, info)
         self._cell[0] = self._step_codes[column]
         return observation
 
@@ -246,18 +255,21 @@ class VectorStepper:
         self._began = np.zeros(self.num_envs)
         self._recorded = np.full(self.num_envs, is_recorded(env))
 
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
-        """Begin an episode in every sub-environment and write the first observations."""
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
+        """Begin an episode in every sub-environment and write the first observations; the info of each."""
         self._progress.begin("reset")
-        observations, _ = self._env.reset(seed=None if None in seeds else list(seeds))  # type: ignore[arg-type]
+        observations, infos = self._env.reset(seed=None if None in seeds else list(seeds))  # type: ignore[arg-type]
         self._write(rows, observations)
         self._began[:] = perf_counter()
+        return rows_of(infos, self.num_envs)
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
         self._progress.begin("step")
         batch = unflatten(self._action_leaves, [values.copy() for values in actions])
         observations, target.rewards[step], terminated, truncated, infos = self._env.step(batch)
+        for column in range(self.num_envs if target.infos else 0):
+            target.infos.write(step, column, row_of(infos, column))
         ended = np.flatnonzero(np.logical_or(terminated, truncated))
         if len(ended):
             observations = self._end(target, step, ended, terminated, truncated, observations, infos)
@@ -296,10 +308,14 @@ class VectorStepper:
             target.ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
         self._began[ended] = now
         if in_infos:
+            for column in ended.tolist() if target.infos else ():
+                target.infos.write_own(step, column, row_of(infos.get("final_info", {}), column))
             return observations
         mask = np.zeros(self.num_envs, bool)
         mask[ended] = True
-        fresh, _ = self._env.reset(options={"reset_mask": mask})
+        fresh, infos = self._env.reset(options={"reset_mask": mask})
+        for column in ended.tolist() if target.infos else ():
+            target.infos.write_first(step + 1, column, row_of(infos, column))
         return fresh
 
     def _one(self, observations: Any, column: int) -> Any:

@@ -86,6 +86,12 @@ def assemble(
         episodes=EpisodeStatistics.joined([episodes_of(records, env_ids) for _, records in parts]),
         ends=[ends for ends, _ in parts],
         successors=unflatten(spec.observations, [block[1:] for block in observations]),
+        infos={
+            name: arrays["seen", name][:T, first:stop] if info.acted_on else arrays["infos", name][:, first:stop]
+            for info in spec.infos
+            for name in info.names
+        },
+        next_infos={name: arrays["infos", name][:, first:stop] for info in spec.infos for name in info.names},
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from parenv.errors import ConfigurationError
 from parenv.experience.assembly import episodes_of
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Ends, Rollout, concatenated, map_trees
+from parenv.experience.rollout import NAMED, Ends, Rollout, concatenated, map_trees
 from parenv.worker.collecting import Collector, Seconds, private_writer
 
 CHUNK = 64
@@ -89,7 +89,7 @@ def _piece(chunk: Rollout, column: int, count: int, episodes: EpisodeStatistics)
             return [[row[column]] for row in value[:count]]
         return value[:count, column : column + 1]
 
-    fields = ("observations", "actions", "rewards", "terminated", "truncated", "extras")
+    fields = ("observations", "actions", "rewards", "terminated", "truncated", *NAMED)
     cuts = {name: map_trees(cut, getattr(chunk, name)) for name in fields}
     return replace(
         chunk,
@@ -102,7 +102,7 @@ def _piece(chunk: Rollout, column: int, count: int, episodes: EpisodeStatistics)
 
 def _joined(pieces: list[list[Rollout]], initial_carry: Any) -> Rollout:
     parts = [part for column in pieces for part in column]
-    fields = ("observations", "actions", "rewards", "terminated", "truncated", "extras", "successors")
+    fields = ("observations", "actions", "rewards", "terminated", "truncated", "successors", *NAMED)
     whole = {name: map_trees(concatenated, *(getattr(part, name) for part in parts)) for name in fields}
     steps = np.cumsum([sum(len(part.rewards) for part in column) for column in pieces]) - 1
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.infos import InfoRows
 from parenv.envs.stepping import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Share
@@ -25,6 +26,7 @@ class RolloutWriter:
     Attributes:
         observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
+        infos: rows of the infos that were named.
     """
 
     def __init__(self, spec: RolloutSpec, arrays: Arrays, share: Share) -> None:
@@ -51,6 +53,7 @@ class RolloutWriter:
             if leaf.dtype is not None
         }
         self.gradient = arrays["gradients", 0][share.position] if spec.gradient_bytes else None
+        self.infos = InfoRows(spec.infos, arrays, columns)
         self.share = share
         self.ends: list[End] = []
         self.finals: list[Any] = []
