@@ -1,7 +1,7 @@
 """Advantages and return targets over time-major blocks ``[T, B]``.
 
-All functions take and give arrays of one shape, ``[T, B]`` (or ``[T]``), dtype float32 or float64. Where one is given as
-a tensor, tensors come back, on its device and without a gradient; those on the CPU are read without a copy.
+All functions take and give arrays of one shape, ``[T, B]`` (or ``[T]``), dtype float32 or float64. Where one is given
+as a tensor, tensors come back, on its device and without a gradient; those on the CPU are read without a copy.
 ``next_values[t]`` is the value of the *true* next observation
 of step ``t``: the final one where an episode ended at ``t``, the last one at the edge of the rollout.
 ``Rollout.next_values`` computes it.

@@ -63,6 +63,10 @@ class Stepper(Protocol):
     observation_space: Space[Any]
     action_space: Space[Any]
 
+    @property
+    def envs(self) -> Sequence[Any]:
+        """The environments, or the ``VectorEnv`` that holds them."""
+
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; the info of each."""
 
@@ -113,7 +117,7 @@ class EnvStepper:
     """
 
     def __init__(self, envs: Sequence[Any], first_env_id: int, progress: Progress) -> None:
-        self.envs = list(envs)
+        self.envs: list[Any] = list(envs)
         self.num_envs = len(self.envs)
         self.observation_space: Space[Any] = self.envs[0].observation_space
         self.action_space: Space[Any] = self.envs[0].action_space
@@ -246,6 +250,7 @@ class VectorStepper:
                 '(gym.make_vec(..., vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}))'
             )
         self._env = env
+        self.envs = [env]
         self.num_envs = env.num_envs
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from parenv.envs.infos import Found
+from parenv.envs.made import check_made
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
@@ -81,12 +82,28 @@ def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progr
     return Started(job, stepper, spec, rows, spec.extras, spec.carry, spec.infos, infos)
 
 
-def make_envs(job: Job, first: int, count: int, progress: Progress) -> Stepper:
-    """Make sub-environments, or one ``VectorEnv`` with as many as it has."""
+def make_envs(job: Job, first: int, count: int, progress: Progress, others: Sequence[Any] = ()) -> Stepper:
+    """Make sub-environments, or one ``VectorEnv`` with as many as it has.
+
+    Args:
+        job: how.
+        first: env_id of the first.
+        count: how many.
+        progress: where to say what is going on.
+        others: environments of the same env_ids, which must not be made again.
+
+    Raises:
+        ConfigurationError: what is made is no environment, or one that is there already.
+    """
     envs: list[Any] = []
+    there = list(enumerate(others, first))
     while len(envs) < count and not (envs and isinstance(envs[0], VectorEnv)):
-        progress.begin("making the environment", first + len(envs))
-        envs.append(job.factories.make(first + len(envs)))
+        env_id = first + len(envs)
+        progress.begin("making the environment", env_id)
+        env = job.factories.make(env_id)
+        check_made(env, env_id, there)
+        envs.append(env)
+        there.append((env_id, env))
     progress.begin("making the environment")
     return make_stepper(envs, first, progress)
 
@@ -128,7 +145,7 @@ def _probe(
         extras, carry = probe(collector, rows)
         spec = replace(spec, extras=extras, carry=carry)
         if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:
-            more = played(lambda: make_envs(job, 0, 1, progress), actor, spec, missing, progress)
+            more = played(lambda: make_envs(job, 0, 1, progress, stepper.envs), actor, spec, missing, progress)
             spec = replace(spec, infos=(*spec.infos, *more))
         if job.postprocess is not None:
             collector.spec = spec

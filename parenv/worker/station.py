@@ -196,8 +196,8 @@ class Station:
         spec = evaluation_spec(self._collector.spec)
         with RandomState(seed), self._actor.deterministic(deterministic):
             if self._evaluation_envs is None:
-                count = self._collector.stepper.num_envs
-                self._evaluation_envs = make_envs(self._job, self._layout.first_env_id, count, self._progress)
+                count, envs = self._collector.stepper.num_envs, self._collector.stepper.envs
+                self._evaluation_envs = make_envs(self._job, self._layout.first_env_id, count, self._progress, envs)
             envs = self._evaluation_envs
             seeds = np.random.SeedSequence(seed).generate_state(envs.num_envs).tolist()
             rows, infos = reset(envs, spec.observations, seeds)
