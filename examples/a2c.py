@@ -129,7 +129,7 @@ def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
             baseline = value.detach()
             next_values = rollout.next_values(baseline, agent.get_value)
         steps = (rollout.rewards, baseline, next_values, rollout.terminated, rollout.truncated)
-        advantages, returns = map(torch.as_tensor, gae(*steps, gamma=args.gamma, gae_lambda=args.gae_lambda))
+        advantages, returns = gae(*steps, gamma=args.gamma, gae_lambda=args.gae_lambda)
         policy_loss = -(advantages * log_prob).mean()
         value_loss = (returns - value).square().mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy_coef * entropy.mean()

@@ -124,7 +124,7 @@ def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
         with torch.no_grad():  # what the time limit cut off an episode is estimated by the value network
             next_values = rollout.next_values(value.detach(), agent.get_value)
         steps = (rollout.rewards, next_values, rollout.terminated, rollout.truncated)
-        returns = torch.as_tensor(discounted_returns(*steps, gamma=args.gamma))
+        returns = discounted_returns(*steps, gamma=args.gamma)
         advantages = returns - value.detach()
         weight = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         policy_loss = -(weight * log_prob).mean()

@@ -187,7 +187,7 @@ class ProtocolError(ParenvError):
 
 
 class PoolBusyError(ParenvError):
-    """Another thread is using the pool; give it to one thread at a time."""
+    """Another thread is using the pool: one pool, one thread."""
 
 
 class PoolClosedError(ParenvError):

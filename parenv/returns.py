@@ -1,7 +1,8 @@
 """Advantages and return targets over time-major blocks ``[T, B]``.
 
-All functions take and give arrays of shape ``[T, B]`` (or ``[T]``), dtype float32 or float64; CPU tensors are
-accepted in place of arrays and read without a copy. ``next_values[t]`` is the value of the *true* next observation
+All functions take and give arrays of one shape, ``[T, B]`` (or ``[T]``), dtype float32 or float64. Where one is given
+as a tensor, tensors come back, on its device and without a gradient; those on the CPU are read without a copy.
+``next_values[t]`` is the value of the *true* next observation
 of step ``t``: the final one where an episode ended at ``t``, the last one at the edge of the rollout.
 ``Rollout.next_values`` computes it.
 
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parenv.errors import ConfigurationError
+
 Array = npt.NDArray[Any]
 _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is far below
 
@@ -23,8 +26,8 @@ _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is fa
 class VTrace(NamedTuple):
     """What :func:`vtrace` returns: value targets ``v_s`` and policy-gradient advantages, both ``[T, B]``."""
 
-    targets: Array
-    advantages: Array
+    targets: Any
+    advantages: Any
 
 
 def gae(
@@ -36,7 +39,7 @@ def gae(
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
-) -> tuple[Array, Array]:
+) -> tuple[Any, Any]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     Args:
@@ -56,17 +59,19 @@ def gae(
     >>> targets.tolist()
     [2.0, 1.0]
     """
-    rewards, values, next_values = _floats(rewards, values, next_values)
-    continues = ~(_bools(terminated) | _bools(truncated))
-    deltas = rewards + gamma * _unless(_bools(terminated), next_values) - values
+    blocks = _Blocks(
+        rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated
+    )
+    rewards, values, next_values = blocks.floats("rewards", "values", "next_values")
+    terminated, truncated = blocks.bools("terminated", "truncated")
+    continues = ~(terminated | truncated)
+    deltas = rewards + gamma * _unless(terminated, next_values) - values
     decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
     advantages = _backward_sum(deltas, decay)
-    return advantages, advantages + values
+    return blocks.as_given(advantages), blocks.as_given(advantages + values)
 
 
-def discounted_returns(
-    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99
-) -> Array:
+def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99) -> Any:
     """Discounted sum of rewards until the episode or the rollout ends, then bootstrapped (Sutton and Barto, eq. 3.8).
 
     Args:
@@ -79,16 +84,19 @@ def discounted_returns(
     Returns:
         ``[T, B]``.
     """
-    rewards, next_values = _floats(rewards, next_values)
-    bootstraps = _bools(truncated) & ~_bools(terminated)
-    continues = ~(_bools(terminated) | _bools(truncated))
+    blocks = _Blocks(rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated)
+    rewards, next_values = blocks.floats("rewards", "next_values")
+    terminated, truncated = blocks.bools("terminated", "truncated")
+    bootstraps = truncated & ~terminated
+    continues = ~(terminated | truncated)
     bootstraps[-1:] |= continues[-1:]
-    return _backward_sum(rewards + gamma * _unless(~bootstraps, next_values), gamma * continues.astype(rewards.dtype))
+    terms = rewards + gamma * _unless(~bootstraps, next_values)
+    return blocks.as_given(_backward_sum(terms, gamma * continues.astype(rewards.dtype)))
 
 
 def n_step_returns(
     rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, n: int, gamma: float = 0.99
-) -> Array:
+) -> Any:
     """n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
 
     The sum runs over at most ``n`` rewards, fewer where the episode or the rollout ends before, and
@@ -107,14 +115,16 @@ def n_step_returns(
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    rewards, next_values = _floats(rewards, next_values)
-    ended = _bools(terminated) | _bools(truncated)
-    one_step = rewards + gamma * _unless(_bools(terminated), next_values)
+    blocks = _Blocks(rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated)
+    rewards, next_values = blocks.floats("rewards", "next_values")
+    terminated, truncated = blocks.bools("terminated", "truncated")
+    ended = terminated | truncated
+    one_step = rewards + gamma * _unless(terminated, next_values)
     targets: Array = one_step.copy()
     for _ in range(min(n, len(rewards)) - 1):
         longer = rewards[:-1] + gamma * targets[1:]
         targets[:-1] = np.where(ended[:-1], one_step[:-1], longer)
-    return targets
+    return blocks.as_given(targets)
 
 
 def vtrace(
@@ -149,16 +159,27 @@ def vtrace(
     Returns:
         Value targets and policy-gradient advantages ``rho_t (r_t + gamma v_{t+1} - V(o_t))``.
     """
-    rewards, values, next_values = _floats(rewards, values, next_values)
-    behaviour, target = _floats(behaviour_log_prob, target_log_prob)
+    blocks = _Blocks(
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminated=terminated,
+        truncated=truncated,
+        behaviour_log_prob=behaviour_log_prob,
+        target_log_prob=target_log_prob,
+    )
+    rewards, values, next_values = blocks.floats("rewards", "values", "next_values")
+    behaviour, target = blocks.floats("behaviour_log_prob", "target_log_prob")
+    terminated, truncated = blocks.bools("terminated", "truncated")
     ratio = np.exp(np.minimum(target - behaviour, _MAX_LOG_RATIO))
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
-    ended = _bools(terminated) | _bools(truncated)
-    deltas = rho * (rewards + gamma * _unless(_bools(terminated), next_values) - values)
+    ended = terminated | truncated
+    deltas = rho * (rewards + gamma * _unless(terminated, next_values) - values)
     targets: Array = values + _backward_sum(deltas, gamma * trace * ~ended)
     next_targets = np.array(next_values)
     next_targets[:-1] = np.where(ended[:-1], next_values[:-1], targets[1:])
-    return VTrace(targets, rho * (rewards + gamma * _unless(_bools(terminated), next_targets) - values))
+    advantages = rho * (rewards + gamma * _unless(terminated, next_targets) - values)
+    return VTrace(blocks.as_given(targets), blocks.as_given(advantages))
 
 
 def _backward_sum(terms: Array, decay: Array) -> Array:
@@ -176,11 +197,47 @@ def _unless(nothing: Array, values: Array) -> Array:
     return np.where(nothing, values.dtype.type(0), values)
 
 
-def _floats(*blocks: Any) -> tuple[Array, ...]:
-    arrays = [np.asarray(block) for block in blocks]
-    dtype = np.result_type(np.float32, *arrays)
-    return tuple(array.astype(dtype, copy=False) for array in arrays)
+class _Blocks:
+    """What a function was given, by the names of its arguments, as arrays of the same shape.
+
+    Raises:
+        ConfigurationError: they have different shapes, which numpy would broadcast to another one.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self._tensor = next((block for block in given.values() if hasattr(block, "detach")), None)
+        self._arrays = {name: _as_array(block) for name, block in given.items()}
+        wanted = self._arrays["rewards"].shape
+        for name, array in self._arrays.items():
+            if array.shape != wanted:
+                raise ConfigurationError(_wrong_shape(name, array.shape, wanted))
+
+    def floats(self, *names: str) -> tuple[Array, ...]:
+        """Some of them in the precision of the most precise."""
+        arrays = [self._arrays[name] for name in names]
+        dtype = np.result_type(np.float32, *arrays)
+        return tuple(array.astype(dtype, copy=False) for array in arrays)
+
+    def bools(self, *names: str) -> tuple[Array, ...]:
+        """Some of them as booleans."""
+        return tuple(self._arrays[name].astype(bool, copy=False) for name in names)
+
+    def as_given(self, result: Array) -> Any:
+        """A result as a tensor, if something was given as one."""
+        if self._tensor is None:
+            return result
+        import torch
+
+        return torch.as_tensor(result, device=self._tensor.device)
 
 
-def _bools(block: Any) -> Array:
-    return np.asarray(block, dtype=bool)
+def _as_array(block: Any) -> Array:
+    return np.asarray(block.detach().cpu() if hasattr(block, "detach") else block)
+
+
+def _wrong_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    advice = "all must be [T, B], or all [T]"
+    for longer, its_shape, other in ((name, shape, wanted), ("rewards", wanted, shape)):
+        if its_shape == (*other, 1):
+            advice = f"take the last dimension away, {longer}.squeeze(-1)"
+    return f"{name} has shape {shape}, but rewards has {wanted}: {advice}"

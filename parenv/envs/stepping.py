@@ -12,6 +12,8 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from parenv.envs.infos import Found, InfoRows, row_of, rows_of
+from parenv.envs.recorded import Recorded, is_recorded, recorded_in, recorded_in_row
 from parenv.envs.state import get_state, set_state
 from parenv.envs.values import Rows, action_splitter, copied, row_writer
 from parenv.errors import ConfigurationError, ObservationError
@@ -20,13 +22,25 @@ from parenv.memory.spaces import flatten, is_single, leaves, unflatten
 
 
 class End(NamedTuple):
-    """Where an episode ended in a rollout, how, and after how many seconds."""
+    """Where an episode ended in a rollout, how, and after how many seconds.
+
+    Args:
+        step: row.
+        column: column.
+        terminated: whether by the environment.
+        truncated: whether by a limit.
+        seconds: from the reset to the last step.
+        recorded: return and length, where a wrapper has said them; else they come of the rewards.
+        counts: whether what ended is an episode for the statistics; a life is none.
+    """
 
     step: int
     column: int
     terminated: bool
     truncated: bool
     seconds: float
+    recorded: Recorded | None = None
+    counts: bool = True
 
 
 class Target(Protocol):
@@ -38,6 +52,8 @@ class Target(Protocol):
     """The episodes that ended so far."""
     rewards: Any
     """``[T, B]``."""
+    infos: InfoRows
+    """Where infos go that the user has named."""
 
 
 class Stepper(Protocol):
@@ -47,8 +63,12 @@ class Stepper(Protocol):
     observation_space: Space[Any]
     action_space: Space[Any]
 
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
-        """Begin an episode in every sub-environment and write the first observations."""
+    @property
+    def envs(self) -> Sequence[Any]:
+        """The environments, or the ``VectorEnv`` that holds them."""
+
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
+        """Begin an episode in every sub-environment and write the first observations; the info of each."""
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
@@ -97,7 +117,7 @@ class EnvStepper:
     """
 
     def __init__(self, envs: Sequence[Any], first_env_id: int, progress: Progress) -> None:
-        self.envs = list(envs)
+        self.envs: list[Any] = list(envs)
         self.num_envs = len(self.envs)
         self.observation_space: Space[Any] = self.envs[0].observation_space
         self.action_space: Space[Any] = self.envs[0].action_space
@@ -115,24 +135,30 @@ class EnvStepper:
         self._step_codes, self._reset_codes = ([code(doing, i) for i in env_ids] for doing in ("step", "reset"))
         self._steps, self._resets = [env.step for env in self.envs], [env.reset for env in self.envs]
         self._began = [0.0] * self.num_envs
+        self._recorded = [is_recorded(env) for env in self.envs]
 
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
-        """Begin an episode in every sub-environment and write the first observations."""
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
+        """Begin an episode in every sub-environment and write the first observations; the info of each."""
+        infos = []
         for column, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self._progress.begin("reset", self._first + column)
-            observation, _ = env.reset(seed=seed)
+            observation, info = env.reset(seed=seed)
             self.begin(column, observation, rows)
+            infos.append(info)
+        return infos
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
         """Step all from the first that has not taken this step yet."""
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._cell
-        array, dtype, shape = np.ndarray, self._dtype, self._shape
+        array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
         together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
         for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
             cell[0] = step_code
-            observation, rewards[column], terminated, truncated, _ = step_env(action)
+            observation, rewards[column], terminated, truncated, info = step_env(action)
+            if infos:
+                infos.write(step, column, info)
             if terminated or truncated:
-                observation = self._end(target, step, column, observation, terminated, truncated)
+                observation = self._end(target, step, column, observation, (terminated, truncated), info)
             if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
                 row[column] = observation
             else:
@@ -154,7 +180,8 @@ class EnvStepper:
         """End a column's episode as truncated at an earlier step, with the observation that is in the rows."""
         last = unflatten(self._observation_leaves, [row[column] for row in rows])
         self._write(target.finals, len(target.ends), last)
-        target.ends.append(End(step, column, False, True, perf_counter() - self._began[column]))
+        seconds = perf_counter() - self._began[column]
+        target.ends.append(End(step, column, False, True, seconds, counts=not self._recorded[column]))
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
@@ -179,13 +206,16 @@ class EnvStepper:
         for env in self.envs:
             env.close()
 
-    def _end(self, target: Target, step: int, column: int, observation: Any, terminated: Any, truncated: Any) -> Any:
-        ends, now = target.ends, perf_counter()
+    def _end(self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any) -> Any:
+        ends, now, recorded = target.ends, perf_counter(), recorded_in(info)
+        self._recorded[column] |= recorded is not None
+        counts = recorded is not None or not self._recorded[column]
         self._write(target.finals, len(ends), observation)
-        ends.append(End(step, column, terminated, truncated, now - self._began[column]))
+        ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
         self._began[column] = now
         self._cell[0] = self._reset_codes[column]
-        observation, _ = self._resets[column]()
+        observation, info = self._resets[column]()
+        target.infos.write_first(step + 1, column, info)
         self._cell[0] = self._step_codes[column]
         return observation
 
@@ -220,6 +250,7 @@ class VectorStepper:
                 '(gym.make_vec(..., vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}))'
             )
         self._env = env
+        self.envs = [env]
         self.num_envs = env.num_envs
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space
@@ -227,19 +258,23 @@ class VectorStepper:
         self._write_final = row_writer(self._leaves)
         self._progress = progress
         self._began = np.zeros(self.num_envs)
+        self._recorded = np.full(self.num_envs, is_recorded(env))
 
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> None:
-        """Begin an episode in every sub-environment and write the first observations."""
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
+        """Begin an episode in every sub-environment and write the first observations; the info of each."""
         self._progress.begin("reset")
-        observations, _ = self._env.reset(seed=_seed_of(self._env, seeds))
+        observations, infos = self._env.reset(seed=_seed_of(self._env, seeds))
         self._write(rows, observations)
         self._began[:] = perf_counter()
+        return rows_of(infos, self.num_envs)
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
         self._progress.begin("step")
         batch = unflatten(self._action_leaves, [values.copy() for values in actions])
         observations, target.rewards[step], terminated, truncated, infos = self._env.step(batch)
+        for column in range(self.num_envs if target.infos else 0):
+            target.infos.write(step, column, row_of(infos, column))
         ended = np.flatnonzero(np.logical_or(terminated, truncated))
         if len(ended):
             observations = self._end(target, step, ended, terminated, truncated, observations, infos)
@@ -271,13 +306,21 @@ class VectorStepper:
         for column in ended.tolist():
             final = infos["final_obs"][column] if in_infos else self._one(observations, column)
             self._write_final(target.finals, len(target.ends), final)
-            target.ends.append(End(step, column, terminated[column], truncated[column], now - self._began[column]))
+            recorded = recorded_in_row(infos, column)
+            self._recorded[column] |= recorded is not None
+            counts = recorded is not None or not self._recorded[column]
+            how = terminated[column], truncated[column]
+            target.ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
         self._began[ended] = now
         if in_infos:
+            for column in ended.tolist() if target.infos else ():
+                target.infos.write_own(step, column, row_of(infos.get("final_info", {}), column))
             return observations
         mask = np.zeros(self.num_envs, bool)
         mask[ended] = True
-        fresh, _ = self._env.reset(options={"reset_mask": mask})
+        fresh, infos = self._env.reset(options={"reset_mask": mask})
+        for column in ended.tolist() if target.infos else ():
+            target.infos.write_first(step + 1, column, row_of(infos, column))
         return fresh
 
     def _one(self, observations: Any, column: int) -> Any:

@@ -83,9 +83,15 @@ def assemble(
         policy_version=policy_version,
         policy_lag=policy_lag,
         restarted=arrays["restarted", 0][first:stop],
-        episodes=EpisodeStatistics.joined([_episodes(records, env_ids) for _, records in parts]),
+        episodes=EpisodeStatistics.joined([episodes_of(records, env_ids) for _, records in parts]),
         ends=[ends for ends, _ in parts],
         successors=unflatten(spec.observations, [block[1:] for block in observations]),
+        infos={
+            name: arrays["seen", name][:T, first:stop] if info.acted_on else arrays["infos", name][:, first:stop]
+            for info in spec.infos
+            for name in info.names
+        },
+        next_infos={name: arrays["infos", name][:, first:stop] for info in spec.infos for name in info.names},
     )
 
 
@@ -102,7 +108,9 @@ def _ends_of(spec: RolloutSpec, arrays: Arrays, share: Share, first: int) -> tup
     return Ends(steps, columns, unflatten(spec.observations, finals)), records
 
 
-def _episodes(records: Any, env_ids: Any) -> EpisodeStatistics:
+def episodes_of(records: Any, env_ids: Any) -> EpisodeStatistics:
+    """The episodes among ends, given as :data:`~parenv.memory.layout.END_DTYPE`; those of lives only are none."""
+    records = records[records["counts"]]
     return EpisodeStatistics(
         np.ascontiguousarray(records["return"]),
         np.ascontiguousarray(records["length"]),

@@ -14,6 +14,9 @@ import numpy.typing as npt
 class EpisodeStatistics:
     """Episodes in the order in which they ended.
 
+    Where an environment has Gymnasium's ``RecordEpisodeStatistics`` or a wrapper like it, returns and lengths are those
+    of its ``info["episode"]``, and what ends without one, such as a life, is no episode.
+
     Args:
         returns: undiscounted sums of rewards, float64 ``[K]``.
         lengths: env steps, int64 ``[K]``.

@@ -54,6 +54,8 @@ class Transitions:
         next_observations: the true next ones, ``[N, *obs]``.
         env_ids: int64 ``[N]``.
         extras: each ``[N, ...]``.
+        infos: each ``[N, ...]``, as in a rollout.
+        next_infos: likewise.
     """
 
     observations: Tree
@@ -64,6 +66,8 @@ class Transitions:
     next_observations: Tree
     env_ids: Any
     extras: Mapping[str, Any]
+    infos: Mapping[str, Any] = field(default_factory=dict)
+    next_infos: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -94,6 +98,11 @@ class Rollout:
         episodes: the episodes that ended in it.
         ends: where they ended, as parts of one block.
         successors: ``observations`` one step later, ``[T, B, *obs]``, before the final ones are put in.
+        infos: by name, arrays ``[T, B, ...]`` of the infos that the pool was to bring along. ``infos[name][t]`` is what
+            step ``t`` returned, at an episode's end too; of an info that the policy takes as an argument, such as an
+            action mask, it is what came with ``observations[t]``, from the step before or a reset: what the policy saw.
+            ``infos["_name"]``, bool ``[T, B]``, says where it was there; elsewhere ``infos[name]`` is 0.
+        next_infos: the same as each step returned it, whoever takes it: what came with ``next_observations()``.
     """
 
     observations: Tree
@@ -112,6 +121,8 @@ class Rollout:
     episodes: EpisodeStatistics
     ends: Sequence[Ends] = field(repr=False)
     successors: Tree = field(repr=False)
+    infos: Mapping[str, Any] = field(default_factory=dict)
+    next_infos: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def num_steps(self) -> int:
@@ -167,6 +178,8 @@ class Rollout:
             next_observations=map_trees(_flat, self.next_observations()),
             env_ids=_flat(_rows_of(self.env_ids, T)),
             extras={name: _flat(value) for name, value in self.extras.items()},
+            infos={name: _flat(value) for name, value in self.infos.items()},
+            next_infos={name: _flat(value) for name, value in self.next_infos.items()},
         )
 
     def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> Rollout:
@@ -183,19 +196,18 @@ class Rollout:
                 return value
             return torch.as_tensor(value).to(device, non_blocking=non_blocking)
 
-        moved = {name: map_trees(tensor, getattr(self, name)) for name in TREES}
+        moved = {name: map_trees(tensor, getattr(self, name)) for name in (*TREES, *NAMED)}
         ends = [
             Ends(tensor(part.steps), tensor(part.columns), map_trees(tensor, part.observations))
             for part in [self._ends]
         ]
-        extras = {name: tensor(value) for name, value in self.extras.items()}
-        return replace(self, **moved, extras=extras, env_ids=tensor(self.env_ids), ends=ends)
+        return replace(self, **moved, env_ids=tensor(self.env_ids), ends=ends)
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
-        moved = {name: map_trees(_copy, getattr(self, name)) for name in TREES}
+        moved = {name: map_trees(_copy, getattr(self, name)) for name in (*TREES, *NAMED)}
         ends = [Ends(_copy(part.steps), _copy(part.columns), map_trees(_copy, part.observations)) for part in self.ends]
-        return replace(self, **moved, extras={k: _copy(v) for k, v in self.extras.items()}, ends=ends)
+        return replace(self, **moved, ends=ends)
 
     @cached_property
     def _ends(self) -> Ends:
@@ -224,6 +236,9 @@ TREES = (
     "successors",
 )
 """The fields of a rollout that are trees of arrays and lists."""
+
+NAMED = ("extras", "infos", "next_infos")
+"""The fields of a rollout that are arrays by name."""
 
 
 def map_trees(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:

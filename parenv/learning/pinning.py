@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from parenv.experience.rollout import TREES, Rollout, map_trees
+from parenv.experience.rollout import NAMED, TREES, Rollout, map_trees
 
 
 class Pins:
@@ -40,8 +40,8 @@ class Pins:
 
 def slot_of(rollout: Rollout) -> tuple[int, int] | None:
     """Where the slot of a rollout begins, and how many bytes it uses; ``None`` for a rollout with memory of its own."""
-    values: list[Any] = list(rollout.extras.values())
-    for name in TREES:
+    values: list[Any] = []
+    for name in (*TREES, *NAMED):
         map_trees(values.append, getattr(rollout, name))
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     root: Any = rollout.rewards

@@ -44,8 +44,18 @@ COMMIT_DTYPE = np.dtype(
 """Written last by each worker of a slot: which credit it holds, how long its parts took, when it began and ended on the
 clock of ``time.perf_counter``, the gradient's norm."""
 
-END_DTYPE = np.dtype([("step", "<i4"), ("column", "<i4"), ("length", "<i8"), ("return", "<f8"), ("seconds", "<f8")])
-"""One episode end: row and column in the rollout, and the statistics of the episode."""
+END_DTYPE = np.dtype(
+    [
+        ("step", "<i4"),
+        ("column", "<i4"),
+        ("length", "<i8"),
+        ("return", "<f8"),
+        ("seconds", "<f8"),
+        ("counts", "?"),
+    ],
+    align=True,
+)
+"""One episode end: row and column in the rollout, the statistics of the episode, and whether it counts as one."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,28 @@ class Extra:
 
 
 @dataclass(frozen=True)
+class Info:
+    """An info that the user named, an array ``[T, B, *shape]`` of the rollout.
+
+    Args:
+        name: its key.
+        shape: of one value.
+        dtype: likewise.
+        acted_on: whether the policy takes it, so that it belongs to the observation that it came with.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    acted_on: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the array, and of the one that says where it was there, as Gymnasium names them."""
+        return self.name, f"_{self.name}"
+
+
+@dataclass(frozen=True)
 class RolloutSpec:
     """What every rollout of a pool consists of.
 
@@ -69,6 +101,7 @@ class RolloutSpec:
         extras: what policy and ``postprocess`` add.
         carry: leaves of the policy's carry, each ``[B, *shape]``.
         gradient_bytes: the flat gradient that each worker adds; 0 for experience.
+        infos: what the user named.
     """
 
     rollout_length: int
@@ -77,6 +110,7 @@ class RolloutSpec:
     extras: tuple[Extra, ...] = ()
     carry: tuple[Leaf, ...] = ()
     gradient_bytes: int = 0
+    infos: tuple[Info, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,6 +178,21 @@ def _check_path(path: tuple[Any, ...]) -> None:
         raise ValueError("keys of a carry are texts, and places in tuples whole numbers")
 
 
+def infos_as_data(infos: Sequence[Info]) -> list[Any]:
+    """As plain data for a message."""
+    return [[info.name, list(info.shape), info.dtype, info.acted_on] for info in infos]
+
+
+def infos_from_data(data: Sequence[Any]) -> tuple[Info, ...]:
+    """The inverse of :func:`infos_as_data`, whoever has sent it.
+
+    Raises:
+        ProtocolError: these are not different arrays of numbers.
+    """
+    arrays, _ = extras_and_carry(data, ())
+    return tuple(Info(array.name, array.shape, array.dtype, array.postprocessed) for array in arrays)
+
+
 def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:
     if not _NUMBERS.fullmatch(dtype):
         raise ValueError(f"{dtype!r} is no dtype of numbers")
@@ -178,6 +227,7 @@ def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayou
     always += [(("rewards", 0), (T, B), "<f4"), (("terminated", 0), (T, B), "?"), (("truncated", 0), (T, B), "?")]
     always += [(("restarted", 0), (B,), "?")]
     always += [(("extras", extra.name), (T, B, *extra.shape), extra.dtype) for extra in spec.extras]
+    always += [field for info in spec.infos for field in _info_fields(info, T, B)]
     always += [(("carry", i), (B, *leaf.shape), leaf.dtype) for i, leaf in enumerate(spec.carry)]
     if spec.gradient_bytes:
         always += [(("gradients", 0), (num_workers, aligned(spec.gradient_bytes)), "|u1")]
@@ -195,6 +245,16 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
     (128, 64, 0)
     """
     return -(-size // to) * to
+
+
+def _info_fields(info: Info, T: int, B: int) -> list[tuple[tuple[str, Any], tuple[int, ...], Any]]:
+    """What each step returned, and, of what the policy takes, what came with each observation."""
+    rows = {"infos": T, "seen": T + 1} if info.acted_on else {"infos": T}
+    return [
+        ((kind, name), (count, B, *shape), dtype)
+        for kind, count in rows.items()
+        for name, shape, dtype in zip(info.names, (info.shape, ()), (info.dtype, "?"), strict=True)
+    ]
 
 
 def _arrays(of: Sequence[Leaf]) -> list[tuple[int, Leaf]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry
+from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry, infos_from_data
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Commit, Failure, Ready
 
@@ -32,6 +32,7 @@ def check_ready(ready: Ready, steps: bool) -> None:
     if not steps:
         _require(type(ready.spaces) is list and len(ready.spaces) == 2, "does not say its spaces")
         extras_and_carry(ready.extras, ready.carry)
+        infos_from_data(ready.infos)
         for space in ready.spaces:
             leaves(rebuild(space))
         return

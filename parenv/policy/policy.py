@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from parenv.errors import ConfigurationError
@@ -50,7 +51,14 @@ class Policy(ABC):
         Args:
             observations: ``[B, *obs]``, nested as the space is; read-only where they are numpy arrays.
             carry: what the last call returned, with the rows of ended episodes set back to :meth:`initial_carry`.
+
+        A parameter more that has the name of one of the pool's ``infos``, such as ``action_mask``, is given what came
+        with the observations, ``[B, ...]``.
         """
+
+    def infos_taken(self) -> frozenset[str]:
+        """Names of the parameters of :meth:`act` beside observations and carry."""
+        return parameters_of(self.act, 2)
 
     def initial_carry(self, batch: int) -> Any:
         """The carry at an episode's beginning for ``batch`` sub-environments, arrays ``[batch, ...]``, or ``None``."""
@@ -61,15 +69,19 @@ class FunctionPolicy(Policy):
     """A plain callable ``observations -> actions`` on numpy arrays.
 
     Args:
-        function: the callable.
+        function: the callable; it may have parameters with the names of infos, as :meth:`Policy.act` may.
     """
 
     def __init__(self, function: Any) -> None:
         self.function = function
 
-    def act(self, observations: Any, carry: Any) -> Action:
+    def act(self, observations: Any, carry: Any, **infos: Any) -> Action:
         """Call the function."""
-        return Action(self.function(observations))
+        return Action(self.function(observations, **infos))
+
+    def infos_taken(self) -> frozenset[str]:
+        """Names of the parameters of the function beside the observations."""
+        return parameters_of(self.function, 1)
 
 
 class TorchPolicy(Policy):
@@ -77,7 +89,8 @@ class TorchPolicy(Policy):
 
     Args:
         module: the module.
-        method: the method that acts, called with observations, and with the carry if ``outputs`` names one.
+        method: the method that acts, called with observations, with the carry if ``outputs`` names one, and with those
+            of the pool's infos whose names its parameters have.
         outputs: what the method returns, in order: ``"actions"``, optionally ``"carry"``, any names for extras, and
             ``None`` for what is not wanted.
         deterministic_method: the method that acts in ``evaluate(deterministic=True)``, returning actions alone or the
@@ -111,14 +124,24 @@ class TorchPolicy(Policy):
         self._actions_at, self._carry_at = places.pop("actions"), places.pop("carry", None)
         self._extras_at = tuple(places.items())
         self._initial_carry = initial_carry
+        self._taken = {
+            name: parameters_of(getattr(module, name), 1 if self._carry_at is None else 2)
+            for name in (method, deterministic_method)
+            if name is not None
+        }
 
-    def act(self, observations: Any, carry: Any) -> Action:
+    def infos_taken(self) -> frozenset[str]:
+        """Names of the parameters of the methods beside observations and carry."""
+        return frozenset().union(*self._taken.values())
+
+    def act(self, observations: Any, carry: Any, **infos: Any) -> Action:
         """Call the method and name what it returns."""
         method = self.method
         if self.deterministic_method is not None and self.settings.get("deterministic"):
             method = self.deterministic_method
         arguments = (observations,) if self._carry_at is None else (observations, carry)
-        returned = getattr(self.module, method)(*arguments)
+        infos = {name: value for name, value in infos.items() if name in self._taken[method]}
+        returned = getattr(self.module, method)(*arguments, **infos)
         if not isinstance(returned, tuple):
             return Action(returned, {}, carry)
         carry = returned[self._carry_at] if self._carry_at is not None else None
@@ -151,6 +174,22 @@ def is_module(value: Any) -> bool:
     """Whether it is a ``torch.nn.Module``, without importing torch to find out."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def parameters_of(function: Callable[..., Any], given: int) -> frozenset[str]:
+    """Names of a function's parameters that can be given by name, without the first few; none where nobody knows.
+
+    >>> sorted(parameters_of(lambda observations, action_mask=None: ..., 1))
+    ['action_mask']
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return frozenset()
+    kinds = inspect.Parameter
+    by_position = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    left = [p for p in parameters if p not in by_position[:given]]
+    return frozenset(p.name for p in left if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY))
 
 
 def apply_settings(policy: Any, settings: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ class Plan:
         gradient: how gradients become one; ``None`` for experience.
         gradient_job: how workers compute them, likewise.
         postprocess: the user's, or ``None``.
+        infos: names of infos that come along.
         prefetch: rollouts a worker may run ahead.
         max_policy_lag: in publishes, or ``None``.
         on_stale: ``"pace"`` or ``"drop"``.
@@ -62,6 +63,7 @@ class Plan:
     gradient: GradientOptions | None
     gradient_job: GradientJob | None
     postprocess: Callable[[Any, Any], Any] | None
+    infos: tuple[str, ...]
     prefetch: int
     max_policy_lag: int | None
     on_stale: OnStale
@@ -105,6 +107,7 @@ def make_plan(
     on_stale: OnStale,
     seed: int | None,
     options: WorkerOptions,
+    infos: Any = (),
     record: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
     placement: Placing = None,
@@ -175,6 +178,7 @@ def make_plan(
         gradient=gradient,
         gradient_job=job,
         postprocess=postprocess,
+        infos=_names(infos),
         prefetch=prefetch,
         max_policy_lag=max_policy_lag,
         on_stale=on_stale,
@@ -208,6 +212,15 @@ def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Par
         return WHOLE_EPISODES
     at_least("rollout_length", rollout_length, 1)
     return int(rollout_length)
+
+
+def _names(infos: Any) -> tuple[str, ...]:
+    is_sequence = isinstance(infos, Sequence) and not isinstance(infos, str)
+    if not is_sequence or not all(isinstance(name, str) for name in infos):
+        raise ConfigurationError(f'infos must be names of infos, such as ("is_success", "action_mask"), got {infos!r}')
+    if len({part for name in infos for part in (name, f"_{name}")}) < 2 * len(infos):
+        raise ConfigurationError(f"infos must be different names, of which none is another with _ before it: {infos!r}")
+    return tuple(infos)
 
 
 def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mode) -> GradientJob:

@@ -38,6 +38,7 @@ def as_job(plan: Plan, weights_offset: int) -> Job:
         first_env_id=plan.first_env_id,
         num_envs_is_given=plan.num_envs_is_given,
         gradient=plan.gradient_job,
+        infos=plan.infos,
         seed=plan.seed,
         weights_offset=weights_offset,
     )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ConfigurationError, ReplayError
-from parenv.experience.rollout import TREES
+from parenv.experience.rollout import NAMED, TREES
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
 from parenv.protocol.data import pack
@@ -243,7 +243,7 @@ def digest(arrival: Arrival) -> dict[str, Any]:
     """The version of a rollout, and for each of its fields a hash of every value in it."""
     rollout = arrival.rollout
     fields = {name: getattr(rollout, name) for name in TREES if name not in _DERIVED}
-    fields |= {f"extras[{name!r}]": value for name, value in rollout.extras.items()}
+    fields |= {f"{kind}[{name!r}]": value for kind in NAMED for name, value in getattr(rollout, kind).items()}
     fields |= {"final_observations": rollout.final_observations, "final_index": rollout.final_index}
     if arrival.gradients is not None:
         fields["gradients"] = arrival.gradients

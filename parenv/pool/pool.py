@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -12,19 +11,19 @@ from typing import Any, Literal, cast, overload
 
 from gymnasium import Space
 
-from parenv.errors import ConfigurationError, PoolBusyError, PoolClosedError
+from parenv.errors import ConfigurationError, PoolClosedError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
-from parenv.pool.advice import Advice
 from parenv.pool.configuration import make_plan
+from parenv.pool.facts import Facts
 from parenv.pool.session import Session
-from parenv.pool.statistics import PoolStatistics
 from parenv.pool.streams import Item, criteria, stream
+from parenv.pool.threads import OneThread, StreamKey
 
 
-class AsyncWorkerPool:
+class AsyncWorkerPool(Facts):
     """Workers that step environments and act, while this process learns.
 
     The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by letting go
@@ -48,6 +47,8 @@ class AsyncWorkerPool:
         gradient: how the workers' gradients become one.
         postprocess: ``(policy, rollout) -> {name: array [T, B, ...]}``, called on the worker with tensors and without
             gradients; the arrays join ``Rollout.extras``.
+        infos: names of infos, numbers or arrays, that come along in ``Rollout.infos``, such as ``("is_success",)``. One
+            whose name is that of a parameter of the policy, such as ``action_mask``, is also given to it when it acts.
         prefetch: async: rollouts that a worker may run ahead of the learner; 0: it waits for the learner's update.
         max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what comes of it.
         on_stale: ``"pace"``: keep that bound by waiting for the worker that needs it; ``"drop"``: by dropping, counted.
@@ -85,6 +86,7 @@ class AsyncWorkerPool:
         rollout_length: int | Literal["episode"] = 128,
         loss_fn: Callable[[Any, Any], Any] | None = None,
         postprocess: Callable[[Any, Any], Any] | None = None,
+        infos: Sequence[str] = (),
         prefetch: int = 1,
         max_policy_lag: int | None = None,
         on_stale: OnStale = "pace",
@@ -107,6 +109,7 @@ class AsyncWorkerPool:
             loss_fn=loss_fn,
             gradient=gradient,
             postprocess=postprocess,
+            infos=infos,
             prefetch=prefetch,
             max_policy_lag=max_policy_lag,
             on_stale=on_stale,
@@ -117,42 +120,12 @@ class AsyncWorkerPool:
             placement=placement,
             spaces=spaces,
         )
-        self._lock = threading.Lock()
+        self._one_thread = OneThread()
         self._session = Session(plan)
         self._close = weakref.finalize(self, self._session.close, plan.options.close_timeout_s)
 
     @property
-    def num_envs(self) -> int:
-        """Sub-environments in all workers."""
-        return sum(self._session.crew.shares)
-
-    @property
-    def num_workers(self) -> int:
-        """Workers; 1 where the only one runs in this process."""
-        return len(self._session.crew.shares)
-
-    @property
-    def single_observation_space(self) -> Space[Any]:
-        """Observation space of one sub-environment."""
-        return self._session.observation_space
-
-    @property
-    def single_action_space(self) -> Space[Any]:
-        """Action space of one sub-environment."""
-        return self._session.action_space
-
-    @property
-    def seed(self) -> int:
-        """The root of all seeds: give it to another pool of the same layout to repeat this one."""
-        return self._session.plan.seed
-
-    @property
-    def policy_version(self) -> int:
-        """The newest version; 0 is the policy the pool was made with."""
-        return self._session.version
-
-    @property
-    def closed(self) -> bool:
+    def closed(self) -> bool:  # type: ignore[override]
         """Whether the pool is closed."""
         return not self._close.alive
 
@@ -225,18 +198,6 @@ class AsyncWorkerPool:
             raise ConfigurationError(f"episodes must be at least 1, got {episodes}")
         with self._using() as session:
             return session.evaluate(episodes, deterministic)
-
-    def statistics(self) -> PoolStatistics:
-        """The figures so far."""
-        return self._session.statistics()
-
-    def advice(self) -> Advice:
-        """What the run so far spent its time on, and how to set it, as figures and, printed, in words.
-
-        Raises:
-            ConfigurationError: no rollout has been yielded yet.
-        """
-        return self._session.advice()
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.
@@ -330,16 +291,14 @@ class AsyncWorkerPool:
         return stream(criteria(stop), self._using, take, wait)
 
     @contextlib.contextmanager
-    def _using(self) -> Iterator[Session]:
+    def _using(self, stream: StreamKey | None = None) -> Iterator[Session]:
         self._check_open()
-        if not self._lock.acquire(blocking=False):
-            raise PoolBusyError("another thread is using the pool: give it to one thread at a time")
-        try:
-            yield self._session
-        finally:
-            self._lock.release()
-            if self._session.crew.broken:
-                self.close()
+        with self._one_thread.using(stream):
+            try:
+                yield self._session
+            finally:
+                if self._session.crew.broken:
+                    self.close()
 
     def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
         with self._using() as session:

@@ -15,7 +15,7 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.memory.crossing import SlotMap
-from parenv.memory.layout import RolloutSpec, extras_and_carry, slot_layout
+from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data, slot_layout
 from parenv.memory.progress import header_bytes
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.policy.snapshots import module_of
@@ -258,6 +258,7 @@ class Session:
             leaves(described[1]),
             *extras_and_carry(ready[0].extras, ready[0].carry),
             gradient_bytes=plan.gradient_job.layout.nbytes if plan.gradient_job else 0,
+            infos=infos_from_data(ready[0].infos),
         )
         workers, together = len(crew.shares), plan.mode == "sync"
         largest = slot_layout(spec, sum(crew.shares), workers) if together else slot_layout(spec, max(crew.shares), 1)
@@ -288,6 +289,7 @@ class Session:
                     first_env_id=first,
                     extras=ready[0].extras,
                     carry=ready[0].carry,
+                    infos=ready[0].infos,
                 )
             )
         self._staff.lay_out(layouts)

@@ -15,6 +15,7 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import Stop
 from parenv.pool.session import Session
+from parenv.pool.threads import StreamKey
 
 Item = TypeVar("Item", Rollout, Gradient)
 
@@ -32,7 +33,7 @@ def criteria(stop: Stop | None) -> Stop:
 
 def stream(
     stop: Stop,
-    using: Callable[[], contextlib.AbstractContextManager[Session]],
+    using: Callable[[StreamKey], contextlib.AbstractContextManager[Session]],
     take: Callable[[Session, float], Item | None],
     wait: Callable[[], bool] | None,
 ) -> Iterator[Item | None]:
@@ -40,11 +41,11 @@ def stream(
 
     Args:
         stop: criteria, counted from here on.
-        using: lets nobody else use the session meanwhile.
+        using: lets nobody else use the session meanwhile, and no other thread while this stream is not over.
         take: takes the next item, or ``None`` where there is none until a deadline on the monotonic clock.
         wait: asked before each; where it says no, ``None`` is yielded if there is none yet.
     """
-    began = time.monotonic()
+    key, began = StreamKey(), time.monotonic()
     deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
     env_steps = episodes = 0
     returns: deque[float] = deque(maxlen=stop.window)
@@ -55,7 +56,7 @@ def stream(
         if stop.reason(env_steps=env_steps, episodes=episodes, mean_return=mean_return, seconds=seconds):
             return
         waits = wait is None or wait()
-        with using() as session:
+        with using(key) as session:
             item = take(session, deadline if waits else 0.0)
         if item is None:
             if waits:

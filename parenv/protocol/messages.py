@@ -21,12 +21,14 @@ class Ready:
             empty from all workers but the first. For stepping: ``metadata`` and ``render_mode`` of the first
             environment, and ``generators`` with which its spaces are sampled.
         carry: for rollouts: ``[path, shape, dtype]`` of every leaf of the policy's carry, likewise.
+        infos: for rollouts: ``[name, shape, dtype, acted_on]`` of every info that the user named, likewise.
     """
 
     spaces: Any
     num_envs: int
     extras: Any
     carry: Any
+    infos: Any = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Layout:
         first_env_id: the env_id of that column.
         extras: as the first worker said.
         carry: likewise.
+        infos: likewise.
     """
 
     slots_offset: int
@@ -54,6 +57,7 @@ class Layout:
     first_env_id: int
     extras: Any
     carry: Any
+    infos: Any = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
 from parenv.worker.writing import to_array
 
+NO_INFOS: Mapping[str, Any] = {}
+
 
 class Actor:
     """A worker's snapshot of the policy. The carry is its user's to keep.
@@ -27,6 +29,9 @@ class Actor:
         actions: leaves of the action space.
         device: where the policy acts.
         weights: makes the reader of the flat weights for a module, or ``None`` where none will come.
+
+    Attributes:
+        infos_taken: names of infos that the policy takes.
     """
 
     def __init__(
@@ -77,17 +82,26 @@ class Actor:
         with self._context():
             return self._policy.initial_carry(batch)
 
-    def act(self, rows: Sequence[Any], carry: Any) -> tuple[Sequence[Any], Mapping[str, Any], Any]:
-        """Act on one batch of observations, one array or list per leaf.
+    def act(
+        self, rows: Sequence[Any], carry: Any, infos: Mapping[str, Any] = NO_INFOS
+    ) -> tuple[Sequence[Any], Mapping[str, Any], Any]:
+        """Act on one batch of observations.
+
+        Args:
+            rows: one array or list per leaf.
+            carry: the policy's.
+            infos: what came with the observations, arrays ``[B, ...]``; the policy gets those that it takes.
 
         Returns:
             Actions by leaf, extras and the carry, in arrays, lists or tensors as the policy returned them.
         """
+        if infos:
+            infos = {name: self._convert(value) for name, value in infos.items() if name in self.infos_taken}
         if self._policy.takes_tensors:
             with self._context():
-                actions, extras, carry = self._policy.act(self._observe(rows), carry)
+                actions, extras, carry = self._act(self._observe(rows), carry, **infos)
         else:  # Entering and leaving even a null context costs as much as a step of a cheap environment.
-            actions, extras, carry = self._policy.act(self._observe(rows), carry)
+            actions, extras, carry = self._act(self._observe(rows), carry, **infos)
         return (actions,) if self._one_action else flatten(self._actions, actions), extras, carry
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
@@ -120,6 +134,9 @@ class Actor:
     def _use(self, policy: Any) -> None:
         self._given = policy
         self._policy: Policy = as_policy(policy)
+        self._act: Callable[..., Any] = self._policy.act
+        self.infos_taken = self._policy.infos_taken()
+        self._convert: Callable[[Any], Any] = self._tensor if self._policy.takes_tensors else _read_only
         self._context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._observe: Callable[[Sequence[Any]], Any] = self._observer(_read_only)
         if self._policy.takes_tensors:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from parenv.envs.infos import Found, first_seen
 from parenv.envs.stepping import End, Stepper
 from parenv.envs.values import Rows, copied
 from parenv.experience.assembly import Share, assemble
@@ -16,7 +18,7 @@ from parenv.experience.rollout import Rollout, map_trees
 from parenv.memory.layout import RolloutSpec, slot_layout
 from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import Leaf
-from parenv.worker.acting import Actor
+from parenv.worker.acting import NO_INFOS, Actor
 from parenv.worker.writing import OpenEpisodes, RolloutWriter, to_array
 
 ACT = code("act")
@@ -47,6 +49,7 @@ class Collector:
         worker: index of the worker.
         progress: where to say what is going on.
         restarted: whether another process was here before.
+        infos: what each reset returned.
     """
 
     def __init__(
@@ -59,15 +62,22 @@ class Collector:
         worker: int,
         progress: Progress,
         restarted: bool = False,
+        infos: Sequence[Found] = (),
     ) -> None:
         self.stepper, self.actor, self.spec = stepper, actor, spec
         self._restarted = np.full(stepper.num_envs, restarted)
         self._rows, self._env_ids, self._worker, self._progress = rows, env_ids, worker, progress
+        self._seen = first_seen(spec.infos, infos)
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
         self._carry_before = self._carry
         """What the policy has acted on last."""
         self._step: Callable[[Rows, Rows, int, RolloutWriter], None] = stepper.step
+
+    @property
+    def seen(self) -> Mapping[str, Any]:
+        """The infos that came with the observations that the policy is to act on next, as far as it takes them."""
+        return self._seen
 
     def initial_carry(self, batch: int) -> Any:
         """The carry at the beginning of an episode, in arrays, nested in dicts and tuples; ``None`` without one."""
@@ -79,6 +89,7 @@ class Collector:
         return {
             "envs": self.stepper.get_states(),
             "rows": [copied(rows) for rows in self._rows],
+            "infos": {name: rows.copy() for name, rows in self._seen.items()},
             "carry": None if self._carry is None else map_trees(to_array, self.actor.own_carry(self._carry)),
             "open": self._open.columns(),
         }
@@ -96,7 +107,7 @@ class Collector:
         """
         anew = [column for column, found in enumerate(state["envs"]) if found is None]
         if anew:
-            self._rows = reset(self.stepper, self.spec.observations, seeds)
+            self._begin_anew(seeds)
         self.stepper.set_states(state["envs"])
         initial = self.actor.initial_carry(self.stepper.num_envs)
         if initial is not None:
@@ -109,6 +120,8 @@ class Collector:
             else:
                 for mine, saved in zip(self._rows, state["rows"], strict=True):
                     mine[column] = saved[column]
+                for name, mine in self._seen.items():
+                    mine[column] = state["infos"][name][column]
         self._restarted[:] = broken
         self._restarted[anew] = True
         return anew
@@ -116,9 +129,13 @@ class Collector:
     def restart(self) -> None:
         """Leave all episodes that are under way, and begin others."""
         batch = self.stepper.num_envs
-        self._rows = reset(self.stepper, self.spec.observations, [None] * batch)
+        self._begin_anew([None] * batch)
         self._open = OpenEpisodes(batch)
         self._carry = self.actor.initial_carry(batch)
+
+    def _begin_anew(self, seeds: Sequence[int | None]) -> None:
+        self._rows, infos = reset(self.stepper, self.spec.observations, seeds)
+        self._seen = first_seen(self.spec.infos, infos)
 
     def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[End]], bool] | None = None) -> Seconds:
         """Fill a rollout.
@@ -136,17 +153,19 @@ class Collector:
         writer.restarted[:], self._restarted[:] = self._restarted, False
         initial = self.actor.initial_carry(stepper.num_envs)
         rows = writer.begin(self._rows)
+        writer.infos.begin(self._seen)
         writer.write_carry(self._carry)
         act, write, step_envs = self.actor.act, writer.write_actions, self._step
         observations, ends = writer.observations, writer.ends
-        for step in range(self.spec.rollout_length):
+        seen = writer.infos.seen or repeat(NO_INFOS)
+        for step, infos in zip(range(self.spec.rollout_length), seen, strict=False):
             if closing[0]:
                 raise StopCollectingError
             began = clock()
             cell[0] = ACT
             beats[0] += 1
             self._carry_before = self._carry
-            actions, extras, self._carry = act(rows, self._carry)
+            actions, extras, self._carry = act(rows, self._carry, infos)
             written = write(step, actions, extras)
             acted = clock()
             known, rows = len(ends), observations[step + 1]
@@ -160,6 +179,7 @@ class Collector:
                 break
         self._progress.begin("commit")
         self._rows = [row.copy() for row in rows]
+        self._seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
         writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
         return Seconds(environment, acting)
@@ -187,14 +207,20 @@ def _like(initial: Any, saved: Any) -> Any:
     return torch.tensor(saved).to(initial)
 
 
-def reset(stepper: Stepper, observations: Sequence[Leaf], seeds: Sequence[int | None]) -> list[Any]:
-    """Begin an episode in every sub-environment; the first observations, one array or list ``[B, ...]`` per leaf."""
+def reset(
+    stepper: Stepper, observations: Sequence[Leaf], seeds: Sequence[int | None]
+) -> tuple[list[Any], Sequence[Found]]:
+    """Begin an episode in every sub-environment.
+
+    Returns:
+        The first observations, one array or list ``[B, ...]`` per leaf, and the info of each sub-environment.
+    """
     batch = stepper.num_envs
     rows: list[Any] = [
         [None] * batch if leaf.dtype is None else np.zeros((batch, *leaf.shape), leaf.dtype) for leaf in observations
     ]
-    stepper.reset(seeds, rows)
-    return rows
+    infos = stepper.reset(seeds, rows)
+    return rows, infos
 
 
 def private_writer(spec: RolloutSpec, batch: int) -> RolloutWriter:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ConfigurationError
+from parenv.experience.assembly import episodes_of
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Ends, Rollout, concatenated, map_trees
+from parenv.experience.rollout import NAMED, Ends, Rollout, concatenated, map_trees
 from parenv.memory.layout import MAX_EPISODE_STEPS
 from parenv.worker.collecting import Collector, Seconds, private_writer
 
@@ -54,9 +55,11 @@ class EpisodeCollector:
             seconds = Seconds(seconds.environment + spent.environment, seconds.acting + spent.acting)
             chunk = collector.rollout(writer, policy_version)
             steps, columns = chunk.final_index
+            records = writer.end_records()
             for column in sorted(missing):
                 ends = steps[columns == column]
-                pieces[column].append(_piece(chunk, column, int(ends[0]) + 1 if len(ends) else CHUNK))
+                mine = episodes_of(records[records["column"] == column][:1], chunk.env_ids)
+                pieces[column].append(_piece(chunk, column, int(ends[0]) + 1 if len(ends) else CHUNK, mine))
                 if len(ends):
                     missing.discard(column)
                 elif len(pieces[column]) * CHUNK > MAX_EPISODE_STEPS:
@@ -78,7 +81,7 @@ def _all_of(missing: set[int]) -> Callable[[Any], bool]:
     return enough
 
 
-def _piece(chunk: Rollout, column: int, count: int) -> Rollout:
+def _piece(chunk: Rollout, column: int, count: int, episodes: EpisodeStatistics) -> Rollout:
     """The first rows of a column of a chunk, with the next observations in place of the successors."""
 
     def cut(value: Any) -> Any:
@@ -86,12 +89,8 @@ def _piece(chunk: Rollout, column: int, count: int) -> Rollout:
             return [[row[column]] for row in value[:count]]
         return value[:count, column : column + 1]
 
-    fields = ("observations", "actions", "rewards", "terminated", "truncated", "extras")
+    fields = ("observations", "actions", "rewards", "terminated", "truncated", *NAMED)
     cuts = {name: map_trees(cut, getattr(chunk, name)) for name in fields}
-    mine = np.flatnonzero(chunk.episodes.env_ids == chunk.env_ids[column])[:1]
-    episodes = EpisodeStatistics(
-        *(getattr(chunk.episodes, name)[mine] for name in ("returns", "lengths", "seconds", "env_ids"))
-    )
     return replace(
         chunk,
         **cuts,
@@ -103,7 +102,7 @@ def _piece(chunk: Rollout, column: int, count: int) -> Rollout:
 
 def _joined(pieces: list[list[Rollout]], initial_carry: Any) -> Rollout:
     parts = [part for column in pieces for part in column]
-    fields = ("observations", "actions", "rewards", "terminated", "truncated", "extras", "successors")
+    fields = ("observations", "actions", "rewards", "terminated", "truncated", "successors", *NAMED)
     whole = {name: map_trees(concatenated, *(getattr(part, name) for part in parts)) for name in fields}
     steps = np.cumsum([sum(len(part.rewards) for part in column) for column in pieces]) - 1
 

@@ -38,7 +38,7 @@ def evaluate(collector: Collector, episodes: int) -> tuple[Any, Any, Any, Any]:
     while any(wanted):
         collector.collect(writer)
         for record in writer.end_records().copy():
-            if wanted[record["column"]]:
+            if wanted[record["column"]] and record["counts"]:
                 wanted[record["column"]] -= 1
                 records.append(record)
     chosen = np.array(records)

@@ -41,6 +41,7 @@ class Job:
         first_env_id: sub-environments of other learners before these.
         num_envs_is_given: whether the user said how many sub-environments there are.
         gradient: how to compute gradients, or ``None`` for experience.
+        infos: names of infos that come along.
         seed: root of all seeds.
         weights_offset: where the flat weights begin in shared memory, in bytes.
     """
@@ -55,5 +56,6 @@ class Job:
     first_env_id: int
     num_envs_is_given: bool
     gradient: GradientJob | None
+    infos: tuple[str, ...]
     seed: int
     weights_offset: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from parenv.errors import PolicyOutputError
@@ -13,12 +12,11 @@ from parenv.worker.acting import carry_of, check_actions, extras_of
 from parenv.worker.collecting import Collector, private_writer
 
 
-def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
-    """Act once on real observations, and postprocess a rollout in which nothing moves.
+def probe(collector: Collector, rows: Sequence[Any]) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
+    """Act once on real observations.
 
     Args:
         collector: one whose actor has a copy of the policy that is thrown away afterwards.
-        postprocess: the user's, or ``None``.
         rows: the first observations, one array or list ``[B, ...]`` per leaf.
 
     Returns:
@@ -32,7 +30,7 @@ def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[
     try:
         initial = actor.initial_carry(batch)
         carry = carry_of(initial, batch)
-        actions, extras, following = actor.act(rows, initial)
+        actions, extras, following = actor.act(rows, initial, collector.seen)
     except (KeyError, IndexError) as error:
         raise PolicyOutputError(
             f"the policy must return actions for {action_space}, nested as the space is: {type(error).__name__} {error}"
@@ -43,11 +41,24 @@ def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[
             f"the policy's carry must keep its structure, shapes and dtypes: it began as {carry} and became "
             f"{carry_of(following, batch)}"
         )
-    found = extras_of(extras, (batch,), "policy")
-    if postprocess is None:
-        return found, carry
-    collector.spec = replace(spec, extras=found, carry=carry)
-    writer = private_writer(collector.spec, batch)
+    return extras_of(extras, (batch,), "policy"), carry
+
+
+def probe_postprocess(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[Extra, ...]:
+    """Postprocess a rollout in which nothing moves.
+
+    Args:
+        collector: one that knows what a rollout holds beside what comes of this.
+        postprocess: the user's.
+        rows: the first observations.
+
+    Raises:
+        PolicyOutputError: what it returns does not fit.
+    """
+    actor, spec, batch = collector.actor, collector.spec, collector.stepper.num_envs
+    initial = actor.initial_carry(batch)
+    actions, extras, _ = actor.act(rows, initial, collector.seen)
+    writer = private_writer(spec, batch)
     writer.begin(rows)
     writer.write_carry(initial)
     for step in range(spec.rollout_length):
@@ -57,7 +68,7 @@ def probe(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[
     writer.write_ends([], [])
     returned = actor.postprocess(postprocess, collector.rollout(writer, policy_version=0))
     more = extras_of(returned, (spec.rollout_length, batch), "postprocess")
-    both = {extra.name for extra in found} & {extra.name for extra in more}
+    both = {extra.name for extra in spec.extras} & {extra.name for extra in more}
     if both:
         raise PolicyOutputError(f"policy and postprocess both return {sorted(both)}: choose other names")
-    return (*found, *more), carry
+    return more

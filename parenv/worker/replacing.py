@@ -49,8 +49,8 @@ class Replacements:
         causes, self._causes = self._causes, []
         return causes
 
-    def make(self, column: int, error: BaseException) -> Any:
-        """Make another environment for a column; its first observation.
+    def make(self, column: int, error: BaseException) -> tuple[Any, Any]:
+        """Make another environment for a column; its first observation, and the info with it.
 
         Raises:
             BaseException: ``error``, or what another one has raised since, more often than is allowed.
@@ -69,7 +69,8 @@ class Replacements:
                 self.stepper.replace(column, env)
                 progress.begin("reset", env_id)
                 seed = environment_seed(self._job.seed, env_id, self._generation, self._counts[column])
-                return env.reset(seed=seed)[0]
+                observation, info = env.reset(seed=seed)
+                return observation, info
             except Exception as another:
                 error = another
 
@@ -104,9 +105,10 @@ class ReplacingCollector(Collector):
     def _go_on_at(self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter) -> int:
         stepper, seen = self._replacements.stepper, writer.observations[step]
         places = {(end.step, end.column) for end in writer.ends}
-        observation = self._replacements.make(column, error)
+        observation, info = self._replacements.make(column, error)
         if (step, column) in places:
             stepper.begin(column, observation, rows)
+            writer.infos.write_first(step + 1, column, info)
             return column + 1
         if not step:
             writer.restarted[column] = True
@@ -114,6 +116,7 @@ class ReplacingCollector(Collector):
         elif (step - 1, column) not in places:
             stepper.break_off(column, seen, step - 1, writer)
         stepper.begin(column, observation, seen)
+        writer.infos.write_first(step, column, info)
         self._act_again(column, step, writer)
         return column
 
@@ -124,7 +127,8 @@ class ReplacingCollector(Collector):
             self._carry_before = carry
             if not step:
                 writer.write_carry(carry)
-        actions, extras, following = self.actor.act(writer.observations[step], carry)
+        infos = writer.infos.seen[step] if writer.infos.seen else {}
+        actions, extras, following = self.actor.act(writer.observations[step], carry, infos)
         writer.rewrite_action(step, column, actions, extras)
         if carry is not None:
             self._carry = self.actor.with_rows(self._carry, following, [column])

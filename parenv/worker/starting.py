@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from parenv.envs.infos import Found
+from parenv.envs.made import check_made
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
-from parenv.memory.layout import Extra, RolloutSpec, leaves_as_data
+from parenv.memory.layout import Extra, Info, RolloutSpec, infos_as_data, leaves_as_data
 from parenv.memory.progress import Progress
 from parenv.memory.spaces import Leaf, describe, leaves
 from parenv.options import WorkerOptions
@@ -23,7 +25,8 @@ from parenv.protocol.messages import Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, reset
 from parenv.worker.job import Job
-from parenv.worker.probing import probe
+from parenv.worker.naming import infos_in, played
+from parenv.worker.probing import probe, probe_postprocess
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,12 @@ class Started:
     Args:
         job: this worker's copy.
         stepper: the sub-environments.
-        spec: what a rollout of theirs consists of, so far without extras.
+        spec: what a rollout of theirs consists of, as far as this worker knows.
         rows: the first observations, one array or list ``[B, ...]`` per leaf.
         extras: what policy and ``postprocess`` add; known to worker 0 only.
         carry: leaves of the policy's carry, likewise.
+        infos: what the infos are like that the user named, likewise.
+        first_infos: what each reset returned.
     """
 
     job: Job
@@ -45,13 +50,15 @@ class Started:
     rows: Sequence[Any]
     extras: tuple[Extra, ...]
     carry: tuple[Leaf, ...]
+    infos: tuple[Info, ...]
+    first_infos: Sequence[Found]
 
     @property
     def ready(self) -> Ready:
         """What the driver needs to know of it."""
         spaces = [describe(self.stepper.observation_space), describe(self.stepper.action_space)]
         extras = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in self.extras]
-        return Ready(spaces, self.stepper.num_envs, extras, leaves_as_data(self.carry))
+        return Ready(spaces, self.stepper.num_envs, extras, leaves_as_data(self.carry), infos_as_data(self.infos))
 
 
 def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progress) -> Started:
@@ -69,17 +76,34 @@ def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progr
     first = first if stepper.num_envs == count else (job.first_worker + sender.worker) * stepper.num_envs
     seeds = [environment_seed(job.seed, first + column, sender.generation) for column in range(stepper.num_envs)]
     spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
-    rows = reset(stepper, spec.observations, seeds)
-    probed = _probe(load_job, stepper, spec, rows, progress) if sender.worker == 0 else ((), ())
-    return Started(job, stepper, spec, rows, *probed)
+    rows, infos = reset(stepper, spec.observations, seeds)
+    if sender.worker == 0:
+        spec = _probe(load_job, stepper, spec, rows, infos, progress)
+    return Started(job, stepper, spec, rows, spec.extras, spec.carry, spec.infos, infos)
 
 
-def make_envs(job: Job, first: int, count: int, progress: Progress) -> Stepper:
-    """Make sub-environments, or one ``VectorEnv`` with as many as it has."""
+def make_envs(job: Job, first: int, count: int, progress: Progress, others: Sequence[Any] = ()) -> Stepper:
+    """Make sub-environments, or one ``VectorEnv`` with as many as it has.
+
+    Args:
+        job: how.
+        first: env_id of the first.
+        count: how many.
+        progress: where to say what is going on.
+        others: environments of the same env_ids, which must not be made again.
+
+    Raises:
+        ConfigurationError: what is made is no environment, or one that is there already.
+    """
     envs: list[Any] = []
+    there = list(enumerate(others, first))
     while len(envs) < count and not (envs and isinstance(envs[0], VectorEnv)):
-        progress.begin("making the environment", first + len(envs))
-        envs.append(job.factories.make(first + len(envs)))
+        env_id = first + len(envs)
+        progress.begin("making the environment", env_id)
+        env = job.factories.make(env_id)
+        check_made(env, env_id, there)
+        envs.append(env)
+        there.append((env_id, env))
     progress.begin("making the environment")
     return make_stepper(envs, first, progress)
 
@@ -104,12 +128,26 @@ def _limit_memory(more: int) -> None:
 
 
 def _probe(
-    load_job: Callable[[], Job], stepper: Stepper, spec: RolloutSpec, rows: Sequence[Any], progress: Progress
-) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
-    """With another copy of the job, whose policy is thrown away, and another random state."""
+    load_job: Callable[[], Job],
+    stepper: Stepper,
+    spec: RolloutSpec,
+    rows: Sequence[Any],
+    infos: Sequence[Found],
+    progress: Progress,
+) -> RolloutSpec:
+    """What a rollout holds; with another copy of the job, whose policy is thrown away, and another random state."""
     progress.begin("act")
     with RandomState(0):
         job = load_job()
         actor = Actor(job.policy, spec.observations, spec.actions, job.options.device)
-        collector = Collector(stepper, actor, spec, rows, np.arange(stepper.num_envs), 0, progress)
-        return probe(collector, job.postprocess, rows)
+        spec = replace(spec, infos=infos_in(job.infos, actor.infos_taken, infos))
+        collector = Collector(stepper, actor, spec, rows, np.arange(stepper.num_envs), 0, progress, infos=infos)
+        extras, carry = probe(collector, rows)
+        spec = replace(spec, extras=extras, carry=carry)
+        if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:
+            more = played(lambda: make_envs(job, 0, 1, progress, stepper.envs), actor, spec, missing, progress)
+            spec = replace(spec, infos=(*spec.infos, *more))
+        if job.postprocess is not None:
+            collector.spec = spec
+            spec = replace(spec, extras=(*extras, *probe_postprocess(collector, job.postprocess, rows)))
+        return spec

@@ -14,7 +14,7 @@ import numpy as np
 
 from parenv.envs.seeding import RandomState, environment_seed, evaluation_seed, random_state, set_random_state
 from parenv.experience.assembly import Share
-from parenv.memory.layout import WHOLE_EPISODES, extras_and_carry, slot_layout
+from parenv.memory.layout import WHOLE_EPISODES, extras_and_carry, infos_from_data, slot_layout
 from parenv.memory.progress import Progress
 from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.frames import Sender
@@ -45,7 +45,8 @@ class Station:
         self._layout = layout
         extras, carry = extras_and_carry(layout.extras, layout.carry)
         gradient_bytes = self._job.gradient.layout.nbytes if self._job.gradient else 0
-        spec = replace(started.spec, extras=extras, carry=carry, gradient_bytes=gradient_bytes)
+        infos = infos_from_data(layout.infos)
+        spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=gradient_bytes)
         self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
         self._share = Share(layout.share, layout.first_column, layout.first_column + started.stepper.num_envs)
         self._writers: dict[int, RolloutWriter] = {}
@@ -142,9 +143,10 @@ class Station:
         about = (started.stepper, self._actor, spec, started.rows, env_ids, sender.worker, progress)
         restarted = sender.generation > 0
         if job.options.on_env_error != "restart_env":
-            return Collector(*about, restarted=restarted), None
+            return Collector(*about, restarted=restarted, infos=started.first_infos), None
         replacements = Replacements(job, started.stepper, int(env_ids[0]), sender.generation, progress)
-        return ReplacingCollector(replacements, *about, restarted=restarted), replacements
+        more: dict[str, Any] = {"restarted": restarted, "infos": started.first_infos}
+        return ReplacingCollector(replacements, *about, **more), replacements
 
     def _load(self, version: int, place: int, snapshot: bytes) -> int:
         if version != self._policy_version:
@@ -194,12 +196,13 @@ class Station:
         spec = evaluation_spec(self._collector.spec)
         with RandomState(seed), self._actor.deterministic(deterministic):
             if self._evaluation_envs is None:
-                count = self._collector.stepper.num_envs
-                self._evaluation_envs = make_envs(self._job, self._layout.first_env_id, count, self._progress)
+                count, envs = self._collector.stepper.num_envs, self._collector.stepper.envs
+                self._evaluation_envs = make_envs(self._job, self._layout.first_env_id, count, self._progress, envs)
             envs = self._evaluation_envs
             seeds = np.random.SeedSequence(seed).generate_state(envs.num_envs).tolist()
-            rows = reset(envs, spec.observations, seeds)
+            rows, infos = reset(envs, spec.observations, seeds)
             env_ids = np.arange(envs.num_envs) + self._layout.first_env_id
-            collector = Collector(envs, self._actor, spec, rows, env_ids, self._sender.worker, self._progress)
+            about = (envs, self._actor, spec, rows, env_ids, self._sender.worker, self._progress)
+            collector = Collector(*about, infos=infos)
             returns, lengths, seconds, columns = evaluate(collector, episodes)
         return returns, lengths, seconds, env_ids[columns]

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.envs.batch import EnvBatch, Trouble
 from parenv.envs.factories import Factories
+from parenv.envs.made import check_made
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.errors import ConfigurationError
 from parenv.memory.board import Board
@@ -72,13 +73,11 @@ class StepStation:
             job.options.setup_fn(sender.worker)
         for env_id in range(self.first_env_id, self.first_env_id + job.shares[sender.worker]):
             progress.begin("making the environment", env_id)
-            self.envs.append(job.factories.make(env_id))
-            if isinstance(self.envs[-1], VectorEnv):
-                raise ConfigurationError(f"env_fns must make single environments, but one makes a {self.envs[-1]}")
-            if any(env.unwrapped is self.envs[-1].unwrapped for env in self.envs[:-1]):
-                raise ConfigurationError(
-                    f"env_fns must make an environment each, but {self.envs[-1]} came twice: make it in the function"
-                )
+            env = job.factories.make(env_id)
+            if isinstance(env, VectorEnv):
+                raise ConfigurationError(f"env_fns must make single environments, but one makes a {env}")
+            check_made(env, env_id, enumerate(self.envs, self.first_env_id))
+            self.envs.append(env)
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.infos import InfoRows
 from parenv.envs.stepping import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Share
@@ -25,6 +26,7 @@ class RolloutWriter:
     Attributes:
         observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
+        infos: rows of the infos that were named.
     """
 
     def __init__(self, spec: RolloutSpec, arrays: Arrays, share: Share) -> None:
@@ -51,6 +53,7 @@ class RolloutWriter:
             if leaf.dtype is not None
         }
         self.gradient = arrays["gradients", 0][share.position] if spec.gradient_bytes else None
+        self.infos = InfoRows(spec.infos, arrays, columns)
         self.share = share
         self.ends: list[End] = []
         self.finals: list[Any] = []
@@ -112,13 +115,14 @@ class RolloutWriter:
         self.terminated[:] = False
         self.truncated[:] = False
         if count:
-            steps, columns, terminated, truncated, seconds = (list(values) for values in zip(*self.ends, strict=True))
+            steps, columns, terminated, truncated, seconds, _, counts = map(list, zip(*self.ends, strict=True))
             self.terminated[steps, columns] = terminated
             self.truncated[steps, columns] = truncated
             table = self._ends_table[:count]
             table["step"], table["column"] = steps, columns
             table["column"] += self._share.first
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
+            table["counts"] = counts
         self.arrays["commits", 0]["num_ends"][self._share.position] = count
 
     def end_records(self) -> Any:
@@ -163,6 +167,8 @@ class OpenEpisodes:
     def close(self, rewards: Any, ends: Sequence[End]) -> tuple[Any, Any]:
         """Return and length of each episode that ended in a rollout; what is left over is kept for the next.
 
+        What a wrapper has recorded goes before what the rewards say, which other wrappers may have changed.
+
         Args:
             rewards: ``[T, B]``.
             ends: of episodes.
@@ -181,6 +187,9 @@ class OpenEpisodes:
         goes_on = begins[segment] == columns * T
         returns = sums[segment] + np.where(goes_on, self._returns[columns], 0.0)
         lengths = counts[segment] + np.where(goes_on, self._lengths[columns], 0)
+        for i, end in enumerate(ends):
+            if end.recorded is not None:
+                returns[i], lengths[i] = end.recorded
         self._returns[columns], self._lengths[columns] = 0.0, 0
         still_open = np.flatnonzero(~np.isin(begins + counts - 1, last))
         self._returns[begins[still_open] // T] += sums[still_open]

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
@@ -312,11 +313,27 @@ def test_another_thread_is_told_that_the_pool_is_busy() -> None:
         stream = pool.rollouts()
         thread = threading.Thread(target=lambda: next(stream))
         thread.start()
-        while not pool._lock.locked():
+        while not pool._one_thread._lock.locked():
             pass
-        with pytest.raises(PoolBusyError):
+        with pytest.raises(PoolBusyError, match=r"MainThread may not .*, because Thread-\d+ .* iterates"):
             pool.publish(zeros)
         thread.join()
+
+
+def test_the_thread_that_iterates_goes_on_whatever_another_one_tries() -> None:
+    with AsyncWorkerPool(lambda: LedgerEnv(0), zeros, num_workers=1, rollout_length=4) as pool:
+        intruder = ThreadPoolExecutor(1)
+        assert intruder.submit(pool.publish, zeros).result() == 1
+        stream = pool.rollouts()
+        next(stream)
+        for trespass in (lambda: pool.publish(zeros), pool.synchronize, lambda: next(pool.rollouts())):
+            with pytest.raises(PoolBusyError, match="because MainThread iterates over it: one pool, one thread"):
+                intruder.submit(trespass).result()
+            next(stream)
+        assert pool.publish(zeros) == 2
+        stream.close()
+        assert intruder.submit(pool.publish, zeros).result() == 3
+        intruder.shutdown()
 
 
 def test_an_unknown_vector_env_attribute_error_is_not_swallowed() -> None:

@@ -52,6 +52,28 @@ class Words(gym.Env[Any, Any]):
         return {"text": word, "box": self.np_random.normal(size=3).clip(-1, 1), "n": self.np_random.integers(5)}
 
 
+class Told(Words):
+    """Says more in its infos."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,))
+    action_space = gym.spaces.Discrete(3)
+
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "speed": float(self.steps) / 2}
+
+    def reset(self, **more: Any) -> Any:
+        observation, _ = super().reset(**more)
+        return observation, {"mask": self.np_random.integers(2, size=3).astype(bool)}
+
+    def _observation(self) -> Any:
+        return np.array([self.steps], np.float32)
+
+
+def by_mask(observations: Any, mask: Any) -> Any:
+    return mask.argmax(1)
+
+
 def lean(observations: Any) -> Any:
     return (observations[:, 2] > 0).astype(np.int64)
 
@@ -84,6 +106,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "cartpole": ("CartPole-v1", lean, {}),
     "torch": ("CartPole-v1", Agent, {"postprocess": with_values}),
     "no fixed size": (Words, anything, {}),
+    "infos": (Told, by_mask, {"infos": ("mask", "speed")}),
 }
 
 

@@ -60,7 +60,7 @@ class Run:
         self.spec = RolloutSpec(length, leaves(stepper.observation_space), leaves(stepper.action_space))
         self.writer: RolloutWriter = private_writer(self.spec, stepper.num_envs)
         self._episodes = OpenEpisodes(stepper.num_envs)
-        self._rows = reset(stepper, self.spec.observations, range(stepper.num_envs))
+        self._rows, _ = reset(stepper, self.spec.observations, range(stepper.num_envs))
 
     def rollout(self, actions: Sequence[Any] | None = None) -> Rollout:
         """The next rollout; the same actions in every step, one array or list per leaf, or zeros."""

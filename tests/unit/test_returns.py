@@ -220,3 +220,33 @@ def test_vtrace_takes_log_probabilities_that_are_far_apart() -> None:
 def test_n_step_returns_need_a_step() -> None:
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         n_step_returns([[1.0]], [[0.0]], [[False]], [[False]], n=0)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_tensors_in_tensors_out(name: str) -> None:
+    block = random_block(6, 2, np.float32)
+    tensors = Block(*(torch.from_numpy(array.copy()) for array in block))
+    with_gradient = tensors._replace(values=tensors.values.clone().requires_grad_())
+    for those in (tensors, with_gradient):
+        for result, wanted in zip(FUNCTIONS[name](those), FUNCTIONS[name](block), strict=True):
+            assert isinstance(result, torch.Tensor)
+            assert not result.requires_grad
+            np.testing.assert_array_equal(result.numpy(), wanted)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("field", ["next_values", "terminated", "truncated"])
+@pytest.mark.parametrize("shape", [(4, 1), (4, 4)])
+def test_a_trailing_dimension_of_one_is_refused_and_not_broadcast(name: str, field: str, shape: Any) -> None:
+    block = random_block(*shape, np.float32)
+    wrong = block._replace(**{field: getattr(block, field)[..., None]})
+    T, B = shape
+    with pytest.raises(ValueError, match=rf"{field} has shape \({T}, {B}, 1\).*rewards.*\({T}, {B}\).*squeeze\(-1\)"):
+        FUNCTIONS[name](wrong)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_blocks_of_different_shapes_are_refused(name: str) -> None:
+    block = random_block(4, 3, np.float32)
+    with pytest.raises(ValueError, match=r"next_values has shape \(3,\), but rewards has \(4, 3\): all must be"):
+        FUNCTIONS[name](block._replace(next_values=block.next_values[0]))

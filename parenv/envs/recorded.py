@@ -1,0 +1,56 @@
+"""What ``RecordEpisodeStatistics``, or a wrapper like it, says of an episode: it has seen the rewards as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+RECORDERS = ("RecordEpisodeStatistics", "Monitor")
+"""Classes that put ``info["episode"]`` into the last step of each episode, Gymnasium's and Stable-Baselines3's."""
+
+
+class Recorded(NamedTuple):
+    """Return and length of an episode that has ended."""
+
+    episode_return: float
+    length: int
+
+
+def is_recorded(env: Any) -> bool:
+    """Whether a recorder is among the wrappers of an environment, single or vector.
+
+    An end about which it says nothing, such as that of a life, is then no end of an episode.
+    """
+    return any(kind.__name__ in RECORDERS for layer in _layers(env) for kind in type(layer).__mro__)
+
+
+def recorded_in(info: Mapping[str, Any]) -> Recorded | None:
+    """What the info of an episode's last step says of the episode, if it says anything."""
+    said = info.get("episode")
+    if not isinstance(said, Mapping) or "r" not in said or "l" not in said:
+        return None
+    return Recorded(_number(said["r"]), int(_number(said["l"])))
+
+
+def recorded_in_row(infos: Mapping[str, Any], column: int) -> Recorded | None:
+    """The same of one sub-environment in the infos of a ``VectorEnv``, which may be among those of the last step."""
+    for part in (infos, infos.get("final_info")):
+        if isinstance(part, Mapping) and isinstance(said := part.get("episode"), Mapping):
+            there = part.get("_episode")
+            if there is None or there[column]:
+                return recorded_in({"episode": {name: said[name][column] for name in ("r", "l") if name in said}})
+    return None
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    while env is not None:
+        yield env
+        for part in getattr(env, "__dict__", {}).get("envs", ()):
+            yield from _layers(part)
+        env = getattr(env, "__dict__", {}).get("env")
+
+
+def _number(value: Any) -> float:
+    return float(np.asarray(value).item())

@@ -1,0 +1,117 @@
+"""Finding out what the infos are like that the user named: from resets, or else by playing an episode elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from parenv.envs.infos import Found, InfoRows, names_in
+from parenv.envs.stepping import Stepper
+from parenv.errors import ConfigurationError
+from parenv.memory.layout import Info, RolloutSpec
+from parenv.memory.progress import Progress
+from parenv.worker.acting import Actor
+from parenv.worker.collecting import Collector, private_writer, reset
+
+MAX_STEPS = 1000
+"""Steps of the episode that is played to see an info that no reset returns."""
+
+
+class HeardInfos(InfoRows):
+    """Keeps every info that is written.
+
+    Attributes:
+        heard: those since somebody emptied the list.
+    """
+
+    heard: list[Found]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def write(self, step: int, column: int, info: Found) -> None:
+        """Keep what a step returned, and write what the policy takes."""
+        self.heard.append(info)
+        super().write(step, column, info)
+
+    def write_own(self, step: int, column: int, info: Found) -> None:
+        """Keep what the last step of an episode returned."""
+        self.heard.append(info)
+
+
+def infos_in(names: Sequence[str], taken: Collection[str], of_each: Sequence[Found]) -> tuple[Info, ...]:
+    """What those of the named infos are like that are here.
+
+    Args:
+        names: of infos.
+        taken: names of those that the policy takes, and of other things.
+        of_each: infos of sub-environments.
+
+    Raises:
+        ConfigurationError: one is no array of numbers.
+    """
+    found = []
+    for name in names:
+        value = next((info[name] for info in of_each if info.get(name) is not None), None)
+        if value is not None:
+            array = _numbers(name, value)
+            found.append(Info(name, array.shape, array.dtype.str, not {name, f"_{name}"}.isdisjoint(taken)))
+    return tuple(found)
+
+
+def played(
+    make: Callable[[], Stepper], actor: Actor, spec: RolloutSpec, missing: Sequence[str], progress: Progress
+) -> tuple[Info, ...]:
+    """What infos are like that only steps return, from an episode of a sub-environment that is made for it.
+
+    Args:
+        make: makes it.
+        actor: has a copy of the policy that is thrown away afterwards.
+        spec: what is known so far.
+        missing: names.
+        progress: where to say what is going on.
+
+    Raises:
+        ConfigurationError: there is no such info in an episode, or the first part of a long one.
+    """
+    with contextlib.closing(make()) as stepper:
+        everything: list[Found] = []
+        for heard in _episode(stepper, actor, spec, progress):
+            everything += heard
+            found = infos_in(missing, (), everything)
+            if len(found) == len(missing):
+                return found
+    absent = [name for name in missing if name not in {info.name for info in found}]
+    raise ConfigurationError(
+        f"infos names {', '.join(map(repr, absent))}, but neither resets nor {len(everything)} steps of an episode "
+        f"returned that: what they returned is {names_in(everything)}. Correct the name, or have the environment "
+        "return it in every step"
+    )
+
+
+def _episode(stepper: Stepper, actor: Actor, spec: RolloutSpec, progress: Progress) -> Iterator[list[Found]]:
+    batch = stepper.num_envs
+    spec = replace(spec, rollout_length=1)
+    rows, first = reset(stepper, spec.observations, list(range(batch)))
+    collector = Collector(stepper, actor, spec, rows, np.arange(batch), 0, progress, infos=first)
+    writer = private_writer(spec, batch)
+    writer.infos = heard = HeardInfos(spec.infos, writer.arrays, slice(0, batch))
+    for _ in range(MAX_STEPS):
+        heard.heard = []
+        collector.collect(writer)
+        yield heard.heard
+        if writer.ends:
+            return
+
+
+def _numbers(name: str, value: object) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "?biuf":
+        raise ConfigurationError(
+            f"infos names {name!r}, which is {type(value).__name__}: only numbers, booleans and arrays of those can "
+            "come along in a rollout"
+        )
+    return array

@@ -1,0 +1,144 @@
+"""The returns that a pool counts where wrappers change the rewards: those that RecordEpisodeStatistics has seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import NormalizeReward, RecordEpisodeStatistics, TransformReward
+from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorEpisodeStatistics
+from gymnasium.wrappers.vector import TransformReward as TransformVectorReward
+
+from parenv import AsyncWorkerPool, Stop
+
+LIVES, LIFE = 3, 5
+
+
+class Game(gym.Env[Any, Any]):
+    """Pays 2 a step, and ends after three lives of five steps each."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(2, np.float32), 2.0, self.steps == LIVES * LIFE, False, {}
+
+
+class EpisodicLife(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends the episode with each life, as for Atari; only the last one ends the game."""
+
+    over = True
+
+    def reset(self, **more: Any) -> Any:
+        if self.over:
+            return self.env.reset(**more)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        observation, reward, self.over, truncated, info = self.env.step(action)
+        return observation, reward, self.env.unwrapped.steps % LIFE == 0, truncated, info
+
+
+def halved(reward: Any) -> Any:
+    return reward / 2
+
+
+def game() -> gym.Env[Any, Any]:
+    return TransformReward(RecordEpisodeStatistics(Game()), halved)
+
+
+def lives() -> gym.Env[Any, Any]:
+    return TransformReward(EpisodicLife(RecordEpisodeStatistics(Game())), halved)
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def games(mode: AutoresetMode) -> Any:
+    vector_env = SyncVectorEnv([Game, Game], autoreset_mode=mode)
+    return TransformVectorReward(RecordVectorEpisodeStatistics(vector_env), halved)
+
+
+def wrapped_games(mode: AutoresetMode) -> Any:
+    return TransformVectorReward(SyncVectorEnv([game, game], autoreset_mode=mode), halved)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        game,
+        lambda: games(AutoresetMode.SAME_STEP),
+        lambda: games(AutoresetMode.DISABLED),
+        lambda: wrapped_games(AutoresetMode.SAME_STEP),
+        lambda: wrapped_games(AutoresetMode.DISABLED),
+    ],
+    ids=["single", "vector same step", "vector disabled", "wrapped in vector same step", "wrapped in vector disabled"],
+)
+def test_the_return_is_that_of_the_rewards_before_they_were_changed(make: Any, mode: Any, num_workers: int) -> None:
+    with AsyncWorkerPool(make, zeros, num_workers=num_workers, mode=mode, rollout_length=7) as pool:
+        seen = [rollout.episodes for rollout in pool.rollouts(Stop(episodes=6))]
+        assert {value for episodes in seen for value in episodes.returns.tolist()} == {2.0 * LIVES * LIFE}
+        assert {value for episodes in seen for value in episodes.lengths.tolist()} == {LIVES * LIFE}
+        assert pool.statistics().mean_return == 2.0 * LIVES * LIFE
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_end_of_a_life_ends_an_episode_of_the_rollout_and_no_game(num_workers: int) -> None:
+    with AsyncWorkerPool(lives, zeros, num_workers=num_workers, mode="sync", rollout_length=LIVES * LIFE * 2) as pool:
+        rollout = next(pool.rollouts())
+        workers = pool.num_workers
+        assert len(rollout.final_index[0]) == 2 * LIVES * workers
+        assert rollout.terminated.sum() == 2 * LIVES * workers
+        assert rollout.episodes.returns.tolist() == [2.0 * LIVES * LIFE] * (2 * workers)
+        assert pool.statistics().episodes == 2 * workers
+        assert pool.evaluate(3).returns.tolist() == [2.0 * LIVES * LIFE] * 3
+
+
+def test_a_stop_by_mean_return_is_about_the_games() -> None:
+    with AsyncWorkerPool(lives, zeros, num_workers=0, rollout_length=LIFE) as pool:
+        stop = Stop(mean_return=2.0 * LIVES * LIFE, window=2, env_steps=1000)
+        assert sum(rollout.num_steps for rollout in pool.rollouts(stop)) == 2 * LIVES * LIFE
+
+
+def test_normalized_rewards_leave_the_return_raw() -> None:
+    def make() -> gym.Env[Any, Any]:
+        return NormalizeReward(RecordEpisodeStatistics(gym.make("CartPole-v1")))
+
+    with AsyncWorkerPool(make, zeros, num_workers=2, num_envs=4, mode="sync", rollout_length=64) as pool:
+        episodes = next(pool.rollouts()).episodes
+        assert len(episodes) > 4
+        assert episodes.returns.tolist() == episodes.lengths.tolist()
+
+
+def test_a_gradient_over_whole_episodes_has_the_return_that_was_recorded() -> None:
+    class Ones(torch.nn.Linear):
+        def forward(self, observations: Any) -> Any:
+            return super().forward(observations).argmax(1)
+
+    def loss(policy: Any, rollout: Any) -> Any:
+        return policy.weight.sum() * rollout.rewards.sum()
+
+    with AsyncWorkerPool(
+        game,
+        Ones(2, 2),
+        num_workers=2,
+        num_envs=4,
+        mode="sync",
+        parallelism="gradient",
+        rollout_length="episode",
+        loss_fn=loss,
+    ) as pool:
+        assert next(pool.gradients()).episodes.returns.tolist() == [2.0 * LIVES * LIFE] * 4

@@ -1,0 +1,101 @@
+"""What a factory makes that it should not: one environment for several, or none of Gymnasium's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+
+from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def sharing(wrapped: bool = False) -> Any:
+    env = gym.make("CartPole-v1")
+    return (lambda: TimeLimit(env, 9)) if wrapped else lambda: env
+
+
+def start(kind: str, make: Any, num_envs: int, num_workers: int) -> None:
+    if kind == "pool":
+        AsyncWorkerPool(make, zeros, num_envs=num_envs, num_workers=num_workers)
+    else:
+        ParallelVectorEnv([make] * num_envs, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["the same", "in other wrappers"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["pool", "vector"])
+def test_one_environment_for_several_env_ids_is_refused(kind: str, num_workers: int, wrapped: bool) -> None:
+    given = r"env_id [13] was given the environment of env_id [02], .*CartPole.* mixed"
+    with pytest.raises(ConfigurationError, match=given):
+        start(kind, sharing(wrapped), 4, num_workers)
+
+
+def test_an_evaluation_does_not_play_on_in_the_environment_of_the_training() -> None:
+    with AsyncWorkerPool(sharing(), zeros, num_envs=1, num_workers=0) as pool:
+        next(pool.rollouts())
+        with pytest.raises(ConfigurationError, match="env_id 0 was given the environment of env_id 0"):
+            pool.evaluate(1)
+
+
+def test_so_is_one_vector_env() -> None:
+    vector_env = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    with AsyncWorkerPool(lambda: vector_env, zeros, num_workers=0) as pool:
+        next(pool.rollouts())
+        with pytest.raises(ConfigurationError, match="was given the environment of env_id 0"):
+            pool.evaluate(1)
+
+
+class Together:
+    """Shaped like PettingZoo's ParallelEnv."""
+
+    metadata = {"name": "tag_v3"}  # noqa: RUF012
+    possible_agents = ("a", "b")
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    action_space = observation_space
+
+
+class InTurns(Together):
+    """Shaped like PettingZoo's AECEnv."""
+
+    metadata = {"name": "chess_v6"}  # noqa: RUF012
+
+    def agent_iter(self) -> Any:
+        return iter(())
+
+
+class Else:
+    """Nothing of the kind."""
+
+
+@pytest.mark.parametrize("kind", ["pool", "vector"])
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            Together,
+            r"for env_id 0 the factory made tag_v3, a PettingZoo .* act together \(ParallelEnv\). Wrap that in a gym",
+        ),
+        (
+            InTurns,
+            r"chess_v6, a PettingZoo environment whose agents act in turns \(AECEnv\). Convert it with pettingzoo",
+        ),
+        (Else, r"for env_id 0 the factory made a .*Else, which has no observation_space"),
+        (lambda: None, "the factory made a builtins.NoneType"),
+    ],
+    ids=["parallel", "turns", "else", "none"],
+)
+def test_what_is_no_environment_of_gymnasium_is_named(made: Any, message: str, kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        start(kind, made, 1, 1)
