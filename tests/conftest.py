@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+# Before torch is loaded: threads that wait for each other on busy cores take a hundred times as long as one alone.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import gc
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
