@@ -164,7 +164,7 @@ class RemotePlacement:
         silence_s: seconds without a sign of life after which a host counts as lost. A host looks for its driver anew
             after 5 s.
         max_message_bytes: what a host may send in one message; rollouts are sent in small pieces and may be larger.
-        max_connections: at most so many at once.
+        max_connections: how many hosts may be connected at once; by one key half as many, where several are listed.
     """
 
     listen: str
