@@ -163,8 +163,9 @@ class RemotePlacement:
         any_interface: has to be true for ``0.0.0.0``, ``[::]`` and ``*``, which are all networks of this machine.
         silence_s: seconds without a sign of life after which a host counts as lost. A host looks for its driver anew
             after 5 s.
-        max_message_bytes: what a host may send in one message; rollouts are sent in small pieces and may be larger.
-        max_connections: at most so many at once.
+        max_message_bytes: what a host may send in one message, and a sixteenth of it beside arrays and bytes; rollouts
+            are sent in small pieces and may be larger.
+        max_connections: how many hosts may be connected at once; by one key half as many, where several are listed.
     """
 
     listen: str

@@ -202,7 +202,8 @@ class Crew:
             self._calls += 1
             asked[worker] = self._calls
             self._pending.add(self._calls)
-            self.say(worker, Call(self._calls, method, pickled[id(values)], *weights))
+            named = len(values[0]) if values and isinstance(values[0], Sequence) else 0
+            self.say(worker, Call(self._calls, method, pickled[id(values)], *weights, named))
         return asked
 
     def answered(self, asked: Mapping[int, int]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.host.rows import HostRows
+from parenv.host.sizes import fitting
 from parenv.memory.crossing import in_pieces
 from parenv.memory.progress import Progress, line
 from parenv.memory.shared import SharedMemory
@@ -44,15 +45,13 @@ from parenv.protocol.hosting import (
     Weights,
     Welcome,
 )
-from parenv.protocol.messages import Close, Commit, Credit, Failure, Reply
+from parenv.protocol.messages import Close, Commit, Credit
 from parenv.transport.curve import HostSocket
 from parenv.transport.keys import HostKeys
 from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import remaining
 
 BEAT_S = 0.25
-FRAME_BYTES = 64
-"""At most what a frame takes on its way beside what it holds."""
 PATIENCE_S = 60.0
 GRACE_S = 5.0
 _NUM_ENDS = struct.Struct("<i")
@@ -243,11 +242,7 @@ class Visit:
         if isinstance(message, Commit):
             for pieces in self._committed(self._plans[sender.worker], message.sequence):
                 self._say(Pieces(message.sequence, pieces), sender)
-        frames = to_frames(sender, message)
-        size = sum(len(frame) + FRAME_BYTES for frame in frames)
-        if size > self._max_message_bytes:
-            frames = to_frames(sender, _too_large(message, size, self._max_message_bytes))
-        self._outbox.append(frames)
+        self._outbox.append(fitting(sender, message, self._max_message_bytes))
 
     def _committed(self, plan: SlotPlan, sequence: int) -> Iterator[list[Any]]:
         """What a worker has written for a credit, in pieces, as many at a time as one message may have."""
@@ -329,15 +324,3 @@ class Visit:
         for slot in range(plan.count):
             memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
         self._mapping = memory.map()
-
-
-def _too_large(message: Any, size: int, limit: int) -> Failure:
-    return Failure(
-        call=message.sequence if isinstance(message, Reply) else -1,
-        more=0,
-        env_id=-1,
-        doing="commit" if isinstance(message, Commit) else "call",
-        kind=["parenv.errors", "NotDataError"],
-        message=f"{size:,} bytes in one message, more than RemotePlacement(max_message_bytes={limit:,}) lets cross",
-        traceback="",
-    )

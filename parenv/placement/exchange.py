@@ -15,11 +15,11 @@ from parenv.memory.weights import Encoding, WeightsMap
 from parenv.placement.base import Launch
 from parenv.placement.boards import Boards
 from parenv.placement.deliveries import Deliveries
-from parenv.placement.forms import check_failure, check_ready
+from parenv.placement.forms import check_ready, check_reply, harmless_commit, harmless_failure
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import AnyMessage, Sender
 from parenv.protocol.hosting import HOST, PIECE_BYTES, Answers, Beat, Gone, Pieces, Weights, Welcome
-from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Remarks, Rows
+from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Remarks, Reply, Rows
 
 
 class Exchange:
@@ -38,6 +38,8 @@ class Exchange:
         self._boards = Boards()
         self._deliveries: Deliveries | None = None
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
+        self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
+        """Those that wait for an answer: the method, and how many sub-environments each is about."""
         self._brought: dict[bytes, dict[int, int]] = {}
         self._snapshots: dict[bytes, int] = {}
         """By host, the version of the last snapshot that it was sent."""
@@ -80,6 +82,8 @@ class Exchange:
     def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """What to say to a host in place of a message to one of its workers, each with what its header names."""
         self._conversations[to].say(DRIVER, message)
+        if isinstance(message, Call):
+            self._calls[to, message.sequence] = message.method, message.asked
         if isinstance(message, Layout) and self._deliveries is not None:
             plan, message = self._deliveries.plan(to.worker, message)
             yield plan, to
@@ -102,7 +106,7 @@ class Exchange:
         """What is requested of a worker on its board now, and a number to ring."""
         return self._boards.requests(worker, number)
 
-    def take(self, head: Any, sender: Sender, message: Any) -> bool:
+    def take(self, head: Any, sender: Sender, message: Any) -> Any:
         """Take in what comes of a worker.
 
         Args:
@@ -111,7 +115,7 @@ class Exchange:
             message: of any kind.
 
         Returns:
-            Whether it is also for whoever speaks with that worker.
+            What of it is for whoever speaks with that worker, or ``None``.
 
         Raises:
             ProtocolError: it does not fit what that worker was asked for.
@@ -120,25 +124,31 @@ class Exchange:
             self._conversations[sender].say(WORKER, message)
         if isinstance(message, Answers):
             self._boards.take(head, sender.worker, message)
-            return False
+            return None
         if isinstance(message, Pieces | Commit):
             if self._deliveries is None:
                 raise ProtocolError(f"worker {sender.worker} was asked for no rollout")
             if isinstance(message, Pieces):
                 self._deliveries.write(sender, message)
-                return False
+                return None
             self._deliveries.finish(sender, message)
+            return harmless_commit(message)
         elif isinstance(message, Remarks):
             self._boards.check(sender.worker, message)
         elif isinstance(message, Ready):
             check_ready(message, self._boards.used)
+        elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
+            check_reply(*self._calls.pop((sender, message.sequence)), message.value)
         elif isinstance(message, Failure):
-            check_failure(message)
-        return True
+            if not message.more:
+                self._calls.pop((sender, message.call), None)
+            return harmless_failure(message)
+        return message
 
     def forget_worker(self, worker: Sender) -> None:
         """Take nothing more from a worker that has ended."""
         self._conversations.pop(worker, None)
+        self._calls = {key: call for key, call in self._calls.items() if key[0] != worker}
         if self._deliveries is not None:
             self._deliveries.forget(worker)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from parenv.errors import ProtocolError
 from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry, infos_from_data
@@ -49,6 +52,76 @@ def check_ready(ready: Ready, steps: bool) -> None:
     _require(type(extras) is dict and type(extras.get("metadata")) is dict, "does not say its metadata")
     _require(type(extras.get("render_mode", 0)) in (str, type(None)), "does not say its render_mode")
     _require(type(extras.get("generators")) is dict, "does not say how its spaces are sampled")
+
+
+def check_reply(method: str, asked: int, value: Any) -> None:
+    """Check the answer to a call.
+
+    Args:
+        method: that was called, see :class:`~parenv.protocol.messages.Call`.
+        asked: how many sub-environments it was about.
+        value: the answer.
+
+    Raises:
+        ProtocolError: no worker answers so.
+    """
+    if method in ("call", "get_attr", "is_wrapped", "set_attr"):
+        fits = _is_list_of(object, value, asked) or (method == "set_attr" and value is None)
+    elif method == "measure":
+        fits = _is_list_of(float, value, 1) and value[0] >= 0
+    elif method == "evaluate":
+        fits = (
+            type(value) is tuple and len(value) == 4 and all(map(_is_column, value)) and len(set(map(len, value))) == 1
+        )
+    elif method == "set_state":
+        fits = type(value) is list and _are_counts(value)
+    elif method == "get_state":
+        fits = type(value) is dict and type(value.get("generation")) is int and "random" in value
+    else:
+        fits = {"reset": value == [], "load": type(value) is int}.get(method, True)
+    _require(fits, f"answers to {method} what was not asked for")
+
+
+def harmless(text: str) -> str:
+    r"""A text of a host that people will see: what would move their terminal is written out.
+
+    >>> print(harmless("\x1b[2Jgone"))
+    \x1b[2Jgone
+    """
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+
+
+def harmless_failure(failure: Failure) -> Failure:
+    """An exception with texts that people can be shown.
+
+    Raises:
+        ProtocolError: no worker says so.
+    """
+    check_failure(failure)
+    return replace(
+        failure,
+        doing=harmless(failure.doing),
+        kind=[harmless(part) for part in failure.kind],
+        message=harmless(failure.message),
+        traceback=harmless(failure.traceback),
+        attributes={name: _harmless_data(value) for name, value in failure.attributes.items()},
+    )
+
+
+def harmless_commit(commit: Commit) -> Commit:
+    """A commit, already checked, with texts that people can be shown."""
+    return replace(
+        commit, replaced=[[env_id, harmless(doing), harmless(why)] for env_id, doing, why in commit.replaced]
+    )
+
+
+def _harmless_data(value: Any) -> Any:
+    """Plain data in which texts are harmless: an exception may be shown by any of its attributes."""
+    if type(value) is str:
+        return harmless(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_harmless_data, value))
+    return {key: _harmless_data(one) for key, one in value.items()} if type(value) is dict else value
 
 
 def check_failure(failure: Failure) -> None:
@@ -119,6 +192,10 @@ def _is_list_of(kind: Any, values: Any, length: int) -> bool:
 
 def _are(kind: Any, values: Any) -> bool:
     return all(isinstance(value, kind) for value in values)
+
+
+def _is_column(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iuf"
 
 
 def _are_counts(values: Any, most: int = _LARGEST_NUMBER) -> bool:

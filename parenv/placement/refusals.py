@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+from parenv.placement.forms import harmless
+
 MAX_OFFENCES = 3
 """So often a key may send what it may not; then no host joins by it any more."""
 MAX_CHARACTERS = 300
@@ -34,7 +36,11 @@ class Refusals:
         self.counts[reason] += 1
         if (reason, key) not in self._logged:
             self._logged.add((reason, key))
-            _log.warning("host %s %s; more like it are only counted", key, " ".join(why.split())[:MAX_CHARACTERS])
+            _log.warning(
+                "host %s %s; more like it are only counted",
+                key,
+                harmless(" ".join(why[: 2 * MAX_CHARACTERS].split()))[:MAX_CHARACTERS],
+            )
 
     def offence(self, reason: str, key: str, why: str) -> None:
         """Count one of a host that has sent what no host sends."""

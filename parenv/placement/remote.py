@@ -21,7 +21,8 @@ from parenv.memory.weights import Encoding, WeightsMap
 from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Provider, Received, Traffic
 from parenv.placement.boards import HostBell, HostsPoller
 from parenv.placement.exchange import Exchange, check_end, take_lines
-from parenv.placement.hearing import heard
+from parenv.placement.forms import harmless
+from parenv.placement.hearing import check_head, heard
 from parenv.placement.local import LocalPlacement
 from parenv.placement.refusals import Refusals
 from parenv.placement.roster import Roster
@@ -49,7 +50,7 @@ from parenv.transport.zeromq import remaining
 
 PROBE_S = 0.5
 LINGER_S = 5.0
-MAX_STACK_LENGTH = 1 << 15
+MAX_STACK_LENGTH, MAX_NAME = 1 << 15, 253
 _log = logging.getLogger("parenv")
 
 
@@ -82,6 +83,7 @@ class HostsPlacement:
         self.silence_s = silence_s
         self._provider = provider
         self._entry, self._listener, self._num_local = entry, listener, num_local
+        self._max_message_bytes = max_message_bytes
         self._exchange = Exchange(num_local, weights, encoding, max_message_bytes)
         self._local = LocalPlacement(entry, beside=listener) if num_local else None
         self._roster = Roster()
@@ -185,7 +187,7 @@ class HostsPlacement:
         while worker not in self._stacks and self._roster.host_of(worker) is not None and remaining(deadline):
             self._listener.wait(remaining(deadline))
             self._hear()
-        return self._stacks.pop(worker, "")[:MAX_STACK_LENGTH]
+        return self._stacks.pop(worker, "")
 
     def pid(self, worker: Sender) -> int:
         """Process id of a worker on its own machine, or -1 while it is not known."""
@@ -280,9 +282,10 @@ class HostsPlacement:
         return self._pids.pop(worker, -1)
 
     def _hear(self) -> None:
-        for host, name, frames in heard(self._listener):
+        for host, name, frames in heard(self._listener, self._max_message_bytes):
             self._received += sum(map(len, frames))
             try:
+                check_head(frames, self._max_message_bytes)
                 sender, message = from_frames(frames)
                 if host in self._hosts:
                     self._obey(host, name, sender, message)
@@ -313,7 +316,7 @@ class HostsPlacement:
         launch = self._launch
         if launch is None or self._closed:
             return
-        self._hosts[host] = f"host {name!r} (machine {join.name!r}, pid {join.pid})"
+        self._hosts[host] = f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})"
         self._tell(host, self._exchange.welcome(self._entry, launch, len(self._head)))
         _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
         self._roster.join(host, join.capacity)
@@ -332,11 +335,13 @@ class HostsPlacement:
             check_end(message)
             self._roster.ended(sender)
             self._forget(sender)
-            self._events.append(Ended(sender, message.pid, message.exit_code, message.signal, message.refused))
+            self._events.append(
+                Ended(sender, message.pid, message.exit_code, message.signal, harmless(message.refused))
+            )
             self._place()
         elif isinstance(message, Stack):
-            self._stacks[sender] = message.text
+            self._stacks[sender] = harmless(message.text[:MAX_STACK_LENGTH])
         elif isinstance(message, HOST_KINDS) and not isinstance(message, Pieces | Answers):
             raise ProtocolError(f"a host may not say {type(message).__name__}")
-        elif self._exchange.take(self._head, sender, message):
-            self._events.append(Received(sender, message))
+        elif (taken := self._exchange.take(self._head, sender, message)) is not None:
+            self._events.append(Received(sender, taken))

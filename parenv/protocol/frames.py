@@ -12,7 +12,7 @@ from parenv.protocol.data import Buffer, pack, unpack
 from parenv.protocol.hosting import HOST_KINDS, HostMessage
 from parenv.protocol.messages import KINDS, Failure, Message, Remarks, Reply
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _MAGIC = b"PENV"
 _LEAST_INTEGER, _LARGEST_INTEGER = -(1 << 63), (1 << 63) - 1
 _HEADER = struct.Struct("!4sHHII")

@@ -16,6 +16,15 @@ PIECE_BYTES = 1 << 18
 between them."""
 
 
+def max_head_bytes(max_message_bytes: int) -> int:
+    """What the JSON at the head of a message from a host may have: read, it takes forty times as much memory.
+
+    >>> max_head_bytes(1 << 26), max_head_bytes(1 << 16)
+    (4194304, 65536)
+    """
+    return max(max_message_bytes // 16, 1 << 16)
+
+
 @dataclass(frozen=True)
 class Join:
     """Host, first: here I am.

@@ -157,6 +157,7 @@ class Call:
         arguments: pickled arguments of that method.
         policy_version: the version that must be in shared memory for it, or -1.
         weights_slot: where its weights lie, or -1.
+        asked: how many sub-environments it is about; 0 where it names none.
     """
 
     sequence: int
@@ -164,6 +165,7 @@ class Call:
     arguments: bytes
     policy_version: int = -1
     weights_slot: int = -1
+    asked: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 UNKNOWN = "an unknown address"
-_LAST_DATA_RECEIVED, _BYTES_RECEIVED, _END = 52, 128, 136
+_LAST_DATA_RECEIVED, _BYTES_ACKNOWLEDGED, _BYTES_RECEIVED, _END = 52, 120, 128, 136
 """Where they are in the kernel's ``struct tcp_info``, in bytes."""
 
 
@@ -24,10 +24,12 @@ class Traffic(NamedTuple):
     Args:
         silent_s: for how many seconds nothing has come.
         received_bytes: how much has come, whether or not anybody has read it.
+        acknowledged_bytes: how much was sent to it, as far as it says that it has it.
     """
 
     silent_s: float
     received_bytes: int
+    acknowledged_bytes: int
 
 
 def peer_of(fd: int, port: int) -> str:
@@ -48,9 +50,9 @@ def traffic(fd: int, port: int) -> Traffic:
     with contextlib.suppress(OSError, AttributeError, struct.error), _own(fd, port) as connection:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _END)
         (silent_ms,) = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)
-        (received_bytes,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
-        return Traffic(silent_ms / 1000, received_bytes)
-    return Traffic(0.0, 0)
+        acknowledged_bytes, received_bytes = struct.unpack_from("=QQ", info, _BYTES_ACKNOWLEDGED)
+        return Traffic(silent_ms / 1000, received_bytes, acknowledged_bytes)
+    return Traffic(0.0, 0, 0)
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
 Whatever they say is encrypted, and cannot be read, altered, repeated or left out by others without the connection
 breaking. A host that a driver does not know cannot join, and a host knows its driver.
 
-**At most** :data:`WINDOW` **messages of a host wait to be read.** A host keeps the rest, and :meth:`HostSocket.send`
-says so; the driver tells it of every half window that it has read. Without this, ZeroMQ would stop reading from a host
-of which it holds enough. It would then not see its heartbeats either, so that the host would take its driver for gone
-whenever this learns for longer than ``silence_s``.
+**At most a window of messages of a host waits to be read**, see :mod:`parenv.transport.window`. A host keeps the rest,
+and :meth:`HostSocket.send` says so; the driver tells it of every half window that it has read. Without this, ZeroMQ
+would stop reading from a host of which it holds enough. It would then not see its heartbeats either, so that the host
+would take its driver for gone whenever this learns for longer than ``silence_s``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from parenv.transport.keys import AllowList, DriverKeys, HostKeys
 from parenv.transport.link import EVENTS, Link, State
 from parenv.transport.stream import Stream, Streams
 from parenv.transport.tcp import (
-    MAX_UNREAD,
-    WINDOW,
     check,
     close_monitored,
     configure,
     connecting_socket,
+    limits,
     listening_socket,
     only,
     rest,
 )
 from parenv.transport.waiting import Polled, Waiting
+from parenv.transport.window import Window
 from parenv.transport.zeromq import Frames, terminate
 
 HANDSHAKE_S = 5.0
@@ -51,8 +51,7 @@ class HostListener:
         allowed: the hosts that may join.
         max_message_bytes: the largest message that a host may send, all frames together; the connection of one that
             sends more is ended.
-        max_connections: how many connections may be open, whether or not they have been let in. Further ones are shut
-            at once.
+        max_connections: how many hosts may be connected; by one key half as many, where others are listed.
         silence_s: seconds after which a connection on which nothing comes is taken to be cut.
 
     Attributes:
@@ -81,10 +80,9 @@ class HostListener:
             self._context,
             self._socket,
             allowed,
-            max_connections=max_connections,
+            limits=limits(max_connections, max_message_bytes),
             handshake_s=HANDSHAKE_S,
             silence_s=silence_s,
-            max_unread_bytes=MAX_UNREAD * max_message_bytes,
         )
         try:
             self._socket.bind(address)
@@ -185,7 +183,7 @@ class HostListener:
         """The parts of a message that is to be delivered. If something is wrong with it, its connection is ended."""
         if (stream := self._streams.begin(peer)) is None:
             return []
-        fd, refusal = int(first.get(zmq.SRCFD)), ""
+        fd, refusal, nbytes = int(first.get(zmq.SRCFD)), "", sum(map(len, frames))
         parts: list[Buffer] = []
         try:
             _, parts = stream.open(only(frames))
@@ -200,9 +198,9 @@ class HostListener:
             self._streams.ban(peer)
             self._gate.expel(refusal, fd, str(first.get("Peer-Address")))
             return []
-        self._gate.heard(fd, host)
-        if stream.received % (WINDOW // 2) == 0:
-            self._send(peer, credit=WINDOW // 2)
+        self._gate.heard(fd, host, nbytes)
+        if read := stream.receipts.due(nbytes):
+            self._send(peer, credit=read)
         return parts
 
 
@@ -221,7 +219,7 @@ class HostSocket:
     def __init__(self, address: str, keys: HostKeys, *, silence_s: float = 5.0) -> None:
         check(address, range(1, 65536), silence_s)
         self._link = Link()
-        self._window = WINDOW
+        self._window = Window()
         self._stream = Stream()
         self._wants_to_write = False
         self._last: deque[list[Buffer]] = deque()
@@ -262,7 +260,7 @@ class HostSocket:
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
         """What to poll, for whoever waits for this among others."""
-        writes = self._wants_to_write and self._window > 0 and self._link.state in ("connecting", "connected")
+        writes = self._wants_to_write and self._window.is_open and self._link.state in ("connecting", "connected")
         return (self._socket, zmq.POLLIN | (zmq.POLLOUT if writes else 0)), (self._monitor, zmq.POLLIN)
 
     def notice(self, ready: Container[object]) -> None:
@@ -281,17 +279,18 @@ class HostSocket:
             frames: at least one. They are copied, and may be altered afterwards.
 
         Returns:
-            Whether it was taken; false while :data:`WINDOW` messages wait for the driver, or if there is no connection
-            and will be none.
+            Whether it was taken; false while as much waits for the driver as may, or if there is no connection and
+            will be none.
         """
-        if self._window == 0 or self._link.state in ("refused", "lost"):
+        if not self._window.is_open or self._link.state in ("refused", "lost"):
             return False
+        sealed = self._stream.seal(frames)
         try:
-            self._socket.send(self._stream.seal(frames), zmq.NOBLOCK)
+            self._socket.send(sealed, zmq.NOBLOCK)
         except zmq.Again:
             return False
         self._stream.sent_one()
-        self._window -= 1
+        self._window.sent(len(sealed))
         return True
 
     def receive(self) -> list[Buffer] | None:
@@ -322,7 +321,7 @@ class HostSocket:
             except ProtocolError:
                 self._give_up()
                 return None
-            self._window += credit
+            self._window.read(credit)
             if parts:
                 return parts
         return None

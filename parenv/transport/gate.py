@@ -10,8 +10,8 @@ import logging
 import struct
 import threading
 import time
+import traceback
 from collections import Counter
-from dataclasses import dataclass
 
 import zmq
 from zmq.utils import z85
@@ -20,13 +20,14 @@ from parenv.errors import ConfigurationError
 from parenv.process.doorbell import Doorbell
 from parenv.transport.connections import UNKNOWN, peer_of, shut, traffic
 from parenv.transport.keys import AllowList, Known
+from parenv.transport.limits import OVERHEAD_BYTES, Connection, Limits, objections, surplus_strangers
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000
 CHECKS = 4
 """How often in a silence a connection is looked at, so that it is noticed in the last quarter."""
-STRANGER_BYTES, STRANGER_INTERVAL_S = 1 << 16, 0.05
-"""What may come of one who has surely not been let in, and how often that is looked at."""
+INTERVAL_S, STRANGER_INTERVAL_S = 0.25, 0.05
+"""How often it is looked at what connections bring, and those that have not been let in."""
 MAX_EVENTS_AT_ONCE = 1000
 MAX_EVENTS_WAITING = 100_000
 """Beyond it ZeroMQ waits for us, and all connections with it."""
@@ -36,7 +37,9 @@ REASONS = {
     "key": "its key is not in the list of hosts that may join",
     "gone": "it went away before it had identified itself",
     "timeout": "it took too long to identify itself",
-    "too many connections": "there are too many connections",
+    "too many connections": "there are as many hosts as max_connections lets in",
+    "too many of a key": "half of all connections that max_connections lets in are by its key, and others are listed",
+    "too many strangers": "it had not identified itself, and too many others came that have not either",
     "allow list": "the list of hosts that may join cannot be used just now",
     "identity": "it chose an identity, and parenv's hosts do not",
     "sequence": "some of what it sent is missing: it has been tampered with on its way, or it is no host of parenv",
@@ -50,26 +53,6 @@ _EVENTS = (
 # Never EVENT_HANDSHAKE_FAILED_PROTOCOL. ZeroMQ reports it also of frames that cannot be deciphered later on, and that
 # alters the errno that it has yet to look at: it takes the connection for one that is read too slowly, and keeps it.
 _log = logging.getLogger("parenv")
-
-
-@dataclass
-class _Connection:
-    """What is known of a connection: when it began, and how many of any had been judged, and let in, by then.
-
-    And how many messages have been read of it, how many when it was last looked at, and how much had come when that was
-    another number; and whose it is, as soon as a message has been read.
-    """
-
-    port: int
-    peer: str
-    since_s: float
-    judged: int
-    joined: int
-    turned_away: bool = False
-    heard: int = 0
-    heard_before: int = -1
-    received_bytes: int = 0
-    host: Known | None = None
 
 
 def host_of(user: str) -> Known:
@@ -91,11 +74,9 @@ class Gate:
         context: of the listener.
         listener: a CURVE server, not yet bound.
         allowed: who may join.
-        max_connections: how many may be open at a time, whether or not they have been let in.
+        limits: on what hosts may open and send.
         handshake_s: how long a peer may take to identify itself, in seconds, as set on the listener.
         silence_s: seconds after which a connection on which nothing comes is ended.
-        max_unread_bytes: how much may come over a connection without a message being read; beyond it, it is ended.
-            ZeroMQ does not bound it, since a message is nothing to it before it is complete.
 
     Attributes:
         refusals: how many peers were refused, by reason; see :data:`REASONS`.
@@ -108,21 +89,19 @@ class Gate:
         listener: zmq.Socket[bytes],
         allowed: AllowList,
         *,
-        max_connections: int,
+        limits: Limits,
         handshake_s: float,
         silence_s: float,
-        max_unread_bytes: int,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         self.ended = 0
         self._allowed = allowed
-        self._max_connections = max_connections
+        self._limits = limits
         self._handshake_s = handshake_s
         self._silence_s = silence_s
-        self._max_unread_bytes = max_unread_bytes
-        self._live: dict[int, _Connection] = {}
+        self._live: dict[int, Connection] = {}
         self._failure = ""
-        self._judged = self._joined = 0
+        self._judged = 0
         self._let_in: set[Known] = set()
         self._logged: set[tuple[str, str]] = set()
         self._bell = Doorbell()
@@ -196,14 +175,19 @@ class Gate:
         if not is_first:
             return ""
         try:
-            return "" if self._allowed.name_of(host.public) == host.name else "key"
+            if self._allowed.name_of(host.public) != host.name:
+                return "key"
+            has_others = len(self._allowed) > 1
         except ConfigurationError:
             return "allow list"
+        by_it = sum(one.host == host and not one.turned_away for one in self._live.copy().values())
+        return "too many of a key" if has_others and 2 * by_it >= max(2, self._limits.connections) else ""
 
-    def heard(self, fd: int, host: Known) -> None:
-        """Note that a message of this connection has been read, which is this host's."""
+    def heard(self, fd: int, host: Known, nbytes: int) -> None:
+        """Note that a message of this connection has been read, which is this host's and has so many bytes."""
         if (connection := self._live.get(fd)) is not None:
-            connection.heard, connection.host = connection.heard + 1, host
+            connection.host = host
+            connection.read_bytes += nbytes + OVERHEAD_BYTES
 
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
@@ -220,20 +204,29 @@ class Gate:
             poller.register(ours, zmq.POLLIN)
         checked_s = time.monotonic()
         while self._end_receiver not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
-            # In this order: connections are judged behind their beginning.
-            self._follow()
-            if self._zap in ready:
-                self._answer(self._zap.recv_multipart())
-            if time.monotonic() - checked_s > self._interval_ms() / 1000:
-                self._end_the_removed()
-                self._look_at_traffic()
-                checked_s = time.monotonic()
+            try:
+                # In this order: connections are judged behind their beginning.
+                self._follow()
+                if self._zap in ready:
+                    self._answer(self._zap.recv_multipart())
+                if time.monotonic() - checked_s > self._interval_ms() / 1000:
+                    checked_s = time.monotonic()
+                    self._look_at_traffic()
+                    self._end_the_removed()
+            except Exception:
+                self._complain(traceback.format_exc())
+
+    def _complain(self, raised: str) -> None:
+        """Log once what should not have been; without this thread, nobody could join and nothing would be bounded."""
+        if ("", raised) not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(("", raised))
+            _log.error("looking after connections goes on after an error, which should be reported:\n%s", raised)
 
     def _interval_ms(self) -> int:
         """How long connections are not looked at."""
-        are_strangers = any(connection.joined == self._joined for connection in self._live.values())
-        interval_s = self._silence_s / CHECKS
-        return round(1000 * (min(interval_s, STRANGER_INTERVAL_S) if are_strangers else interval_s))
+        are_strangers = not all(connection.let_in for connection in self._live.values())
+        interval_s = STRANGER_INTERVAL_S if are_strangers else INTERVAL_S
+        return round(1000 * min(interval_s, self._silence_s / CHECKS))
 
     def _answer(self, request: list[bytes]) -> None:
         """Answer whether the holder of a key may join."""
@@ -258,7 +251,8 @@ class Gate:
             self.refuse(refusal, address.decode(errors="replace"), detail)
         self._zap.send_multipart([routing_id, empty, version, number, code, b"", user.encode(), b""])
 
-    def _turn_away(self, fd: int, connection: _Connection, reason: str) -> None:
+    def _turn_away(self, fd: int, reason: str) -> None:
+        connection = self._live[fd]
         connection.turned_away = True
         self.refuse(reason, connection.peer)
         shut(fd, connection.port)
@@ -269,27 +263,24 @@ class Gate:
         self._let_in -= removed
         for fd, connection in self._live.items():
             if connection.host in removed and not connection.turned_away:
-                self._turn_away(fd, connection, "key")
+                self._turn_away(fd, "key")
 
     def _look_at_traffic(self) -> None:
         for fd, connection in self._live.items():
-            if connection.turned_away:
-                continue
-            silent_s, received_bytes = traffic(fd, connection.port)
-            # One that has surely not been let in is also ended when its handshake takes too long.
-            if connection.joined == self._joined:
-                if received_bytes > STRANGER_BYTES:
-                    self._turn_away(fd, connection, "stranger")
-                continue
-            if connection.heard != connection.heard_before:
-                connection.heard_before, connection.received_bytes = connection.heard, received_bytes
-            if received_bytes - connection.received_bytes > self._max_unread_bytes:
-                self._turn_away(fd, connection, "unread")
-            elif silent_s > self._silence_s * (CHECKS - 1) / CHECKS:
-                shut(fd, connection.port)
+            if not connection.turned_away:
+                self._look_at(fd, connection)
+        for fd, reason in objections(self._live, self._limits).items():
+            self._turn_away(fd, reason)
+
+    def _look_at(self, fd: int, connection: Connection) -> None:
+        now = traffic(fd, connection.port)
+        connection.note(now)
+        # One that has not been let in is ended anyway when its handshake takes too long.
+        if connection.let_in and now.silent_s > self._silence_s * (CHECKS - 1) / CHECKS:
+            shut(fd, connection.port)
 
     def _follow(self) -> None:
-        """Take in what has happened to connections, and shut those that are too many."""
+        """Take in what has happened to connections, and shut strangers that are too many."""
         for _ in range(MAX_EVENTS_AT_ONCE):
             try:
                 packed, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -297,17 +288,17 @@ class Gate:
                 break
             event, value = _EVENT.unpack(packed)
             self._take_in(event, value, endpoint)
-        staying = [(fd, connection) for fd, connection in self._live.items() if not connection.turned_away]
-        for fd, connection in staying[self._max_connections :]:
-            self._turn_away(fd, connection, "too many connections")
+        for fd in surplus_strangers(self._live):
+            self._look_at(fd, self._live[fd])
+            if not self._live[fd].let_in:
+                self._turn_away(fd, "too many strangers")
 
     def _take_in(self, event: int, value: int, endpoint: bytes) -> None:
         if event == zmq.EVENT_ACCEPTED:
             port = int(endpoint.rpartition(b":")[2])
-            self._live[value] = _Connection(port, peer_of(value, port), time.monotonic(), self._judged, self._joined)
+            self._live[value] = Connection(port, peer_of(value, port), time.monotonic(), self._judged)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._judged += 1
-            self._joined += 1
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._failure = "gone"
         elif event == zmq.EVENT_DISCONNECTED:
@@ -315,7 +306,7 @@ class Gate:
             if value in self._live:
                 self._end(self._live.pop(value), failure)
 
-    def _end(self, connection: _Connection, failure: str) -> None:
+    def _end(self, connection: Connection, failure: str) -> None:
         """A connection has ended.
 
         The events do not say whether it had been let in, nor that it was not. It was not if none was judged meanwhile.

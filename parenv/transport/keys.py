@@ -111,6 +111,14 @@ class AllowList:
         self._names = {} if isinstance(source, str | os.PathLike) else _named(source)
         self._current()
 
+    def __len__(self) -> int:
+        """How many hosts may join.
+
+        Raises:
+            ConfigurationError: the file cannot be used any more.
+        """
+        return len(self._current())
+
     def name_of(self, public: bytes) -> str | None:
         """The name of the host with this public key, or ``None`` where it may not join.
 

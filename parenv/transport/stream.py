@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer
+from parenv.transport.window import Receipts
 
 ALIGNMENT = 8
 BIG_BYTES = 1 << 16
@@ -34,10 +35,12 @@ class Stream:
 
     Attributes:
         received: how many messages have come.
+        receipts: of what has come, on the driver's side.
     """
 
     def __init__(self) -> None:
         self.received = 0
+        self.receipts = Receipts()
         self._sent = 0
 
     def seal(self, parts: Sequence[Buffer], credit: int = 0) -> bytes:

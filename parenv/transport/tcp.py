@@ -11,16 +11,13 @@ import zmq
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.options import tcp_address
 from parenv.transport.keys import DriverKeys, HostKeys
+from parenv.transport.limits import OVERHEAD_BYTES, Limits
+from parenv.transport.window import WINDOW, WINDOW_BYTES
 
-WINDOW = 16
-"""How many messages of a host may wait to be read."""
-MAX_UNREAD = 4 * WINDOW
 MAX_UNSENT = 1 << 16
 MIN_MESSAGE_BYTES = 1024
 """What hosts identify themselves with must get through."""
 RECONNECT_MS, CONNECT_TIMEOUT_MS = 200, 750
-OVERHEAD_BYTES = 64
-"""What encryption adds to a message, and its head."""
 MIN_SILENCE_S = 0.5
 MAX_SILENCE_S = 3600.0
 
@@ -42,6 +39,20 @@ def check(address: str, ports: range, silence_s: float, max_message_bytes: int =
         raise ConfigurationError(f"silence_s must be between {MIN_SILENCE_S} and {MAX_SILENCE_S} seconds: {silence_s}")
     if max_message_bytes < MIN_MESSAGE_BYTES:
         raise ConfigurationError(f"max_message_bytes must be at least {MIN_MESSAGE_BYTES}: {max_message_bytes}")
+
+
+def limits(max_connections: int, max_message_bytes: int) -> Limits:
+    """What hosts may open and send; each may fill its window, but not all of them with large messages.
+
+    Args:
+        max_connections: how many hosts may be connected.
+        max_message_bytes: the largest message of one.
+    """
+    return Limits(
+        connections=max_connections,
+        unread_bytes=max_message_bytes + 2 * WINDOW_BYTES,
+        all_unread_bytes=WINDOW * max_message_bytes + max_connections * WINDOW_BYTES,
+    )
 
 
 def listening_socket(

@@ -22,8 +22,8 @@ from parenv.transport import zeromq
 from parenv.transport.curve import HostListener, HostSocket
 from parenv.transport.keys import AllowList, ephemeral_keys
 from parenv.transport.stream import BIG_BYTES
-from parenv.transport.tcp import WINDOW
 from parenv.transport.waiting import Waiting
+from parenv.transport.window import WINDOW
 from parenv.transport.zeromq import DriverSocket
 
 SILENCE_S = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -54,7 +55,7 @@ class Scene:
         folder: with the keys.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack, max_bytes: int) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, max_bytes: int, max_connections: int) -> None:
         self.folder = folder
         self._stack = stack
         create_keys(folder, ["alpha", "beta"])
@@ -64,6 +65,7 @@ class Scene:
             self.driver_keys,
             AllowList(folder / "hosts.pub"),
             max_message_bytes=max_bytes,
+            max_connections=max_connections,
             silence_s=SILENCE_S,
         )
         stack.callback(self.listener.close)
@@ -119,17 +121,23 @@ def max_bytes() -> int:
 
 
 @pytest.fixture
+def max_connections() -> int:
+    return 256
+
+
+@pytest.fixture
 def scene(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     handshake_s: float,
     max_bytes: int,
+    max_connections: int,
 ) -> Iterator[Scene]:
     """After each test, what was logged is looked through for keys."""
     monkeypatch.setattr(curve, "HANDSHAKE_S", handshake_s)
     with ExitStack() as stack, caplog.at_level(logging.DEBUG):
-        made = Scene(tmp_path / "keys", stack, max_bytes)
+        made = Scene(tmp_path / "keys", stack, max_bytes, max_connections)
         yield made
         made.talk.turn()
     shown = [key for path in made.folder.glob("*.key") for key in keys_in(path) if key[:8] in caplog.text]
@@ -281,17 +289,101 @@ def test_a_thousand_idle_connections_shut_nobody_up(scene: Scene, caplog: pytest
         idle.append(scene.raw())
         if number % 50 == 0:
             scene.talk.turn()
-    scene.until_refused("too many connections", 1000 - 255)
-    scene.talk.until(lambda: scene.listener.connections == 256)
-    assert scene.refusals == {"too many connections": 1000 - 255}
-    assert logged_once(caplog, "too many connections")
-    for peer in idle:
-        peer.close()
-    scene.talk.until(lambda: scene.listener.connections == 1)
-    assert scene.refusals == {"too many connections": 1000 - 255, "gone": 255}
+    scene.until_refused("too many strangers", 1000 - 256)
+    scene.talk.until(lambda: scene.listener.connections == 257)
+    assert scene.refusals == {"too many strangers": 1000 - 256}
+    assert logged_once(caplog, "too many strangers")
     late = scene.host("beta")
     late.send([b"here I am"])
     scene.talk.until(lambda: scene.talk.others == [("beta", [b"here I am"])])
+    assert scene.refusals == {"too many strangers": 1000 - 255}
+    for peer in idle:
+        peer.close()
+    scene.talk.until(lambda: scene.listener.connections == 2)
+    assert scene.refusals == {"too many strangers": 1000 - 255, "gone": 255}
+
+
+def test_whoever_was_there_before_a_host_joined_is_still_a_stranger(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers = [scene.raw(greeting(b"CURVE")) for _ in range(3)]
+    scene.talk.until(lambda: scene.listener.connections == 4)
+    host = scene.host("beta")
+    scene.talk.until(lambda: host.look() == "connected")
+    for peer in peers:
+        peer.sendall(b"\x06" + (MAX_BYTES - 100).to_bytes(8, "big") + bytes(1 << 18))
+    scene.until_refused("stranger", 3)
+    assert scene.refusals == {"stranger": 3}
+    assert logged_once(caplog, "stranger")
+    for peer in peers:
+        drain(peer)
+
+
+@pytest.mark.parametrize("max_connections", [4])
+def test_a_key_has_half_the_connections_where_there_are_others(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(2):
+        assert scene.host("beta").send([b"%d" % number])
+        scene.talk.until(lambda number=number: len(scene.talk.others) == number + 1)  # type: ignore[misc]
+    third = scene.host("beta")
+    assert third.send([b"me too"])
+    scene.talk.until(lambda: third.look() == "lost")
+    assert scene.refusals == {"too many of a key": 1}
+    assert logged_once(caplog, "too many of a key")
+    assert scene.talk.others == [("beta", [b"0"]), ("beta", [b"1"])]
+
+
+@pytest.mark.parametrize("max_connections", [2])
+def test_hosts_that_say_nothing_make_room_for_others(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    quiet = scene.host("beta")
+    scene.talk.until(lambda: quiet.look() == "connected")
+    for _ in range(10):
+        scene.talk.turn()
+    host = scene.host("beta")
+    assert host.send([b"I have something to say"])
+    scene.talk.until(lambda: quiet.look() == "lost")
+    scene.talk.until(lambda: scene.talk.others == [("beta", [b"I have something to say"])])
+    assert scene.refusals == {"too many connections": 1}
+    assert logged_once(caplog, "too many connections")
+    assert host.look() == "connected"
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 25])
+def test_what_a_host_has_sent_and_nobody_has_read_is_bounded(scene: Scene) -> None:
+    """By the host itself where it is honest, and otherwise by the end of its connection."""
+    host = scene.host("beta")
+    scene.talk.until(lambda: host.look() == "connected")
+    big = bytes(3 << 20)
+    assert [host.send([big]) for _ in range(3)] == [True, True, False]
+    scene.talk.until(lambda: host.receive() is not None and host.send([big]))
+    scene.talk.until(lambda: len(scene.talk.others) == 3)
+    assert host.look() == "connected"
+    for _ in range(20):
+        host._socket.send(host._stream.seal([big]))
+        host._stream.sent_one()
+    deadline = time.monotonic() + LIMIT_S
+    while not scene.listener.refusals["unread"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    scene.talk.until(lambda: host.look() == "lost")
+    assert scene.refusals == {"unread": 1}
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 20])
+def test_something_that_goes_wrong_at_the_gate_is_logged_and_it_goes_on(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(known: object) -> None:
+        raise ZeroDivisionError("somewhere in the gate")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.listener._gate._allowed, "removed", fail)
+        scene.talk.until(lambda: "ZeroDivisionError: somewhere in the gate" in caplog.text)
+    host = scene.host("beta")
+    assert host.send([b"still here?"])
+    scene.talk.until(lambda: scene.talk.others == [("beta", [b"still here?"])])
+    stranger = scene.host(HostKeys(*zmq.curve_keypair(), scene.driver_keys.public))
+    scene.talk.until(lambda: stranger.look() == "refused")
+    assert sum("goes on" in message for message in caplog.messages) == 1
 
 
 def recorded(scene: Scene) -> tuple[bytes, bytes]:

@@ -6,6 +6,7 @@ import logging
 import pickle
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -228,11 +229,19 @@ def test_a_host_that_does_not_fit_is_told_why_and_gets_no_job(
 
 
 @contextmanager
-def driven(hosts: Any) -> Iterator[list[Any]]:
+def driven(hosts: Any, raised: list[BaseException] | None = None) -> Iterator[list[Any]]:
     """A pool of one worker in another thread, until it has 80 env steps; afterwards its rollouts and statistics."""
     seen: list[Any] = []
 
     def drive() -> None:
+        try:
+            drive_until_done()
+        except Exception as error:
+            if raised is None:
+                raise
+            raised.append(error)
+
+    def drive_until_done() -> None:
         options = WorkerOptions(start_timeout_s=120.0)
         with AsyncWorkerPool(
             [lambda: LedgerEnv(0)], zeros, num_workers=1, rollout_length=8, workers=options, placement=hosts.placement()
@@ -349,7 +358,7 @@ def test_whatever_happens_while_a_message_is_checked_is_the_offence_of_its_host(
     assert statistics.refused_connections == {"malformed message": 1}
 
 
-@pytest.mark.parametrize("what", ["ready twice", "remarks", "the second rollout first"])
+@pytest.mark.parametrize("what", ["ready twice", "remarks", "the second rollout first", "too much"])
 def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake: FakeHost, what: str) -> None:
     space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
     ready = Ready(list(space), 1, [], [])
@@ -363,6 +372,7 @@ def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake
         said = {
             "ready twice": [ready],
             "remarks": [Remarks([], [], [])],
+            "too much": [Reply(99, "x" * 5_000_000)],
             "the second rollout first": [*frames_of_a_rollout(1), Commit(1, {}, None, [])],
         }
         for message in said[what]:
@@ -372,6 +382,26 @@ def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake
     *rollouts, statistics = seen
     assert len(rollouts) == 10
     assert statistics.refused_connections == {"malformed message": 1}
+
+
+ESCAPE = "\x1b]0;pwned\x07"
+
+
+def test_no_text_of_a_host_moves_a_terminal(hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
+    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+    raised: list[BaseException] = []
+    with caplog.at_level(logging.INFO, logger="parenv"), driven(hosts, raised):
+        fake.join(name=ESCAPE)
+        worker, _ = fake.hear(Start)
+        fake.say(Ready(list(space), 1, [], []), worker)
+        fake.hear(Credit)
+        commit = Commit(0, {}, None, [[0, ESCAPE, ESCAPE]])
+        for message in [*frames_of_a_rollout(0), commit]:
+            fake.say(message, worker)
+        fake.say(Failure(-1, 0, 0, ESCAPE, ["builtins", f"Value{ESCAPE}"], ESCAPE, ESCAPE, {"a": ESCAPE}), worker)
+    shown = "".join(traceback.format_exception(raised[0])) + caplog.text
+    assert shown.count("\\x1b]0;pwned\\x07") >= 4
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("what", FORMS)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
 from parenv.memory.spaces import describe, leaves
-from parenv.placement.forms import check_commit, check_failure, check_ready
+from parenv.placement.forms import check_commit, check_failure, check_ready, check_reply, harmless
 from parenv.protocol.messages import Commit, Failure, Ready
 
 BOX, DISCRETE, TEXT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Text(4)
@@ -38,6 +38,66 @@ GRADIENT = RolloutSpec(2, leaves(BOX), leaves(DISCRETE), gradient_bytes=64)
 EPISODES = replace(GRADIENT, rollout_length=WHOLE_EPISODES)
 REPORT = Commit(0, {}, [4, {"loss": 0.5}, None], [])
 COLUMNS = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1]]
+
+
+REPLIES = [
+    ("call", 2, [1, None]),
+    ("get_attr", 1, ["x"]),
+    ("is_wrapped", 2, [True, False]),
+    ("set_attr", 2, None),
+    ("set_attr", 2, [None, None]),
+    ("reset", 2, []),
+    ("measure", 0, [0.5]),
+    ("load", 0, 3),
+    ("evaluate", 3, (np.ones(2), np.ones(2, np.int64), np.ones(2), np.arange(2))),
+    ("get_state", 0, {"random": 1, "generation": 0}),
+    ("set_state", 1, [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("method", "asked", "value"), REPLIES, ids=str)
+def test_a_reply_has_the_shape_that_was_asked_for(method: str, asked: int, value: Any) -> None:
+    check_reply(method, asked, value)
+    for other in (5, "text", {3: 4}, [1] * 7, (np.ones(2),) * 5, [["deep"]] * 3, (np.ones((2, 2)),) * 4, None):
+        if type(other) is not type(value) and not (method == "set_attr" and other is None):
+            with pytest.raises(ProtocolError):
+                check_reply(method, asked, other)
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "value"),
+    [
+        ("call", 2, [1]),
+        ("get_attr", 2, []),
+        ("set_attr", 2, [None]),
+        ("reset", 2, [1]),
+        ("measure", 0, ["1"]),
+        ("measure", 0, [-1.0]),
+        ("measure", 0, [float("nan")]),
+        ("load", 0, True),
+        ("evaluate", 3, (np.ones(2), np.ones(2), np.ones(3), np.ones(2))),
+        ("evaluate", 3, (np.ones(2), np.ones(2), np.array(["a", "b"]), np.ones(2))),
+        ("get_state", 0, {"random": 1, "generation": "0"}),
+        ("set_state", 1, ["0"]),
+        ("set_state", 1, [1 << 70]),
+    ],
+    ids=str,
+)
+def test_a_reply_of_another_shape_is_refused(method: str, asked: int, value: Any) -> None:
+    with pytest.raises(ProtocolError):
+        check_reply(method, asked, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, \u00fcber\n\ttwo lines", "plain, \u00fcber\n\ttwo lines"),
+        ("\x1b]0;title\x07\x1b[2Jgone", "\\x1b]0;title\\x07\\x1b[2Jgone"),
+        ("a\rb\x9bc\u202ed\ud800", "a\\rb\\x9bc\\u202ed\\ud800"),
+    ],
+)
+def test_what_would_move_a_terminal_is_shown_and_does_nothing(text: str, shown: str) -> None:
+    assert harmless(text) == shown
 
 
 def test_what_honest_workers_say_is_let_through() -> None:
