@@ -14,7 +14,7 @@ from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.progress import Progress, code
-from parenv.memory.spaces import flatten, is_single, unflatten
+from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 
 Where = Any
 """Rows of the board: a slice, or an array of env_ids."""
@@ -198,11 +198,20 @@ class EnvBatch:
         if self._mode is AutoresetMode.NEXT_STEP:
             self._steps[column] = self._fresh[column]
         elif self._mode is AutoresetMode.SAME_STEP:
-            # The environment may reuse the buffer of its observation for the next episode.
-            final = observation.copy() if type(observation) is np.ndarray else copy.deepcopy(observation)
+            final = observation.copy() if type(observation) is np.ndarray else self._kept(observation)
             observation, reset_info = self._reset(column, None)
             info = {FINAL_OBSERVATION: final, "final_info": info, **reset_info}
         return observation, info
+
+    def _kept(self, observation: Any) -> Any:
+        """A copy, since the environment may reuse its buffers; arrays of other libraries as the space has them."""
+        try:
+            values = flatten(self._leaves, observation)
+        except (KeyError, IndexError, TypeError):
+            return copy.deepcopy(observation)
+        if not any(map(_is_foreign, self._leaves, values)):
+            return copy.deepcopy(observation)
+        return unflatten(self._leaves, list(map(_kept_value, self._leaves, values)))
 
     def _reset(self, column: int, seed: int | None, **options: Any) -> Any:
         self._progress.begin("reset", self._first + column)
@@ -308,6 +317,15 @@ class EnvBatch:
             if array.shape != joined:
                 raise ValueError(f"shape {np.shape(values[0])}")
             rows[where] = array.reshape(n, *leaf.shape)
+
+
+def _is_foreign(leaf: Leaf, value: Any) -> bool:
+    """Whether a value is an array of another library, to be one of numpy's."""
+    return leaf.dtype is not None and hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic)
+
+
+def _kept_value(leaf: Leaf, value: Any) -> Any:
+    return np.asarray(value).astype(leaf.dtype) if _is_foreign(leaf, value) else copy.deepcopy(value)
 
 
 def _does_not_fit(observation: Any, leaves: Any, error: Exception) -> ObservationError:

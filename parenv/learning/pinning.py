@@ -6,7 +6,6 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 
 from parenv.experience.rollout import NAMED, TREES, Rollout, map_trees
 
@@ -50,4 +49,10 @@ def slot_of(rollout: Rollout) -> tuple[int, int] | None:
     if not isinstance(root, ctypes.Array):
         return None
     begin = ctypes.addressof(root)
-    return begin, max(byte_bounds(array)[1] for array in arrays) - begin
+    return begin, max(map(_end_of, arrays)) - begin
+
+
+def _end_of(array: np.ndarray[Any, Any]) -> int:
+    """The address behind its last item: ``byte_bounds``, which is in another place in each major version of numpy."""
+    reach = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True) if stride > 0)
+    return array.ctypes.data + (reach + array.itemsize if array.size else 0)

@@ -253,6 +253,13 @@ def _bound(bound: Any, shape: list[int], dtype: np.dtype[Any]) -> Any:
     return typed.item() if not typed.shape and dtype.kind != "b" else np.broadcast_to(typed, shape).copy()
 
 
+def _rebuild_discrete(n: int, start: int, dtype: str) -> spaces.Discrete:
+    # Before Gymnasium 1.2.2 there was no other dtype, and no such argument.
+    of = _dtype(dtype)
+    more: dict[str, Any] = {} if of == np.int64 else {"dtype": of.type}
+    return spaces.Discrete(_typed(int, n), start=_typed(int, start), **more)
+
+
 def _rebuild_dict(parts: Any, sort_keys: bool = True) -> spaces.Dict:
     space = spaces.Dict(OrderedDict((key, _rebuild(part)) for key, part in parts.items()))
     space.sort_keys = _typed(bool, sort_keys)
@@ -283,9 +290,7 @@ _COST: dict[str, Any] = {
 _REBUILD: dict[str, Any] = {
     "opaque": lambda text: OpaqueSpace(_typed(str, text)),
     "box": _rebuild_box,
-    "discrete": lambda n, start, dtype: spaces.Discrete(
-        _typed(int, n), start=_typed(int, start), dtype=_dtype(dtype).type
-    ),
+    "discrete": _rebuild_discrete,
     "multi_discrete": lambda nvec, start, dtype: spaces.MultiDiscrete(
         _numbers(nvec), dtype=_dtype(dtype).type, start=_numbers(start)
     ),

@@ -158,6 +158,12 @@ class Boards:
         ]:
             if env_id not in mine or not isinstance(value, wanted):
                 raise ProtocolError(f"a remark is not about a sub-environment of worker {worker}")
+        if type(remarks.left_out) not in (list, tuple) or not all(map(_is_left_out, remarks.left_out)):
+            raise ProtocolError("what was left out of infos is said in another form")
+
+
+def _is_left_out(said: Any) -> bool:
+    return type(said) is list and [type(part) for part in said] == [int, str, str]
 
 
 def _pairs(values: Any) -> list[tuple[int, Any]]:

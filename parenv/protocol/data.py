@@ -1,7 +1,7 @@
 """Plain values as JSON and raw buffers: what may leave a worker, since nothing it sends is ever unpickled.
 
 ``None``, booleans, numbers, strings, bytes, lists, tuples, dicts, numpy arrays and scalars, and Gymnasium's
-``GraphInstance``, spaces and random generators, nested in any way.
+``GraphInstance``, spaces, random generators and environment specs, nested in any way.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import GraphInstance
 
 from parenv.errors import NotDataError, ProtocolError
@@ -38,6 +40,9 @@ _LARGEST_INTEGER = 10**MAX_INTEGER_DIGITS - 1
 _LEAST_INTEGER = -_LARGEST_INTEGER
 _KINDS = "biufcSUmM"
 _DTYPE = re.compile(r"[|<>](?:[biufc][0-9]{1,2}|[SU][1-9][0-9]{0,9}|[mM]8(?:\[[0-9]{0,10}[a-zA-Z]{1,2}\])?)")
+_SPEC = (
+    "id", "reward_threshold", "nondeterministic", "max_episode_steps", "order_enforce", "disable_env_checker"
+)  # fmt: skip
 _LAST_POSITION = {"MT19937": 624, "Philox": 4}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -114,6 +119,9 @@ def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> d
         return {"space": inner(describe(value), "")}
     if type(value) is np.random.Generator and type(value.bit_generator) in _BIT_GENERATORS.values():
         return {"generator": inner(value.bit_generator.state, ".bit_generator.state")}
+    if isinstance(value, EnvSpec):
+        kwargs = {name: of for name, of in value.kwargs.items() if is_data(of)}
+        return {"spec": [*(inner(getattr(value, name), f".{name}") for name in _SPEC), inner(kwargs, ".kwargs")]}
     if type(value) is tuple:
         return {"tuple": [inner(item, f"[{i}]") for i, item in enumerate(value)]}
     if isinstance(value, dict):
@@ -184,6 +192,8 @@ def _unpack(node: Any, buffers: _Buffers, depth: int) -> Any:
         return GraphInstance(*(_unpack(item, buffers, depth + 1) for item in body))
     if tag == "space":
         return _space(_unpack(body, buffers, depth + 1), buffers)
+    if tag == "spec":
+        return _spec([_unpack(item, buffers, depth + 1) for item in body])
     if tag == "generator":
         return _generator(_unpack(body, buffers, depth + 1))
     raise ValueError(f"unknown tag {tag!r}")
@@ -237,6 +247,15 @@ def _space(description: Any, buffers: _Buffers) -> Space[Any]:
     if buffers.space_bytes > MAX_SPACE_BYTES:
         raise ValueError(f"its spaces take more than {MAX_SPACE_BYTES} bytes")
     return rebuild(description)
+
+
+def _spec(values: list[Any]) -> EnvSpec:
+    """What it makes is what this process has registered under that id, never what the other side names."""
+    *said, kwargs = values
+    known = gym.registry.get(values[0])
+    entries = (None, None) if known is None else (known.entry_point, known.vector_entry_point)
+    fields = {**dict(zip(_SPEC, said, strict=True)), "entry_point": entries[0], "vector_entry_point": entries[1]}
+    return EnvSpec(**fields, kwargs=dict(kwargs))
 
 
 def _generator(state: Any) -> np.random.Generator:

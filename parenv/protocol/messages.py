@@ -101,11 +101,13 @@ class Remarks:
         kinds: ``[number, kind]`` of infos that are written from now on.
         infos: ``[env_id, info]``.
         observations: ``[env_id, values]``: one value per leaf without a fixed size.
+        left_out: ``[env_id, where, what]`` of the first value in each place in infos that has no plain form.
     """
 
     kinds: Any
     infos: Any
     observations: Any
+    left_out: Any = ()
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class VectorPlan:
         cores: one for each worker to keep to, or ``None``.
         placement: where workers run; ``None``: on this machine.
         spaces: of a sub-environment, where the user gives them.
+        strict_infos: whether a value in an info that has no plain form is an error.
     """
 
     factories: Factories
@@ -55,6 +56,7 @@ class VectorPlan:
     cores: tuple[int, ...] | None
     placement: Placing = None
     spaces: Spaces | None = None
+    strict_infos: bool = False
 
     @property
     def num_envs(self) -> int:
@@ -77,6 +79,7 @@ def make_vector_plan(
     options: WorkerOptions,
     placement: Placing = None,
     spaces: Any = None,
+    strict_infos: bool = False,
 ) -> VectorPlan:
     """Check the arguments of a vector env.
 
@@ -131,6 +134,7 @@ def make_vector_plan(
         cores=own_cores(workers) if options.threads == 1 and placement is None else None,
         placement=placement,
         spaces=given_spaces(spaces, factories),
+        strict_infos=strict_infos,
     )
 
 

@@ -55,6 +55,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         spaces: observation and action space of one sub-environment, where the env is to have these very objects, with
             their class and what that samples; ``"make"``: those of an environment that is made in this process for it
             and closed; ``None``: as workers describe them, by which a ``Space`` class of your own is not known here.
+        strict_infos: what a value in an info is that has no plain form: with ``False`` it is left out, with one warning
+            that names it; with ``True`` it is a :class:`~parenv.NotDataError`. With ``num_workers=0`` it is there.
 
     Attributes:
         num_workers: worker processes; 0: everything in this process.
@@ -92,6 +94,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         workers: WorkerOptions | None = None,
         placement: Placing = None,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
+        strict_infos: bool = False,
     ) -> None:
         plan = make_vector_plan(
             env_fns,
@@ -107,6 +110,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             options=workers or WorkerOptions(),
             placement=placement,
             spaces=spaces,
+            strict_infos=strict_infos,
         )
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
+from parenv.errors import NotDataError
 from parenv.memory.board import Board
 from parenv.memory.infos import Announced, InfoReader
 from parenv.memory.spaces import flatten, is_single, unflatten
 from parenv.protocol.messages import Remarks
+
+MAX_WARNINGS = 100
+"""Places may have different names all the time, such as those of a dict by step."""
 
 
 class Results:
@@ -22,10 +27,13 @@ class Results:
         board: the board.
         space: whose leaves lie there.
         copy: whether observations of all rows are copies, or arrays over the board.
+        strict: whether a value in an info that has no plain form is an error.
     """
 
-    def __init__(self, board: Board, space: Space[Any], copy: bool) -> None:
-        self._board, self._copy = board, copy
+    def __init__(self, board: Board, space: Space[Any], copy: bool, strict: bool) -> None:
+        self._board, self._copy, self._strict = board, copy, strict
+        self._left_out: dict[str, tuple[int, str]] = {}
+        self._warned: set[str] = set()
         self._leaves = board.spec.observations
         self._empty = {
             i: dict if isinstance(part, spaces.Dict) else tuple
@@ -44,11 +52,33 @@ class Results:
         for remark in remarks:
             for number, kind in remark.kinds:
                 self._infos.learn(number, kind)
+            self._left_out |= {where: (env_id, what) for env_id, where, what in remark.left_out}
             for env_id, info in remark.infos:
                 self._by_message[env_id] = info
             for env_id, values in remark.observations:
                 for i, value in zip(self._lists, values or [], strict=False):
                     self._lists[i][env_id] = value
+
+    def report_left_out(self) -> None:
+        """Warn once of each place in infos whose value cannot leave a worker.
+
+        Raises:
+            NotDataError: instead, where that is to be an error.
+        """
+        left_out, self._left_out = self._left_out, {}
+        for where, (env_id, what) in left_out.items():
+            if self._strict:
+                raise NotDataError(
+                    f"{what} (env_id {env_id}).\nIt cannot leave a worker, because nothing that a worker sends is "
+                    "unpickled.\nGive plain data: numbers, text, arrays, lists, dicts. Or use num_workers=0"
+                )
+            if where not in self._warned and len(self._warned) < MAX_WARNINGS:
+                self._warned.add(where)
+                warnings.warn(
+                    f"{what} (env_id {env_id}), which cannot leave a worker as plain data: {where} is left out, for "
+                    "this one and all others. With strict_infos=True this is an error, with num_workers=0 it is there",
+                    stacklevel=2,
+                )
 
     def observations(self, env_ids: Any) -> Any:
         """A batch of observations: of all, or of the rows of an array of env_ids."""

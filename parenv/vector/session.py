@@ -54,7 +54,7 @@ class Session:
             raise
         num_envs = plan.num_envs
         self._all = range(num_envs)
-        self._results = Results(self._board, self.spaces.first_observation, copy)
+        self._results = Results(self._board, self.spaces.first_observation, copy, plan.strict_infos)
         self.read_infos = self._results.infos
         self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
         self._ends = Ends(self._board, plan.mode)
@@ -204,8 +204,7 @@ class Session:
     def measured_step(self, timeout: float) -> float:
         """Seconds per env step of a sub-environment that one worker makes for it."""
         self._question = self.team.begin("measure", {0: ([],)})
-        (step_s,) = self._answers(timeout, "the measurement of a step")[0]
-        return float(step_s)
+        return float(self._answers(timeout, "the measurement of a step")[0][0])
 
     def close(self, timeout_s: float) -> None:
         """End the workers. Idempotent."""
@@ -306,6 +305,7 @@ class Session:
             self._in_flight[[env_id for env_id in failed if env_id is not None]] = False
             self.under_way = int(np.count_nonzero(self._in_flight))
             raise_all(errors)
+        self._results.report_left_out()
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""

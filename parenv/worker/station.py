@@ -19,6 +19,7 @@ from parenv.memory.progress import Progress
 from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Commit, Credit, Layout
+from parenv.protocol.plain import as_data
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, reset
 from parenv.worker.differentiating import Differentiator
@@ -167,10 +168,11 @@ class Station:
             attribute = env.get_wrapper_attr(name)
             return attribute(*args, **kwargs) if callable(attribute) else attribute
 
-        return self._collector.stepper.each(name, called, columns)
+        return [as_data(answer) for answer in self._collector.stepper.each(name, called, columns)]
 
     def _get_attr(self, columns: list[int], name: str) -> list[Any]:
-        return self._collector.stepper.each(name, lambda env: env.get_wrapper_attr(name), columns)
+        found = self._collector.stepper.each(name, lambda env: env.get_wrapper_attr(name), columns)
+        return [as_data(value) for value in found]
 
     def _set_attr(self, columns: list[int], name: str, values: list[Any]) -> None:
         left = iter(values)

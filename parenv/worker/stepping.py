@@ -18,9 +18,9 @@ from parenv.memory.progress import Progress, code
 from parenv.memory.shared import SharedMemory
 from parenv.process.doorbell import Doorbell, rung
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
-from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Actions, Call, Close, Message, Remarks, Reply, Rows
+from parenv.protocol.plain import as_data, plain_info
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.process import failure_of, show_stacks
 from parenv.worker.starting import prepare_process
@@ -113,7 +113,7 @@ class StepWorker:
             self._complain(troubles, call.sequence)
             return
         try:
-            self._say(Reply(call.sequence, answers))
+            self._say(Reply(call.sequence, as_data(answers)))
         except NotDataError as error:
             self._complain([Trouble(-1, call.method, error)], call.sequence)
 
@@ -124,21 +124,17 @@ class StepWorker:
         try:
             self._say(remarks)
         except NotDataError:
-            self._say(
-                Remarks(
-                    remarks.kinds, *(self._data_only(station, part) for part in (remarks.infos, remarks.observations))
-                )
-            )
+            infos, left_out = _plain_infos(remarks.infos)
+            self._say(Remarks(remarks.kinds, infos, self._data_only(station, remarks.observations), left_out))
 
     def _data_only(self, station: StepStation, said: list[Any]) -> list[Any]:
-        """Leave out what cannot leave a worker, as a trouble of its sub-environment."""
+        """Observations without what cannot leave a worker, which is a trouble of its sub-environment."""
         kept = []
-        for env_id, value in said:
+        for env_id, values in said:
             try:
-                pack(value)
-                kept.append([env_id, value])
+                kept.append([env_id, as_data(values)])
             except NotDataError as error:
-                kept.append([env_id, {} if isinstance(value, dict) else None])
+                kept.append([env_id, None])
                 station.batch.troubles.append(Trouble(env_id, "step", error))
         return kept
 
@@ -149,6 +145,18 @@ class StepWorker:
     def _say(self, message: Message) -> None:
         self._send(self._conversation.say(WORKER, message))
         self.progress.said[0] += 1
+
+
+def _plain_infos(said: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Infos in their plain form, and what was left out of them for the first time."""
+    infos: list[Any] = []
+    found: dict[str, list[Any]] = {}
+    for env_id, info in said:
+        plain, left_out = plain_info(info)
+        infos.append([env_id, plain])
+        for where, what in left_out.items():
+            found.setdefault(where, [env_id, where, what])
+    return infos, list(found.values())
 
 
 def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int, *bells: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import re
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from comparison import assert_same
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import AsyncWorkerPool, ConfigurationError, ParallelVectorEnv, SubEnvironmentError
+from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, ParallelVectorEnv, SubEnvironmentError
 
 REGISTERS = """
 import gymnasium
@@ -269,3 +271,97 @@ def test_errors_of_several_types_come_as_a_group(num_workers: int) -> None:
         with pytest.raises(ExceptionGroup) as caught:
             envs.call("fail")
         assert [type(error) for error in caught.value.exceptions] == [KeyError, ValueError]
+
+
+class Side(enum.IntEnum):
+    LEFT = 0
+    RIGHT = 1
+
+
+class Chatty(gym.Env[Any, Any]):
+    """Says what is no plain data, in infos and when it is asked."""
+
+    observation_space = spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float32), n=spaces.Discrete(9))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, env_id: int = 0, secret: Any = None) -> None:
+        self.env_id, self.steps, self.secret = env_id, 0, secret
+        self.spec = gym.spec("CartPole-v1")
+
+    def observed(self) -> Any:
+        return {"x": torch.full((2,), self.steps / 8, dtype=torch.float64), "n": self.steps}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self.observed(), {"side": Side.RIGHT}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        info = {"side": Side(int(action)), "seen": {self.env_id}, "at": {"path": Path("a"), "x": torch.ones(2)}}
+        if self.secret is not None:
+            info["at"]["secret"] = self.secret
+        return self.observed(), 0.0, False, self.steps == 3, info
+
+
+CHATTY = [lambda i=i: Chatty(i) for i in range(4)]
+SECRETIVE = [lambda i=i: Chatty(i, secret=object()) for i in range(64)]
+
+
+def test_infos_that_have_an_honest_plain_form_arrive_in_it() -> None:
+    with contextlib.closing(ParallelVectorEnv(CHATTY, num_workers=2)) as envs:
+        assert envs.reset()[1]["side"].tolist() == [1] * 4
+        infos = envs.step(np.array([0, 1, 0, 1]))[4]
+        assert infos["side"].tolist() == [0, 1, 0, 1]
+        assert infos["seen"].tolist() == [[0], [1], [2], [3]]
+        assert infos["at"]["path"].tolist() == ["a"] * 4
+        assert infos["at"]["x"].tolist() == [[1.0, 1.0]] * 4
+        assert envs.get_attr("spec")[3].max_episode_steps == 500
+        assert gym.make(envs.get_attr("spec")[0]).spec == gym.make("CartPole-v1").spec
+
+
+def test_a_pool_gives_plain_forms_too() -> None:
+    with AsyncWorkerPool(CHATTY, lambda observations: np.zeros(len(observations["n"]), int), num_workers=2) as pool:
+        assert pool.get_attr("spec")[0].id == "CartPole-v1"
+        assert pool.call("observed")[0]["x"].shape == (2,)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_final_observations_of_other_libraries_are_treated_as_observations_are(num_workers: int) -> None:
+    envs = ParallelVectorEnv(CHATTY, num_workers=num_workers, autoreset_mode=AutoresetMode.SAME_STEP)
+    with contextlib.closing(envs):
+        envs.reset()
+        for _ in range(3):
+            *_, infos = envs.step(np.zeros(4, int))
+        final = infos["final_obs"][0]
+        assert (type(final["x"]), final["x"].dtype, final["x"].tolist()) == (np.ndarray, np.float32, [0.375, 0.375])
+        assert final["n"] == 3
+
+
+def test_what_has_no_plain_form_is_left_out_with_one_warning_that_names_it() -> None:
+    with contextlib.closing(ParallelVectorEnv(SECRETIVE, num_workers=2)) as envs:
+        envs.reset()
+        with pytest.warns(
+            UserWarning, match=r"infos\['at'\]\['secret'\] is a builtins.object .* is left out"
+        ) as caught:
+            all_infos = [envs.step(np.zeros(64, int))[4] for _ in range(3)]
+        assert len(caught) == 1
+        assert all(infos["at"].keys() == {"path", "_path", "x", "_x"} for infos in all_infos[:2])
+
+
+def test_strict_infos_make_it_an_error_of_three_lines() -> None:
+    with contextlib.closing(ParallelVectorEnv(SECRETIVE, num_workers=2, strict_infos=True)) as envs:
+        envs.reset()
+        for _ in range(2):
+            with pytest.raises(NotDataError, match=r"infos\['at'\]\['secret'\] is a builtins.object") as caught:
+                envs.step(np.zeros(64, int))
+            assert (len(str(caught.value).splitlines()), caught.value.__cause__) == (3, None)
+        envs.reset()
+        envs.send(np.zeros(64, int))
+        with pytest.raises(NotDataError):
+            envs.recv()
+
+
+def test_in_process_any_info_is_there() -> None:
+    with contextlib.closing(ParallelVectorEnv(SECRETIVE, num_workers=0, strict_infos=True)) as envs:
+        envs.reset()
+        assert type(envs.step(np.zeros(64, int))[4]["at"]["secret"][63]) is object

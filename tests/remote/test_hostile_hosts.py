@@ -225,6 +225,7 @@ BAD_REMARKS = {
     "an observation of a row that is not there": Remarks([], [], [[4, ["x"]]]),
     "observations in no list": Remarks([], [], [[2, "x"]]),
     "no lists": Remarks(None, None, None),
+    "something left out of nothing": Remarks([], [], [], [[2, "infos['a']"]]),
     "no pairs": Remarks([], [[2]], []),
     "a row that is no number": Remarks([], [["2", {}]], []),
     "a kind with another worker's number": Remarks([[1, ("dict", (("a", "int"),))]], [], []),

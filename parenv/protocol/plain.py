@@ -1,0 +1,145 @@
+"""Plain forms of values that are not plain data themselves: what a worker sends of an ``Enum``, a set or a tensor."""
+
+from __future__ import annotations
+
+import datetime
+from collections import deque
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from functools import singledispatch
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import GraphInstance
+
+from parenv.errors import NotDataError
+from parenv.protocol.data import MAX_DEPTH, is_data
+
+_WITHOUT_NUMPY = ("bfloat16", "float8")
+"""Names that floats begin with for which numpy has no dtype of its own; float32 holds all of them."""
+
+
+def as_data(value: Any) -> Any:
+    """A value that can leave a worker: itself, or its plain form.
+
+    Raises:
+        NotDataError: it has none.
+
+    >>> import pathlib
+    >>> as_data({"path": pathlib.PurePosixPath("a/b"), "seen": {3, 1}, "z": 1j})
+    {'path': 'a/b', 'seen': [1, 3], 'z': np.complex128(1j)}
+    """
+    return value if is_data(value) else _plain(value, "value", 0, None)
+
+
+def plain_info(info: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, str]]:
+    """The plain form of an info.
+
+    Returns:
+        It, without what has none; and where that was, ``infos['a']['b']``, with what it was.
+    """
+    left_out: dict[str, str] = {}
+    return _plain_dict(info, "infos", 0, left_out), left_out
+
+
+@singledispatch
+def _plain(value: Any, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
+    if is_data(value):
+        return value
+    if hasattr(type(value), "__array__") and (array := _array(value)) is not None:
+        return array
+    raise NotDataError(f"{where} is a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _array(value: Any) -> Any:
+    """An array of numbers of an array or tensor of any library, or nothing."""
+    try:
+        value = value.detach().cpu() if hasattr(value, "detach") else value
+        name = str(value.dtype).rpartition(".")[2]
+        if name.startswith(_WITHOUT_NUMPY):
+            value = value.float() if hasattr(value, "float") else value.astype(np.float32)
+        array = np.asarray(value)
+    except Exception:
+        return None
+    return array if is_data(array) else None
+
+
+@_plain.register(Mapping)
+def _plain_dict(value: Any, where: str, depth: int, left_out: dict[str, str] | None) -> dict[Any, Any]:
+    found = {}
+    for key, item in value.items():
+        place = f"{where}[{key!r}]"
+        try:
+            found[_inner(key, f"a key of {where}", depth)] = _inner(item, place, depth, left_out)
+        except NotDataError as error:
+            if left_out is None:
+                raise
+            left_out[place] = str(error)
+    return found
+
+
+@_plain.register(list)
+@_plain.register(deque)
+@_plain.register(range)
+def _plain_list(value: Iterable[Any], where: str, depth: int, left_out: dict[str, str] | None) -> list[Any]:
+    return [_inner(item, f"{where}[{i}]", depth) for i, item in enumerate(value)]
+
+
+@_plain.register(tuple)
+def _plain_tuple(value: tuple[Any, ...], where: str, depth: int, left_out: dict[str, str] | None) -> Any:
+    of_each = _plain_list(value, where, depth, left_out)
+    return GraphInstance(*of_each) if isinstance(value, GraphInstance) else tuple(of_each)
+
+
+@_plain.register(set)
+@_plain.register(frozenset)
+def _plain_set(value: Iterable[Any], where: str, depth: int, left_out: dict[str, str] | None) -> list[Any]:
+    """In an order that does not depend on the process."""
+    items = _plain_list(value, where, depth, left_out)
+    try:
+        return sorted(items)
+    except Exception:
+        return sorted(items, key=repr)
+
+
+@_plain.register(Enum)
+def _plain_enum(value: Enum, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
+    return _inner(value.value, where, depth)
+
+
+@_plain.register(int)
+@_plain.register(float)
+@_plain.register(str)
+def _plain_base(value: Any, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
+    """What the value is beside its own class."""
+    if isinstance(value, bool | np.generic):
+        return value
+    return next(base(value) for base in (int, float, str) if isinstance(value, base))
+
+
+@_plain.register
+def _plain_complex(value: complex, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
+    return np.complex128(value)
+
+
+@_plain.register
+def _plain_path(value: PurePath, where: str, depth: int, left_out: dict[str, str] | None) -> str:
+    return str(value)
+
+
+@_plain.register(datetime.date)
+@_plain.register(datetime.time)
+def _plain_time(value: Any, where: str, depth: int, left_out: dict[str, str] | None) -> str:
+    return str(value.isoformat())
+
+
+@_plain.register
+def _plain_duration(value: datetime.timedelta, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
+    return np.timedelta64(value)
+
+
+def _inner(value: Any, where: str, depth: int, left_out: dict[str, str] | None = None) -> Any:
+    if depth == MAX_DEPTH:
+        raise NotDataError(f"{where} is nested more than {MAX_DEPTH} deep")
+    return _plain(value, where, depth + 1, left_out)
