@@ -9,15 +9,12 @@ the last 100 episodes reaches `--stop-return`.
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import gymnasium as gym
-import numpy as np
 import torch
+from script import CommonArgs, Curve, flag, keep, parse
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -26,55 +23,18 @@ from parenv.returns import gae
 
 
 @dataclass
-class Args:
-    env_id: str = "CartPole-v1"
-    seed: int = 1
-    total_env_steps: int = 400_000  # give up after so many steps
-    stop_return: float = 475.0  # mean return of the last 100 episodes that ends the training
-    num_envs: int = 16
-    num_workers: int = 2
-    rollout_length: int = 16  # steps per environment between two updates
-    learning_rate: float = 3e-3  # at the start; annealed to 0 at total_env_steps
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    entropy_coef: float = 0.0
-    value_coef: float = 0.5
-    max_grad_norm: float = 0.5
-    torch_threads: int = 1  # the networks are far too small to gain from more
-
-
-def parse_args(argv: Sequence[str] | None = None) -> Args:
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for field in fields(Args):
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=" ")
-    return Args(**vars(parser.parse_args(argv)))
-
-
-class Curve:
-    """The learning curve: (env steps, seconds, mean return of the last 100 episodes)."""
-
-    def __init__(self, print_every: int = 10_000) -> None:
-        self.points: list[tuple[int, float, float]] = []
-        self.returns: deque[float] = deque(maxlen=100)
-        self.print_every = print_every
-        self.started = time.perf_counter()
-
-    @property
-    def mean_return(self) -> float:
-        return float(np.mean(self.returns)) if self.returns else 0.0
-
-    def add(self, env_steps: int, episode_returns: Sequence[float]) -> None:
-        self.returns.extend(episode_returns)
-        seconds = time.perf_counter() - self.started
-        previous = self.points[-1][0] if self.points else 0
-        self.points.append((env_steps, seconds, self.mean_return))
-        if env_steps // self.print_every > previous // self.print_every:
-            self.print_last()
-
-    def print_last(self) -> None:
-        steps, seconds, mean = self.points[-1]
-        print(f"{steps:8d} steps  {seconds:6.1f} s  {mean:6.1f} mean return", flush=True)
+class Args(CommonArgs):
+    total_env_steps: int = flag(400_000, "give up after so many env steps")
+    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
+    num_envs: int = flag(16, "environments")
+    num_workers: int = flag(2, "worker processes; 0: everything in one")
+    rollout_length: int = flag(16, "steps per environment between two updates")
+    learning_rate: float = flag(3e-3, "of the optimizer at the start; annealed to 0 at total_env_steps")
+    gamma: float = flag(0.99, "discount of a step")
+    gae_lambda: float = flag(0.95, "of the generalized advantage estimation")
+    entropy_coef: float = flag(0.0, "weight of the entropy in the loss")
+    value_coef: float = flag(0.5, "weight of the value loss")
+    max_grad_norm: float = flag(0.5, "to which gradients are clipped")
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -150,7 +110,7 @@ def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
 
 
 def main(argv: Sequence[str] | None = None) -> Curve:
-    args = parse_args(argv)
+    args = parse(Args, argv)
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
     curve = Curve()
@@ -168,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
             curve.add(env_steps, gradient.episodes.returns.tolist())
 
     curve.print_last()
+    keep(args, curve, agent)
     print(*(f"{name} {value:.3f}" for name, value in gradient.metrics.items()), sep=", ")
     return curve
 

@@ -13,16 +13,13 @@ did; in the default design the version that acted is differentiated, and the new
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
+from script import CommonArgs, Curve, flag, keep, parse
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -31,61 +28,20 @@ from parenv.returns import gae
 
 
 @dataclass
-class Args:
-    env_id: str = "CartPole-v1"
-    seed: int = 1
-    data_parallel: bool = False  # workers send rollouts instead of gradients
-    total_env_steps: int = 500_000  # give up after so many steps
-    stop_return: float = 475.0  # mean return of the last 100 episodes that ends the training
-    num_envs: int = 16
-    num_workers: int = 4
-    rollout_length: int = 32  # steps per environment between two updates
-    learning_rate: float = 1e-3  # at the start; annealed to 0 at total_env_steps
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    entropy_coef: float = 0.01
-    value_coef: float = 0.5
-    worker_max_grad_norm: float = 0.5  # clipped on the worker, before it sends
-    max_grad_norm: float = 0.5  # clipped on the driver, before its step
-    torch_threads: int = 1  # the networks are far too small to gain from more
-
-
-def parse_args(argv: Sequence[str] | None = None) -> Args:
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for field in fields(Args):
-        flag = "--" + field.name.replace("_", "-")
-        kind: Any = {"type": type(field.default)}
-        if isinstance(field.default, bool):
-            kind = {"action": argparse.BooleanOptionalAction}
-        parser.add_argument(flag, default=field.default, help=" ", **kind)
-    return Args(**vars(parser.parse_args(argv)))
-
-
-class Curve:
-    """The learning curve: (env steps, seconds, mean return of the last 100 episodes)."""
-
-    def __init__(self, print_every: int = 10_000) -> None:
-        self.points: list[tuple[int, float, float]] = []
-        self.returns: deque[float] = deque(maxlen=100)
-        self.policy_lag: Mapping[int, int] = {}  # how many arrivals had which lag, in publishes
-        self.print_every = print_every
-        self.started = time.perf_counter()
-
-    @property
-    def mean_return(self) -> float:
-        return float(np.mean(self.returns)) if self.returns else 0.0
-
-    def add(self, env_steps: int, episode_returns: Sequence[float]) -> None:
-        self.returns.extend(episode_returns)
-        seconds = time.perf_counter() - self.started
-        previous = self.points[-1][0] if self.points else 0
-        self.points.append((env_steps, seconds, self.mean_return))
-        if env_steps // self.print_every > previous // self.print_every:
-            self.print_last()
-
-    def print_last(self) -> None:
-        steps, seconds, mean = self.points[-1]
-        print(f"{steps:8d} steps  {seconds:6.1f} s  {mean:6.1f} mean return", flush=True)
+class Args(CommonArgs):
+    data_parallel: bool = flag(False, "workers send rollouts instead of gradients")
+    total_env_steps: int = flag(500_000, "give up after so many env steps")
+    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
+    num_envs: int = flag(16, "environments")
+    num_workers: int = flag(4, "worker processes; 0: everything in one")
+    rollout_length: int = flag(32, "steps per environment between two updates")
+    learning_rate: float = flag(1e-3, "of the optimizer at the start; annealed to 0 at total_env_steps")
+    gamma: float = flag(0.99, "discount of a step")
+    gae_lambda: float = flag(0.95, "of the generalized advantage estimation")
+    entropy_coef: float = flag(0.01, "weight of the entropy in the loss")
+    value_coef: float = flag(0.5, "weight of the value loss")
+    worker_max_grad_norm: float = flag(0.5, "clipped on the worker, before it sends")
+    max_grad_norm: float = flag(0.5, "clipped on the driver, before its step")
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -166,11 +122,15 @@ def make_pool(args: Args, policy: TorchPolicy) -> AsyncWorkerPool:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> Curve:
-    args = parse_args(argv)
+class LaggingCurve(Curve):
+    policy_lag: Mapping[int, int] = {}  # how many arrivals had which lag, in publishes
+
+
+def main(argv: Sequence[str] | None = None) -> LaggingCurve:
+    args = parse(Args, argv)
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
-    curve = Curve()
+    curve = LaggingCurve()
 
     agent = make_agent(args.env_id)
     policy, loss_fn = TorchPolicy(agent), make_loss_fn(args)
@@ -201,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
         curve.policy_lag = pool.statistics().policy_lag
 
     curve.print_last()
+    keep(args, curve, agent)
     print("policy lag in publishes, and how often:", *(f"{lag}: {count}" for lag, count in curve.policy_lag.items()))
     return curve
 

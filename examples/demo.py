@@ -8,6 +8,7 @@ import torch
 from ppo import Args, make_agent, make_pool, update
 from rich.console import Console
 from rich.table import Table
+from script import Curve, keep, parse
 
 from parenv import AsyncWorkerPool, Stop
 from parenv.progress import ProgressDisplay, mean_lag
@@ -21,7 +22,7 @@ def train(args: Args) -> None:
     agent = make_agent(args.env_id)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     stop = Stop(args.total_env_steps, mean_return=args.stop_return, seconds=SECONDS)
-    began, learning = time.perf_counter(), 0.0
+    began, learning, curve = time.perf_counter(), 0.0, Curve(print_every=args.total_env_steps + 1)
     with make_pool(args, agent) as pool:
         started = time.perf_counter()
         with ProgressDisplay(pool, stop, title=f"PPO on {args.env_id}") as display:
@@ -32,10 +33,12 @@ def train(args: Args) -> None:
                 update(agent, optimizer, args, pool.statistics().env_steps, block.observations, block.actions, *extras)
                 pool.publish(agent)
                 learning += time.perf_counter() - arrived
+                curve.add(pool.statistics().env_steps, rollout.episodes.returns.tolist())
                 display.update()
         trained = time.perf_counter()
         evaluation = pool.evaluate(20, deterministic=False)
         report(pool, started - began, trained - started, learning, evaluation.mean_return)
+    keep(args, curve, agent)
 
 
 def report(pool: AsyncWorkerPool, starting: float, training: float, learning: float, evaluated: float) -> None:
@@ -58,4 +61,4 @@ def report(pool: AsyncWorkerPool, starting: float, training: float, learning: fl
 
 
 if __name__ == "__main__":
-    train(Args())
+    train(parse(Args))

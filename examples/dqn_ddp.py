@@ -12,12 +12,11 @@ its own part has collected. Averaging the gradients keeps the networks equal to 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from dqn import QNetwork, ReplayBuffer
+from script import CommonArgs, Curve, flag, keep, parse
 from torch import Tensor, nn
 
 from parenv import AsyncWorkerPool, TorchPolicy
@@ -33,35 +33,23 @@ from parenv.learning import all_reduce_gradients
 
 
 @dataclass
-class Args:
-    iterations: tuple[int, ...] = (500,)  # where to report; the training ends at the largest
-    env_id: str = "CartPole-v1"
-    seed: int = 1
-    num_envs: int = 8  # of all learners together, as are the next one and the batch size
-    num_workers: int = 2
-    rollout_length: int = 16  # steps per environment in an iteration
-    gradient_steps: int = 16  # in an iteration
-    learning_starts: int = 2_000  # env steps before the first gradient step
-    learning_rate: float = 5e-4
-    gamma: float = 0.99
-    batch_size: int = 128
-    buffer_size: int = 100_000
-    target_rate: float = 0.01  # how far the target network moves in each gradient step
-    epsilon_start: float = 1.0
-    epsilon_end: float = 0.02
-    epsilon_steps: int = 20_000  # env steps from the first to the last epsilon
-    max_grad_norm: float = 10.0
-    evaluation_episodes: int = 20  # at each report
-    torch_threads: int = 1  # the networks are far too small to gain from more
-
-
-def parse_args(argv: Sequence[str] | None = None) -> Args:
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--iterations", type=int, nargs="+", default=Args.iterations, help=" ")
-    for field in fields(Args)[1:]:
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=" ")
-    return Args(**vars(parser.parse_args(argv)))
+class Args(CommonArgs):
+    iterations: tuple[int, ...] = flag((500,), "where to report; the training ends at the largest")
+    num_envs: int = flag(8, "of all learners together, as are the next one and the batch size")
+    num_workers: int = flag(2, "worker processes; 0: everything in one")
+    rollout_length: int = flag(16, "steps per environment in an iteration")
+    gradient_steps: int = flag(16, "in an iteration")
+    learning_starts: int = flag(2_000, "env steps before the first gradient step")
+    learning_rate: float = flag(5e-4, "of the optimizer")
+    gamma: float = flag(0.99, "discount of a step")
+    batch_size: int = flag(128, "samples of a gradient step")
+    buffer_size: int = flag(100_000, "transitions that the replay buffer holds")
+    target_rate: float = flag(0.01, "how far the target network moves in each gradient step")
+    epsilon_start: float = flag(1.0, "share of random actions at first")
+    epsilon_end: float = flag(0.02, "share of random actions in the end")
+    epsilon_steps: int = flag(20_000, "env steps from the first to the last epsilon")
+    max_grad_norm: float = flag(10.0, "to which gradients are clipped")
+    evaluation_episodes: int = flag(20, "at each report")
 
 
 class Row(NamedTuple):
@@ -182,11 +170,15 @@ def train(args: Args, device: torch.device) -> list[Row]:
                     print(*([TITLE] if len(rows) == 1 else []), rows[-1], sep="\n", flush=True)
                 started = time.perf_counter() - seconds
     assert_all_learners_have_equal(agent)
+    if rank == 0:
+        curve = Curve(window=args.evaluation_episodes)
+        curve.points = [(row.env_steps, row.seconds, row.steps_balanced) for row in rows]
+        keep(args, curve, agent)
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> list[Row]:
-    args = parse_args(argv)
+    args = parse(Args, argv)
     torch.set_num_threads(args.torch_threads)
     device = join_learners()
     try:

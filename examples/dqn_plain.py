@@ -1,4 +1,4 @@
-"""Double DQN on CartPole-v1 in one process and one file, with Gymnasium and PyTorch only.
+"""Double DQN on CartPole-v1 in one process, with Gymnasium and PyTorch only.
 
 Deep Q-learning (Mnih et al., 2015) with the double estimator (van Hasselt et al., 2016) and a
 slowly moving target network: short rollouts of an epsilon-greedy policy fill a replay buffer,
@@ -8,77 +8,35 @@ until the mean return of the last 100 episodes reaches `--stop-return`.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from script import CommonArgs, Curve, flag, keep, parse
 from torch import Tensor, nn
 
 
 @dataclass
-class Args:
-    env_id: str = "CartPole-v1"
-    seed: int = 1
-    total_env_steps: int = 250_000  # give up after so many steps
-    stop_return: float = 475.0  # mean return of the last 100 episodes that ends the training
-    num_envs: int = 8
-    rollout_length: int = 16  # steps per environment between two rounds of gradient steps
-    gradient_steps: int = 16  # in each round
-    learning_starts: int = 2_000  # env steps before the first round
-    learning_rate: float = 5e-4  # at the start; annealed to 0 at total_env_steps
-    gamma: float = 0.99
-    batch_size: int = 128
-    buffer_size: int = 100_000
-    target_rate: float = 0.01  # how far the target network moves in each gradient step
-    epsilon_start: float = 1.0
-    epsilon_end: float = 0.01
-    epsilon_steps: int = 20_000  # env steps from the first to the last epsilon
-    max_grad_norm: float = 10.0
-    torch_threads: int = 1  # the networks are far too small to gain from more
-
-
-def parse_args(argv: Sequence[str] | None = None) -> Args:
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for field in fields(Args):
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=" ")
-    return Args(**vars(parser.parse_args(argv)))
-
-
-class Curve:
-    """The learning curve: (env steps, seconds, mean return of the last 100 episodes)."""
-
-    def __init__(self, print_every: int = 10_000) -> None:
-        self.points: list[tuple[int, float, float]] = []
-        self.returns: deque[float] = deque(maxlen=100)
-        self.print_every = print_every
-        self.started = time.perf_counter()
-
-    @property
-    def mean_return(self) -> float:
-        return float(np.mean(self.returns)) if self.returns else 0.0
-
-    def add(self, env_steps: int, episode_returns: Sequence[float]) -> None:
-        self.returns.extend(episode_returns)
-        seconds = time.perf_counter() - self.started
-        previous = self.points[-1][0] if self.points else 0
-        self.points.append((env_steps, seconds, self.mean_return))
-        if env_steps // self.print_every > previous // self.print_every:
-            self.print_last()
-
-    def reached(self, target: float) -> bool:
-        return len(self.returns) == self.returns.maxlen and self.mean_return >= target
-
-    def print_last(self) -> None:
-        steps, seconds, mean = self.points[-1]
-        print(f"{steps:8d} steps  {seconds:6.1f} s  {mean:6.1f} mean return", flush=True)
+class Args(CommonArgs):
+    total_env_steps: int = flag(250_000, "give up after so many env steps")
+    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
+    num_envs: int = flag(8, "environments")
+    rollout_length: int = flag(16, "steps per environment between two rounds of gradient steps")
+    gradient_steps: int = flag(16, "in each round")
+    learning_starts: int = flag(2_000, "env steps before the first round")
+    learning_rate: float = flag(5e-4, "of the optimizer at the start; annealed to 0 at total_env_steps")
+    gamma: float = flag(0.99, "discount of a step")
+    batch_size: int = flag(128, "samples of a gradient step")
+    buffer_size: int = flag(100_000, "transitions that the replay buffer holds")
+    target_rate: float = flag(0.01, "how far the target network moves in each gradient step")
+    epsilon_start: float = flag(1.0, "share of random actions at first")
+    epsilon_end: float = flag(0.01, "share of random actions in the end")
+    epsilon_steps: int = flag(20_000, "env steps from the first to the last epsilon")
+    max_grad_norm: float = flag(10.0, "to which gradients are clipped")
 
 
 class QNetwork(nn.Module):
@@ -186,7 +144,7 @@ def update(
 
 
 def main(argv: Sequence[str] | None = None) -> Curve:
-    args = parse_args(argv)
+    args = parse(Args, argv)
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
     curve = Curve()
@@ -238,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
 
     envs.close()
     curve.print_last()
+    keep(args, curve, q_network)
     return curve
 
 

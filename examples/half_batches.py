@@ -1,6 +1,6 @@
 """Two halves of a ParallelVectorEnv take turns: while one half steps in the workers, the policy acts for the other.
 
-python examples/half_batches.py --env-steps 200000
+python examples/half_batches.py --total-env-steps 200000
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ def act(observations: Any) -> Any:
 
 def main(argv: list[str] | None = None) -> tuple[int, Any]:
     """Step; the env steps taken, and how many of them each sub-environment took."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--env-steps", type=int, default=200_000)
+    about = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--num-envs", type=int, default=64, help="environments")
+    parser.add_argument("--num-workers", type=int, default=2, help="worker processes; 0: everything in one")
+    parser.add_argument("--total-env-steps", type=int, default=200_000, help="stop after so many env steps")
     args = parser.parse_args(argv)
     half = args.num_envs // 2
     envs = ParallelVectorEnv(
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> tuple[int, Any]:
     for ids in np.arange(args.num_envs).reshape(half, 2).T:
         envs.send(act(observations[ids]), ids)
     counts, began = np.zeros(args.num_envs, np.int64), time.perf_counter()
-    while counts.sum() < args.env_steps:
+    while counts.sum() < args.total_env_steps:
         observations, _, _, _, infos = envs.recv()  # the half that is ready first
         counts[infos["env_id"]] += 1  # rows belong to infos["env_id"], in this order
         envs.send(act(observations), infos["env_id"])

@@ -1,4 +1,4 @@
-"""PPO on CartPole-v1 in one process and one file, with Gymnasium and PyTorch only.
+"""PPO on CartPole-v1 in one process, with Gymnasium and PyTorch only.
 
 Proximal Policy Optimization (Schulman et al., 2017) with generalized advantage estimation:
 a fixed number of steps is collected in a few CartPole copies, then the policy is improved on
@@ -8,75 +8,33 @@ the last 100 episodes reaches `--stop-return`.
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from script import CommonArgs, Curve, flag, keep, parse
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
 
 @dataclass
-class Args:
-    env_id: str = "CartPole-v1"
-    seed: int = 1
-    total_env_steps: int = 200_000  # give up after so many steps
-    stop_return: float = 475.0  # mean return of the last 100 episodes that ends the training
-    num_envs: int = 16
-    rollout_length: int = 32  # steps per environment between two updates
-    learning_rate: float = 1e-3  # at the start; annealed to 0 at total_env_steps
-    gamma: float = 0.98
-    gae_lambda: float = 0.8
-    epochs: int = 10
-    minibatch_size: int = 256
-    clip_range: float = 0.2
-    entropy_coef: float = 0.0
-    value_coef: float = 0.5
-    max_grad_norm: float = 0.5
-    torch_threads: int = 1  # the networks are far too small to gain from more
-
-
-def parse_args(argv: Sequence[str] | None = None) -> Args:
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for field in fields(Args):
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=" ")
-    return Args(**vars(parser.parse_args(argv)))
-
-
-class Curve:
-    """The learning curve: (env steps, seconds, mean return of the last 100 episodes)."""
-
-    def __init__(self, print_every: int = 10_000) -> None:
-        self.points: list[tuple[int, float, float]] = []
-        self.returns: deque[float] = deque(maxlen=100)
-        self.print_every = print_every
-        self.started = time.perf_counter()
-
-    @property
-    def mean_return(self) -> float:
-        return float(np.mean(self.returns)) if self.returns else 0.0
-
-    def add(self, env_steps: int, episode_returns: Sequence[float]) -> None:
-        self.returns.extend(episode_returns)
-        seconds = time.perf_counter() - self.started
-        previous = self.points[-1][0] if self.points else 0
-        self.points.append((env_steps, seconds, self.mean_return))
-        if env_steps // self.print_every > previous // self.print_every:
-            self.print_last()
-
-    def reached(self, target: float) -> bool:
-        return len(self.returns) == self.returns.maxlen and self.mean_return >= target
-
-    def print_last(self) -> None:
-        steps, seconds, mean = self.points[-1]
-        print(f"{steps:8d} steps  {seconds:6.1f} s  {mean:6.1f} mean return", flush=True)
+class Args(CommonArgs):
+    total_env_steps: int = flag(200_000, "give up after so many env steps")
+    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
+    num_envs: int = flag(16, "environments")
+    rollout_length: int = flag(32, "steps per environment between two updates")
+    learning_rate: float = flag(1e-3, "of the optimizer at the start; annealed to 0 at total_env_steps")
+    gamma: float = flag(0.98, "discount of a step")
+    gae_lambda: float = flag(0.8, "of the generalized advantage estimation")
+    epochs: int = flag(10, "passes over each rollout")
+    minibatch_size: int = flag(256, "samples of a gradient step")
+    clip_range: float = flag(0.2, "of the ratio of probabilities")
+    entropy_coef: float = flag(0.0, "weight of the entropy in the loss")
+    value_coef: float = flag(0.5, "weight of the value loss")
+    max_grad_norm: float = flag(0.5, "to which gradients are clipped")
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -174,7 +132,7 @@ def gae(
 
 
 def main(argv: Sequence[str] | None = None) -> Curve:
-    args = parse_args(argv)
+    args = parse(Args, argv)
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
     curve = Curve()
@@ -241,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
 
     envs.close()
     curve.print_last()
+    keep(args, curve, agent)
     return curve
 
 

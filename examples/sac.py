@@ -1,4 +1,4 @@
-"""Off-policy continuous control with parallel workers: SAC, and with `--ddpg` or `--td3` one of these two instead.
+"""Off-policy continuous control with parallel workers: SAC, or with `--algorithm` DDPG or TD3 instead.
 
 Soft actor-critic with a learned temperature (Haarnoja et al., 2018, arXiv:1812.05905), deep deterministic policy
 gradient (Lillicrap et al., 2016, arXiv:1509.02971) and its twin delayed successor (Fujimoto et al., 2018,
@@ -9,80 +9,58 @@ buffer is Stable-Baselines3's: `pip install parenv[sb3]`.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.wrappers import RescaleAction
-from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from script import CommonArgs, Curve, flag, keep, parse
 from torch import Tensor, nn
 
 from parenv import AsyncWorkerPool, Stop, TorchPolicy
 from parenv.learning import Ensemble, RateLimiter, pipeline
 
+try:
+    from stable_baselines3.common.buffers import ReplayBuffer
+    from stable_baselines3.common.type_aliases import ReplayBufferSamples
+except ImportError:
+    raise SystemExit('sac.py has its replay buffer from Stable-Baselines3: pip install "parenv[sb3]"') from None
+
 
 @dataclass
-class Args:
-    algorithm: str = "sac"  # set by the flags --ddpg and --td3
-    env_id: str = "Pendulum-v1"  # any with vectors of numbers for observations and actions
-    seed: int = 1
-    total_env_steps: int = 20_000
-    num_envs: int = 4  # a multiple of num_workers, so that all rollouts are of one size
-    num_workers: int = 2
-    rollout_length: int = 8
-    samples_per_insert: float = 64.0  # with batch_size 128: a gradient step every other env step
-    min_size_to_sample: int = 1_000  # env steps before the first gradient step, taken at random
-    error_buffer: float = 8_192.0  # samples that may be missing or too many
-    batch_size: int = 128
-    buffer_size: int = 100_000
-    publish_every: int = 10  # gradient steps
-    learning_rate: float = 1e-3
-    gamma: float = 0.99
-    target_rate: float = 0.005  # how far the target networks move at a time
-    noise: float = 0.1  # ddpg, td3: standard deviation of what is added to actions in [-1, 1]
-    target_noise: float = 0.2  # td3: the same for the actions of the target
-    evaluation_episodes: int = 20  # after the training, without exploration
-    torch_threads: int = 1  # the networks are far too small to gain from more
+class Args(CommonArgs):
+    algorithm: str = flag("sac", "what learns", choices=("sac", "ddpg", "td3"))
+    env_id: str = flag("Pendulum-v1", "any with vectors of numbers for observations and actions")
+    total_env_steps: int = flag(20_000, "give up after so many env steps")
+    num_envs: int = flag(4, "a multiple of num_workers, so that all rollouts are of one size")
+    num_workers: int = flag(2, "worker processes; 0: everything in one")
+    rollout_length: int = flag(8, "steps per environment in a rollout")
+    samples_per_insert: float = flag(64.0, "with batch_size 128: a gradient step every other env step")
+    learning_starts: int = flag(1_000, "env steps before the first gradient step, taken at random")
+    error_buffer: float = flag(8_192.0, "samples that may be missing or too many")
+    batch_size: int = flag(128, "samples of a gradient step")
+    buffer_size: int = flag(100_000, "transitions that the replay buffer holds")
+    publish_every: int = flag(10, "gradient steps")
+    learning_rate: float = flag(1e-3, "of the optimizer")
+    gamma: float = flag(0.99, "discount of a step")
+    target_rate: float = flag(0.005, "how far the target networks move at a time")
+    noise: float = flag(0.1, "ddpg, td3: standard deviation of what is added to actions in [-1, 1]")
+    target_noise: float = flag(0.2, "td3: the same for the actions of the target")
+    evaluation_episodes: int = flag(20, "after the training, without exploration")
 
 
-def parse_args(argv: Sequence[str] | None = None) -> Args:
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.set_defaults(algorithm="sac")
-    for name in ("ddpg", "td3"):
-        parser.add_argument("--" + name, dest="algorithm", action="store_const", const=name, help="instead of SAC")
-    for field in fields(Args)[1:]:
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=" ")
-    return Args(**vars(parser.parse_args(argv)))
+class SamplingCurve(Curve):
+    """The learning curve, and what came of it."""
 
-
-class Curve:
-    """The learning curve: (env steps, seconds, mean return of the last 20 episodes); and what came of it."""
-
-    def __init__(self, limiter: RateLimiter, print_every: int = 2_000) -> None:
-        self.points: list[tuple[int, float, float]] = []
+    def __init__(self, limiter: RateLimiter) -> None:
+        super().__init__(print_every=2_000, window=20)
         self.losses: list[float] = []  # of the critics, one for each gradient step
         self.evaluated = float("nan")  # mean return of the evaluation
         self.limiter = limiter
-        self.returns: deque[float] = deque(maxlen=20)
-        self.print_every = print_every
-        self.started = time.perf_counter()
-
-    def add(self, env_steps: int, episode_returns: Sequence[float]) -> None:
-        self.returns.extend(episode_returns)
-        mean = float(np.mean(self.returns)) if self.returns else float("nan")
-        previous = self.points[-1][0] if self.points else 0
-        self.points.append((env_steps, time.perf_counter() - self.started, mean))
-        if env_steps // self.print_every > previous // self.print_every:
-            self.print_last()
 
     def print_last(self) -> None:
         steps, seconds, mean = self.points[-1]
@@ -270,8 +248,8 @@ class TD3(DDPG):
 ALGORITHMS = {"sac": SAC, "ddpg": DDPG, "td3": TD3}
 
 
-def main(argv: Sequence[str] | None = None) -> Curve:
-    args = parse_args(argv)
+def main(argv: Sequence[str] | None = None) -> SamplingCurve:
+    args = parse(Args, argv)
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # the buffer samples with it
@@ -282,8 +260,8 @@ def main(argv: Sequence[str] | None = None) -> Curve:
     # A row of the buffer is a whole rollout, as if its transitions came from so many environments: one copy for all.
     transitions = args.rollout_length * args.num_envs // max(1, args.num_workers)
     buffer = ReplayBuffer(args.buffer_size, *spaces, "cpu", n_envs=transitions, handle_timeout_termination=False)
-    limiter = RateLimiter(args.samples_per_insert, args.min_size_to_sample, args.error_buffer)
-    curve = Curve(limiter)
+    limiter = RateLimiter(args.samples_per_insert, args.learning_starts, args.error_buffer)
+    curve = SamplingCurve(limiter)
 
     policy = TorchPolicy(learner.actor, "act", ("actions",), deterministic_method="best")
     size = {"num_envs": args.num_envs, "num_workers": args.num_workers, "rollout_length": args.rollout_length}
@@ -303,6 +281,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
         curve.evaluated = float(pool.evaluate(args.evaluation_episodes).returns.mean())
 
     curve.print_last()
+    keep(args, curve, learner.actor)
     print(f"{curve.evaluated:.1f} mean return of {args.evaluation_episodes} episodes without exploration")
     return curve
 

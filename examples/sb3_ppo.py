@@ -6,23 +6,36 @@ mean return of the last 100 episodes reaches `--stop-return`.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
+from script import CommonArgs, Curve, draw, flag, parse
 
-from parenv.adapters.sb3 import ParallelVecEnv
+try:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    from parenv.adapters.sb3 import ParallelVecEnv
+except ImportError:
+    raise SystemExit('sb3_ppo.py is a loop of Stable-Baselines3: pip install "parenv[sb3]"') from None
+
+
+@dataclass
+class Args(CommonArgs):
+    total_env_steps: int = flag(100_000, "give up after so many env steps")
+    stop_return: float = flag(475.0, "mean return of the last 100 episodes that ends the training")
+    num_envs: int = flag(8, "environments")
+    num_workers: int = flag(2, "worker processes; 0: everything in one")
 
 
 class StopAtMeanReturn(BaseCallback):
     def __init__(self, target: float) -> None:
         super().__init__()
-        self.target, self.mean_return, self.began = target, 0.0, time.perf_counter()
+        self.target, self.mean_return, self.curve = target, 0.0, Curve()
 
     def _on_step(self) -> bool:
         episodes = self.model.ep_info_buffer
@@ -30,29 +43,25 @@ class StopAtMeanReturn(BaseCallback):
         return len(episodes) < 100 or self.mean_return < self.target
 
     def _on_rollout_end(self) -> None:
+        self._note()
         if self.num_timesteps % 2048 == 0:
-            self.print()
+            self.curve.print_last()
 
     def _on_training_end(self) -> None:
-        self.print()
+        self._note()
+        self.curve.print_last()
 
-    def print(self) -> None:
-        seconds = time.perf_counter() - self.began
-        print(f"{self.num_timesteps:8d} steps  {seconds:6.1f} s  {self.mean_return:6.1f} mean return", flush=True)
+    def _note(self) -> None:
+        seconds = time.perf_counter() - self.curve.started
+        self.curve.points.append((self.num_timesteps, seconds, self.mean_return))
 
 
 def main(argv: Sequence[str] | None = None) -> tuple[int, float]:
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--env-steps", type=int, default=100_000, help="give up after so many steps")
-    parser.add_argument("--stop-return", type=float, default=475.0, help="mean return that ends the training")
-    parser.add_argument("--num-workers", type=int, default=2, help="worker processes")
-    parser.add_argument("--seed", type=int, default=1, help=" ")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
+    args = parse(Args, argv)
+    torch.set_num_threads(args.torch_threads)
 
-    envs = make_vec_env(
-        "CartPole-v1", 8, seed=args.seed, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": args.num_workers}
-    )
+    workers = {"num_workers": args.num_workers}
+    envs = make_vec_env(args.env_id, args.num_envs, args.seed, vec_env_cls=ParallelVecEnv, vec_env_kwargs=workers)
     settings = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8}
     model = PPO(
         "MlpPolicy",
@@ -65,8 +74,12 @@ def main(argv: Sequence[str] | None = None) -> tuple[int, float]:
         **settings,
     )
     callback = StopAtMeanReturn(args.stop_return)
-    model.learn(args.env_steps, callback)
+    model.learn(args.total_env_steps, callback)
     envs.close()
+    if args.save:
+        model.save(args.save)
+    if args.plot:
+        draw(args.plot, args.env_id, callback.curve)
     return model.num_timesteps, callback.mean_return
 
 

@@ -56,6 +56,7 @@ class ProgressDisplay:
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._began = time.monotonic()
         self._shown = -math.inf
+        self._width = self._console.width
         self._recent = (self._began, 0)
 
     def __enter__(self) -> ProgressDisplay:
@@ -92,9 +93,16 @@ class ProgressDisplay:
             return
         figures = self._figures(now)
         if self._is_live:
+            self._clear_after_shrinking()
             self._live.update(_table(self._title, figures), refresh=True)
         else:
             self._console.print("  ".join(f"{name} {value}" for name, value in figures.items()), soft_wrap=True)
+
+    def _clear_after_shrinking(self) -> None:
+        """A terminal that is made narrower wraps what it shows: where the table begins is not known any more."""
+        before, self._width = self._width, self._console.width
+        if self._width < before:
+            self._console.clear()
 
     def _figures(self, now: float) -> dict[str, str]:
         statistics = self._pool.statistics()

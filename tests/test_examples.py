@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -55,6 +57,68 @@ def test_an_example_runs_and_gets_better(name: str, arguments: list[str], monkey
     assert max(mean for _, _, mean in curve.points) > 35
 
 
+PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "script")
+SYNONYMS = {"--env-steps", "--steps", "--min-size-to-sample", "--envs", "--workers", "--lr", "--ddpg", "--td3"}
+
+
+def flags_of(name: str, *, without: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `--help` of an example, in a process where a package is not to be had."""
+    code = f"""
+import runpy, sys
+sys.modules[{without!r}] = None
+sys.path.insert(0, {str(EXAMPLES)!r})
+sys.argv = ["{name}.py", "--help"]
+runpy.run_path({str(EXAMPLES / name) + ".py"!r}, run_name="__main__")
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_flag_of_an_example_is_explained_and_has_one_spelling(name: str) -> None:
+    done = flags_of(name)
+    assert done.returncode == 0, done.stderr
+    options = re.split(r"\n  (?=-)", done.stdout.partition("options:")[2])[1:]
+    assert len(options) > 3
+    for option in options:
+        explained = re.search(r"  +(?!\(default)\S.*|\n +(?!\(default)\S", option)
+        assert explained, f"{name}: {option}"
+    spelled = set(re.findall(r"--[a-z_-]+", done.stdout))
+    assert not spelled & SYNONYMS
+    assert not [flag for flag in spelled if "_" in flag]
+    assert name == "half_batches" or {"--save", "--plot", "--seed", "--env-id", "--num-workers"} - spelled <= (
+        {"--num-workers"} if name.endswith("_plain") else set()
+    )
+
+
+@pytest.mark.parametrize("name", ["sac", "sb3_ppo"])
+def test_without_stable_baselines_an_example_says_so_in_a_sentence(name: str) -> None:
+    done = flags_of(name, without="stable_baselines3")
+    assert done.returncode == 1
+    assert re.fullmatch(rf'{name}\.py .* Stable-Baselines3: pip install "parenv\[sb3\]"\n', done.stderr)
+
+
+@pytest.mark.parametrize("name", ["ppo_plain", "sac", "sb3_ppo", "dqn_ddp"])
+def test_what_was_trained_is_saved_and_its_curve_drawn(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("dqn", monkeypatch)
+    size = ["--iterations", "3"] if name == "dqn_ddp" else ["--total-env-steps", "600"]
+    weights, curve = tmp_path / ("agent.zip" if name == "sb3_ppo" else "agent.pt"), tmp_path / "curve.png"
+    load(name, monkeypatch).main([*size, "--save", str(weights), "--plot", str(curve)])
+    assert curve.read_bytes().startswith(b"\x89PNG")
+    if name != "sb3_ppo":
+        assert all(isinstance(value, torch.Tensor) for value in torch.load(weights, weights_only=True).values())
+    assert weights.stat().st_size > 1000
+
+
+def test_what_cannot_be_saved_is_said_before_the_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load("ppo", monkeypatch).main(["--save", "/no/such/agent.pt"])
+    assert "error: cannot write /no/such/agent.pt: there is no directory /no/such\n" in capsys.readouterr().err
+
+
 def test_replacing_one_import_changes_nothing_but_the_processes(tmp_path: Path) -> None:
     source = (EXAMPLES / "ppo_plain.py").read_text()
     old = "from gymnasium.vector import AutoresetMode, SyncVectorEnv\n"
@@ -64,7 +128,8 @@ def test_replacing_one_import_changes_nothing_but_the_processes(tmp_path: Path) 
     for name, text in (("before.py", source), ("after.py", source.replace(old, new))):
         (tmp_path / name).write_text(text)
         command = [sys.executable, str(tmp_path / name), "--total-env-steps", "4000"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=EXAMPLES)
+        environment = os.environ | {"PYTHONPATH": str(EXAMPLES)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=EXAMPLES, env=environment)
         assert done.returncode == 0, done.stderr
         shown.append(re.sub(r" +[0-9.]+ s ", " ", done.stdout))
     assert "mean return" in shown[0]
@@ -72,13 +137,13 @@ def test_replacing_one_import_changes_nothing_but_the_processes(tmp_path: Path) 
 
 
 def test_half_batches_step_every_environment_about_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, counts = load("half_batches", monkeypatch).main(["--env-steps", "4000", "--num-envs", "16"])
+    steps, counts = load("half_batches", monkeypatch).main(["--total-env-steps", "4000", "--num-envs", "16"])
     assert steps >= 4000
     assert counts.max() - counts.min() <= 0.6 * counts.mean(), "more than a busy core explains"
 
 
 def test_stable_baselines_gets_better_on_parallel_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, mean_return = load("sb3_ppo", monkeypatch).main(["--env-steps", "12000"])
+    steps, mean_return = load("sb3_ppo", monkeypatch).main(["--total-env-steps", "12000"])
     assert steps >= 12000
     assert mean_return > 50
 

@@ -46,13 +46,13 @@ with AsyncWorkerPool("CartPole-v1", lean, num_envs=8, num_workers=4, mode="sync"
 """
 
 
-@pytest.mark.parametrize("flags", one_in(2, [[], ["--ddpg"], ["--td3"]]), ids=["sac", "ddpg", "td3"])
+@pytest.mark.parametrize("algorithm", one_in(2, ["sac", "ddpg", "td3"]))
 def test_an_off_policy_learner_keeps_the_ratio_between_samples_and_inserts(
-    flags: list[str], monkeypatch: pytest.MonkeyPatch
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = ["--total-env-steps", "1000", "--min-size-to-sample", "200", "--evaluation-episodes", "2"]
+    short = ["--total-env-steps", "1000", "--learning-starts", "200", "--evaluation-episodes", "2"]
     sac: Any = load("sac", monkeypatch)
-    curve = sac.main([*flags, *short, "--error-buffer", "4096"])
+    curve = sac.main(["--algorithm", algorithm, *short, "--error-buffer", "4096"])
     samples, inserts = curve.limiter.samples, curve.limiter.inserts
     assert 1000 <= inserts < 1000 + 16
     assert len(curve.losses) == samples // 128

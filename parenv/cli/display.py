@@ -9,7 +9,19 @@ from typing import IO, Any
 from parenv.cli.bench import Progress
 from parenv.cli.bench_report import BenchReport
 from parenv.cli.machine import in_one_line
-from parenv.cli.tables import Table, cost_table, failures, in_text, medians_table, throughput_tables
+from parenv.cli.tables import (
+    Table,
+    column_width,
+    cost_table,
+    failures,
+    fitting,
+    in_text,
+    medians_table,
+    throughput_tables,
+)
+
+FRAME = 4
+"""Characters around a column: a line, a space on each side, and at most one line more."""
 
 
 class PlainDisplay:
@@ -64,7 +76,8 @@ class LiveDisplay:
         from rich.live import Live
 
         self._console = Console(file=file, markup=False, emoji=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        # On a screen of its own, that is drawn from its corner: what a resized terminal has wrapped is not found again.
+        self._live = Live(console=self._console, auto_refresh=False, screen=True)
 
     def __enter__(self) -> LiveDisplay:
         self._live.start()
@@ -78,14 +91,15 @@ class LiveDisplay:
     def update(self, progress: Progress) -> None:
         """Show what has been found so far."""
         round_ = f"round {progress.repeat} of {progress.repeats}: " if progress.repeat else ""
-        self._live.update(_rich(medians_table(progress.throughput, f"{round_}{progress.doing}")), refresh=True)
+        table = medians_table(progress.throughput, f"{round_}{progress.doing}")
+        self._live.update(_rich(table, self._console.width), refresh=True)
 
     def show(self, report: BenchReport) -> None:
         """Print a report."""
         self._live.stop()
         self._console.print(in_one_line(report.machine), style="dim", highlight=False)
         for table in (cost_table(report), *throughput_tables(report.throughput)):
-            self._console.print(_rich(table))
+            self._console.print(_rich(table, self._console.width))
         for line in failures(report):
             self._console.print(line, style="red", highlight=False)
         self._console.print(closing_line(report), style="dim", highlight=False)
@@ -107,13 +121,16 @@ def closing_line(report: BenchReport) -> str:
     )
 
 
-def _rich(table: Table) -> Any:
+def _rich(table: Table, width: int) -> Any:
     from rich import box
     from rich import table as rich_table
 
-    made = rich_table.Table(title=table.title, box=box.ROUNDED, title_justify="left", min_width=70)
+    table = fitting(table, width, FRAME)
+    made = rich_table.Table(title=table.title, box=box.ROUNDED, title_justify="left", min_width=min(70, width))
     for i, column in enumerate(table.columns):
-        made.add_column(column, justify="right" if i else "left", no_wrap=not i)
+        made.add_column(
+            column, justify="right" if i else "left", overflow="fold", min_width=column_width(table, i) if i else None
+        )
     for row in table.rows:
         made.add_row(*row)
     return made

@@ -16,12 +16,13 @@ from parenv.cli.keys import add_keys_command
 from parenv.cli.plot import check_plotting, plot
 from parenv.cli.report import report
 from parenv.cli.worker import add_worker_command
-from parenv.cli.writable import check_writable
+from parenv.cli.writable import check_writable, write_text
 from parenv.errors import ConfigurationError, ParenvError
 
 FAILED = 1
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
+UNREAD = 141
 ENV_HELP = "an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory"
 
 
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 1 where something else failed, such as a worker that died, 2 where an argument is wrong or
-        what it names cannot be used, 130 after Ctrl-C; that of ``parenv worker`` is also 1 where there is no driver.
+        what it names cannot be used, 130 after Ctrl-C, 141 where nobody reads the output any more; that of
+        ``parenv worker`` is also 1 where there is no driver.
     """
     options = parser().parse_args(arguments)
     if os.getcwd() not in sys.path:
@@ -46,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"parenv {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # Who read along has gone, as head does. Python writes what is left as it ends, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     return status or 0
 
 
@@ -133,7 +139,7 @@ def _run_advise(options: argparse.Namespace) -> None:
     )
     print(report)
     if options.json is not None:
-        options.json.write_text(report.to_json())
+        write_text(options.json, report.to_json())
 
 
 def _run_bench(options: argparse.Namespace) -> None:
@@ -155,7 +161,7 @@ def _run_bench(options: argparse.Namespace) -> None:
         )
         display.show(report)
     if options.json is not None:
-        options.json.write_text(report.to_json())
+        write_text(options.json, report.to_json())
     if options.plot is not None:
         plot(report, options.plot)
 

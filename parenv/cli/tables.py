@@ -9,6 +9,10 @@ from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.systems import REFERENCE
 from parenv.pool.advice import in_seconds, in_steps
 
+NAMES = 18
+"""Characters into which names can be wrapped, none of whose words is longer."""
+_EXPENDABLE = {"lowest to highest": 2, "ratio": 1}
+
 
 class Table(NamedTuple):
     """Text in columns.
@@ -73,6 +77,26 @@ def label(system: str, num_workers: int | None) -> str:
     if num_workers is None or (num_workers == 0 and system != "ParallelVectorEnv"):
         return system
     return f"{system}, " + ("in process" if num_workers == 0 else f"{num_workers} worker{'s' * (num_workers > 1)}")
+
+
+def fitting(table: Table, width: int, frame: int) -> Table:
+    """The same without the columns for which there is no room; ranges go first, then ratios, then what is to the right.
+
+    Args:
+        table: whose first column has names, which may be wrapped, and whose others have figures, which may not.
+        width: characters that there are.
+        frame: characters around a column.
+    """
+    kept = list(range(len(table.columns)))
+    while len(kept) > 2 and NAMES + sum(column_width(table, i) for i in kept[1:]) + frame * len(kept) > width:
+        kept.remove(max(kept[1:], key=lambda i: (_EXPENDABLE.get(table.columns[i], 0), i)))
+    rows = [[row[i] for i in kept] for row in table.rows]
+    return Table(table.title, [table.columns[i] for i in kept], rows)
+
+
+def column_width(table: Table, column: int) -> int:
+    """Of the longest figure; the words of a head may be one below the other."""
+    return max(map(len, (*table.columns[column].split(), *(row[column] for row in table.rows))), default=0)
 
 
 def in_text(table: Table) -> list[str]:

@@ -1,11 +1,11 @@
-"""Finding out early whether what is found can be written."""
+"""Writing what was found, and finding out early whether that is possible."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, ParenvError
 
 
 def check_writable(path: Path) -> None:
@@ -20,3 +20,15 @@ def check_writable(path: Path) -> None:
         raise ConfigurationError(f"cannot write {path}: it is a directory")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigurationError(f"cannot write {path}: it may not be written")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, after all.
+
+    Raises:
+        ParenvError: it cannot be written any more, such as on a full disk.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ParenvError(f"cannot write {path}: {error.strerror}") from error

@@ -214,8 +214,8 @@ def fixed_seconds(update_s: Mapping[int, float]) -> float:
     Args:
         update_s: seconds of an update, by the env steps that it learns from.
 
-    >>> fixed_seconds({64: 0.015, 256: 0.03})
-    0.01
+    >>> fixed_seconds({1: 1.5, 4: 3.0})
+    1.0
     """
     (few, few_s), (many, many_s) = sorted(update_s.items())
     per_env_step = max(0.0, many_s - few_s) / (many - few)

@@ -31,6 +31,26 @@ class Broken(gym.Env):
 """
 
 
+@pytest.mark.parametrize("command", ["bench", "advise"])
+def test_who_reads_only_the_first_line_ends_the_command_in_silence(command: str) -> None:
+    arguments = [sys.executable, "-m", "parenv", command, "CartPole-v1", "--seconds", "0.5", "--num-workers", "1"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_a_full_disk_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["CartPole-v1", "--seconds", "0.2", "--repeats", "1", "--num-envs", "1", "--num-workers", "1"]
+    assert main(["bench", *arguments, "--no-pool", "--json", "/dev/full"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == "parenv bench: cannot write /dev/full: No space left on device\n"
+    assert "SyncVectorEnv" in printed.out
+
+
 def test_every_system_has_figures_and_json_and_plot_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

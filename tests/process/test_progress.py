@@ -102,6 +102,27 @@ def test_a_terminal_shows_one_table_with_the_figures_of_now(
     ]
 
 
+def test_a_narrow_terminal_has_all_figures(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "34")
+    with pool_of_ledgers() as pool, ProgressDisplay(pool, file=terminal):
+        pass
+    (_, _, *rows, _, _), _ = terminal.screen()
+    assert all(len(row) == 34 and row.endswith("│") for row in rows)
+
+
+def test_a_terminal_that_shrinks_is_cleared_since_what_it_has_wrapped_cannot_be_found_again(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "REFRESH_S", 0.0)
+    with pool_of_ledgers() as pool, ProgressDisplay(pool, file=terminal) as display:
+        display.update()
+        for width in (100, 40):
+            assert "\x1b[2J" not in terminal.getvalue()
+            display._console.width = width
+            display.update()
+    assert terminal.getvalue().count("\x1b[2J\x1b[H") == 1
+
+
 def test_an_exception_leaves_the_last_figures_and_the_cursor(terminal: Terminal) -> None:
     def learn(rollout: Any) -> None:
         raise ValueError("not a number")

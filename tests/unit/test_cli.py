@@ -348,6 +348,41 @@ def test_plain_lines_without_a_terminal_and_a_live_table_in_one() -> None:
     assert "round 1 of 3: the next one" in terminal.getvalue()
 
 
+def visible(written: str) -> list[str]:
+    return [line.rstrip() for line in re.sub(r"\x1b\[[\d?;]*[A-Za-z]", "", written).split("\n")]
+
+
+@pytest.mark.parametrize("width", [34, 50, 80])
+def test_figures_are_whole_in_a_terminal_of_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    with make_display(terminal) as display:
+        display.show(a_report())
+    lines = visible(terminal.getvalue())
+    assert max(map(len, lines)) <= width
+    for name, figure in (("SyncVectorEnv", "1,000"), ("env step", "2 µs"), ("weights", "1 kB")):
+        assert [line for line in lines if re.search(rf"{name}\W* {figure}\W", line)]
+    assert any("ParallelVectorEnv," in line and "2,000" in line for line in lines)
+    assert width < 80 or sum("lowest to highest" in line for line in lines) == 3
+
+
+def test_a_live_table_leaves_nothing_behind_where_the_terminal_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, progress = Terminal(), Progress("the next one", 1, 3, a_report().throughput)
+    with make_display(terminal) as display:
+        assert isinstance(display, LiveDisplay)
+        for width in (80, 34):
+            display._console.width = width
+            display.update(progress)
+        live = terminal.getvalue()
+        display.show(a_report())
+    # On a screen of its own every table is drawn from the corner.
+    assert live.startswith("\x1b[?1049h")
+    assert terminal.getvalue()[len(live) :].startswith("\x1b[?25h\x1b[?1049l")
+    assert max(map(len, visible(live.split("\x1b[H")[-1]))) <= 34
+
+
 def test_square_brackets_are_text_and_no_markup() -> None:
     terminal = Terminal()
     failed = Throughput("AsyncVectorEnv", 8, None, None, "OSError: lost :ok: at [/dev/sim0] [red]")
