@@ -51,7 +51,7 @@ print("done")
 
 def said_to_stderr(script: str, directory: Path, *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, *options, "-c", script], capture_output=True, text=True, timeout=50, cwd=directory
+        [sys.executable, *options, "-c", script], capture_output=True, text=True, timeout=250, cwd=directory
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     return done.stderr
