@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from parenv.process.zygote import Lines
+from parenv.process.lines import Lines
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
