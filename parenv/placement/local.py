@@ -188,7 +188,8 @@ class LocalPlacement:
     def _listen(self) -> DriverSocket:
         directory = _private_directory()
         try:
-            path = f"{directory}/workers"
+            # ZeroMQ removes that path once more when it closes: one that nobody else has anything at.
+            path = f"{directory}/{os.path.basename(directory)}"
             self._socket = DriverSocket(f"ipc://{path}")
             # All that is needed to connect, and, other than a path, gone with this process, however it ends.
             self._socket_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
