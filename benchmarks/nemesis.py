@@ -443,14 +443,13 @@ def ratio(typical: Callable[[Sequence[float]], float], rates: Mapping[bool, Sequ
 
 
 def owned_now() -> set[str]:
-    """Processes, descriptors, entries of /dev/shm and socket files that this process has; a helper is none of them."""
+    """Processes, descriptors and entries of /dev/shm that this process has; a helper is none of them."""
     helpers = {zygote._process.pid: zygote for zygote in launcher._zygotes.values()}
     children = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)} - {
         f"process {pid}" for pid in helpers
     }
-    sockets = {str(path) for zygote in helpers.values() for path in Path(zygote.directory).iterdir()}
     shared = {str(path) for path in Path("/dev/shm").iterdir() if path.owner() == psutil.Process().username()}
-    return children | sockets | shared | descriptors({str(z._lines.socket.fileno()) for z in helpers.values()})
+    return children | shared | descriptors({str(z._lines.socket.fileno()) for z in helpers.values()})
 
 
 def descriptors(helpers: set[str]) -> set[str]:

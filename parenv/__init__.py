@@ -1,5 +1,13 @@
 """Parallel workers for any Gymnasium environment and any PyTorch training loop."""
 
+import sys as _sys
+
+if _sys.platform != "linux":
+    raise ImportError(
+        f"parenv runs on Linux and not on {_sys.platform}, which lacks what its workers need: memory without "
+        "a name, and descriptors of processes and events. Use it in a container, or on Windows in WSL 2"
+    )
+
 from parenv.errors import (
     ConfigurationError,
     GradientError,

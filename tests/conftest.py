@@ -1,4 +1,4 @@
-"""Every test leaves nothing behind: no worker process, no thread, no descriptor, no socket file."""
+"""Every test leaves nothing behind: no worker process, no thread, no descriptor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,10 +69,9 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list[str]:
-    sockets = [str(path) for zygote in launcher._zygotes.values() for path in Path(zygote.directory).iterdir()]
     descriptors = [f"descriptor {fd} -> {to}" for fd, to in _descriptors().items() if fd not in before]
     begun = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads]
-    return processes_left() + sockets + descriptors + begun
+    return processes_left() + descriptors + begun
 
 
 def _descriptors() -> dict[str, str]:

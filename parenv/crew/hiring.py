@@ -10,6 +10,7 @@ from parenv.placement.base import Launch, Provider, SteppingPlacement
 from parenv.placement.local import LocalPlacement
 from parenv.placement.ray import RayHosts
 from parenv.placement.remote import HostsPlacement
+from parenv.process.launcher import occupy_standard_descriptors
 from parenv.transport.curve import HostListener
 from parenv.transport.keys import AllowList, DriverKeys, ephemeral_keys, read_driver_keys
 
@@ -17,7 +18,7 @@ HOST_ENTRY = "parenv.host.host:serve"
 
 
 def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = False) -> Callable[[int], Launch]:
-    """A function that makes the launch from the descriptor of the shared memory.
+    """A function that makes the launch from the descriptor of the shared memory, which is to be made after this call.
 
     Args:
         entry: ``module:function`` that a worker runs.
@@ -25,6 +26,7 @@ def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = F
         options: the user's.
         torch: whether workers need torch even though the job does not mention it.
     """
+    occupy_standard_descriptors()
     with_torch = ("torch",) if torch or b"torch" in job else ()
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
     return lambda memory_fd: Launch(

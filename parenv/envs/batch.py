@@ -13,6 +13,7 @@ from parenv.errors import ObservationError
 from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
 from parenv.memory.kinds import FINAL_OBSERVATION
+from parenv.memory.order import fence
 from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 
@@ -171,6 +172,7 @@ class EnvBatch:
     def stamp(self) -> None:
         """Say on the board that the last request is answered; what does not lie there must have been said before."""
         where, numbers = self._answered
+        fence()
         self._board.finished[where] = numbers
 
     def _begin(self, where: Where) -> Any:

@@ -22,6 +22,7 @@ from parenv.memory.weights import Chunk, write_chunk
 from parenv.placement.base import Ended, Event, Launch
 from parenv.placement.local import LocalPlacement
 from parenv.placement.versions import own_versions
+from parenv.process.launcher import occupy_standard_descriptors
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
@@ -93,6 +94,7 @@ def serve(
         The exit code: 0 where the driver has closed its pool or this host was told to leave, 1 where there was no
         driver, 2 where it refused this host.
     """
+    occupy_standard_descriptors()
     deadline = time.monotonic() + patience_s
     while True:
         visit = Visit(address, keys, num_workers, is_leaving)

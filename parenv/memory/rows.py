@@ -17,6 +17,7 @@ from parenv.errors import ProtocolError
 from parenv.memory.board import BoardSpec
 from parenv.memory.kinds import BY_MESSAGE
 from parenv.memory.layout import Field
+from parenv.memory.order import fence
 
 REQUESTED = ("requested", "orders", "actions")
 ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")
@@ -126,6 +127,7 @@ class WorkerRows:
         """
         # The worker writes a row before its number: what is copied behind the numbers is at least as new as they are.
         finished = self._finished.copy()
+        fence()
         changed = np.flatnonzero(finished != self._seen)
         self._seen = finished
         each = max(1, most_bytes // self.row_bytes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Sequence
 
@@ -23,11 +24,12 @@ from parenv.protocol.messages import Message
 from parenv.transport.waiting import Source, Waiting
 from parenv.transport.zeromq import DriverSocket, remaining
 
+MAX_SOCKET_PATH = 100
 _log = logging.getLogger("parenv")
 
 
 class LocalPlacement:
-    """Forked from the zygote, spoken to over ``ipc://`` in a directory that only this user may enter.
+    """Forked from the zygote, spoken to over ``ipc://`` at a socket without a name, whose descriptor they are given.
 
     Args:
         entry: ``module:function`` that a worker process runs.
@@ -42,8 +44,7 @@ class LocalPlacement:
         self._socket: DriverSocket | None = None
         self._job: SharedMemory | None = None
         self._stacks: StackPipe | None = None
-        self._host: Launcher | None = None
-        self._address = ""
+        self._socket_fd = -1
         self._handles: dict[int, Sender] = {}
         self._doorbells: dict[int, Doorbell] = {}
         self._bells: dict[Sender, Doorbell] = {}
@@ -55,8 +56,8 @@ class LocalPlacement:
         for worker in workers:
             handle = len(self._handles)
             self._handles[handle] = worker
-            arguments = {"address": self._address, "worker": worker.worker, "generation": worker.generation}
-            descriptors = (launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
+            arguments = {"worker": worker.worker, "generation": worker.generation}
+            descriptors = (self._socket_fd, launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
             if worker.worker in self._doorbells:
                 self._bells[worker] = bell = self._doorbells[worker.worker]
                 descriptors += bell.descriptors
@@ -81,6 +82,8 @@ class LocalPlacement:
                 alone.watch(self._beside)
                 alone.wait(timeout_s)
             return []
+        if self._launcher is not None:
+            self._launcher.flush()
         ready = self._socket.wait(timeout_s)
         if self._launcher is None:
             return self._received()
@@ -157,13 +160,14 @@ class LocalPlacement:
                     launcher.signal(handle, signal.SIGKILL)
                 self._wait_for_ends(KILL_TIMEOUT_S)
         finally:
-            self._launcher = self._socket = self._host = None
+            self._launcher = self._socket = None
             stacks, self._stacks = self._stacks, None
             for closed in (launcher, socket, self._job, stacks):
                 if closed is not None:
                     closed.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._address.removeprefix("ipc://"))
+            if self._socket_fd >= 0:
+                os.close(self._socket_fd)
+                self._socket_fd = -1
 
     def _received(self) -> list[Event]:
         events: list[Event] = []
@@ -183,16 +187,8 @@ class LocalPlacement:
         if self._launcher is None:
             spec = ZygoteSpec(launch.preload, tuple(sorted(launch.environment.items())), launch.threads)
             self._launcher = Launcher(spec)
-            if self._socket is None:
-                # Whose directory lasts as long as somebody holds it, even if its zygote dies.
-                self._host = self._launcher
-                self._address = f"ipc://{self._host.directory}/{id(self):x}"
-                self._socket = DriverSocket(self._address)
-                if self._beside is not None:
-                    self._socket.watch(self._beside)
-                for descriptor in self._watched:
-                    self._socket.watch(descriptor)
-            self._socket.watch(self._launcher.fileno())
+            socket = self._socket or self._listen()
+            socket.watch(self._launcher.fileno())
         if self._job is None:
             self._job = SharedMemory(len(launch.job))
             with self._job.map() as mapping:
@@ -201,6 +197,22 @@ class LocalPlacement:
             self._stacks = StackPipe()
         return self._launcher, self._job, self._stacks
 
+    def _listen(self) -> DriverSocket:
+        directory = _private_directory()
+        try:
+            # ZeroMQ removes that path once more when it closes: one that nobody else has anything at.
+            path = f"{directory}/{os.path.basename(directory)}"
+            self._socket = DriverSocket(f"ipc://{path}")
+            # All that is needed to connect, and, other than a path, gone with this process, however it ends.
+            self._socket_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        finally:
+            shutil.rmtree(directory)
+        if self._beside is not None:
+            self._socket.watch(self._beside)
+        for descriptor in self._watched:
+            self._socket.watch(descriptor)
+        return self._socket
+
     def _wait_for_ends(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while self.alive() and remaining(deadline):
@@ -208,3 +220,11 @@ class LocalPlacement:
 
     def _ended(self, exit: Exited) -> Ended:
         return Ended(self._handles[exit.handle], exit.pid, exit.exit_code, exit.signal, exit.refused)
+
+
+def _private_directory() -> str:
+    """A new directory that only this user may enter."""
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if parent and len(parent) < MAX_SOCKET_PATH - 40 and os.access(parent, os.W_OK | os.X_OK):
+            return tempfile.mkdtemp(prefix="parenv-", dir=parent)
+    raise FileNotFoundError("no writable directory with a path short enough for a socket; set XDG_RUNTIME_DIR")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-from parenv.memory.layout import SlotLayout, aligned
+from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
 from parenv.memory.progress import Progress, header_bytes
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.weights import WeightsMap
 from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
+from parenv.process.free_memory import check_fits, in_words
 
 MAX_WEIGHTS_BYTES = 1 << 30
 MIN_WEIGHTS_PLACES = 4
@@ -41,6 +42,23 @@ class Arena:
         if module is not None:
             self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
             self.weights_map = WeightsMap(head, self.weights_offset, nbytes, float32_parts(module))
+
+    def check_fits(self, layout: SlotLayout, count: int, spec: RolloutSpec) -> None:
+        """Check that there is memory for rollout slots, beside the weights.
+
+        Raises:
+            ConfigurationError: there is not.
+        """
+        observation = in_words(sum(leaf.nbytes for leaf in spec.observations if leaf.dtype is not None))
+        check_fits(
+            "the pool",
+            self.slots_offset + count * layout.reserved_bytes,
+            f"{count} rollouts of {in_words(layout.reserved_bytes)} that may be under way or in use at once, for "
+            f"rollout_length={spec.rollout_length} and observations of {observation} each, and "
+            f"{in_words(self.slots_offset)} for versions of the policy",
+            "a shorter rollout_length, fewer sub-environments, a smaller prefetch, or smaller observations, such as "
+            "uint8 where they are float32",
+        )
 
     def add_slots(self, layout: SlotLayout, count: int) -> Slots:
         """Make room for rollout slots, and claim the memory that every rollout needs."""

@@ -263,7 +263,9 @@ class Session:
         workers, together = len(crew.shares), plan.mode == "sync"
         largest = slot_layout(spec, sum(crew.shares), workers) if together else slot_layout(spec, max(crew.shares), 1)
         leases = SYNC_LEASES if together else workers + 2
-        slots = self._arena.add_slots(largest, leases + (1 if together else workers * (1 + plan.prefetch)))
+        num_slots = leases + (1 if together else workers * (1 + plan.prefetch))
+        self._arena.check_fits(largest, num_slots, spec)
+        slots = self._arena.add_slots(largest, num_slots)
         self.crew.lay_out(
             SlotMap(
                 memory=self._arena.mapping,

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from parenv.process.zygote import Lines
+from parenv.process.lines import Lines
 
-MAX_SOCKET_PATH = 100
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -57,6 +55,17 @@ class Exited(NamedTuple):
     refused: str = ""
 
 
+def occupy_standard_descriptors() -> None:
+    """Put nothing in the place of standard streams that are closed, before anything is opened.
+
+    The next thing to be opened would be in their place instead: memory or a socket, which every process that is started
+    inherits as its standard output, and prints to.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 class Launcher:
     """The processes of one pool, started through a zygote.
 
@@ -72,16 +81,12 @@ class Launcher:
         ours, theirs = socket.socketpair()
         self._lines = Lines(ours)
         _close_in_forked_children(ours)
-        with theirs:
+        with theirs, _closed_on_error(self._lines):
             self._zygote = _open_session(spec, theirs)
+        self._shared: dict[str, Any] = {}
         self._pids: dict[int, int] = {}
         self._running: set[int] = set()
         self.lost = False
-
-    @property
-    def directory(self) -> str:
-        """A directory that only this user may enter, removed when this process ends, however it ends."""
-        return self._zygote.directory
 
     @property
     def running(self) -> frozenset[int]:
@@ -99,20 +104,22 @@ class Launcher:
     def launch(self, handle: int, entry: str, arguments: dict[str, Any], descriptors: tuple[int, ...]) -> None:
         """Start a process that calls ``entry`` (``module:function``) with the arguments and its own descriptors.
 
+        Returns at once. The descriptors must stay open until the process is known to have started or ended.
+
         Raises:
             ChildProcessError: the zygote is gone.
         """
-        launch = {
-            "handle": handle,
+        shared = {
             "entry": entry,
-            "arguments": arguments,
-            "descriptors": len(descriptors),
             "environment": _environment(self._spec),
-            "sys_path": sys.path,
-            "argv": sys.argv,
+            "sys_path": _sys_path(),
+            "argv": list(map(str, sys.argv)),
             "directory": os.getcwd(),
         }
-        self._send({"fork": launch}, descriptors)
+        if shared != self._shared:
+            self._send({"shared": shared})
+            self._shared = shared
+        self._send({"fork": [handle, arguments, len(descriptors)]}, descriptors)
         self._running.add(handle)
 
     def signal(self, handle: int, signum: int, alone: bool = False) -> None:
@@ -121,15 +128,21 @@ class Launcher:
             self._send({"signal": [handle, int(signum), alone]})
 
     def events(self) -> list[Exited]:
-        """The processes that have ended since the last call. Blocks unless :meth:`fileno` is readable."""
+        """The processes that have ended since the last call. Never waits."""
+        self.flush()
         lines = self._lines.receive()
         if lines is None:
             return self._all_gone()
         return [exited for line in lines if (exited := self._apply(line))]
 
+    def flush(self) -> None:
+        """Send on what the zygote has not taken yet. To be called before waiting for :meth:`fileno`."""
+        with contextlib.suppress(OSError):
+            self._lines.flush()
+
     def close(self) -> None:
         """End the session: what still runs is killed. Idempotent."""
-        self._lines.socket.close()
+        self._lines.close()
 
     def _send(self, line: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         try:
@@ -164,16 +177,14 @@ class Launcher:
 class _ZygoteProcess:
     def __init__(self, spec: ZygoteSpec) -> None:
         self.owner = os.getpid()
-        self.directory = _private_directory()
         ours, theirs = socket.socketpair()
         self._lines = Lines(ours)
         _close_in_forked_children(ours)
         command = (
-            f"import gc, sys; gc.disable(); sys.path[:] = {sys.path!r}; "
-            f"from parenv.process.zygote import main; main({theirs.fileno()}, {self.directory!r}, "
-            f"{list(spec.preload)!r})"
+            f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; "
+            f"from parenv.process.zygote import main; main({theirs.fileno()}, {list(spec.preload)!r})"
         )
-        with theirs:
+        with theirs, _closed_on_error(self._lines):
             self._process = subprocess.Popen(
                 [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-c", command],
                 pass_fds=(theirs.fileno(),),
@@ -181,7 +192,9 @@ class _ZygoteProcess:
                 env=_environment(spec),
                 start_new_session=True,
             )
-        weakref.finalize(self, _end_zygote, self.owner, self._lines, self._process, self.directory)
+        weakref.finalize(self, _end_zygote, self.owner, self._lines, self._process)
+        # Registered behind that of weakref, and so called before it.
+        atexit.register(_refuse_sessions)
 
     @property
     def alive(self) -> bool:
@@ -196,19 +209,35 @@ class _ZygoteProcess:
         self._lines.send({"session": True}, (theirs.fileno(),))
 
 
-def _end_zygote(owner: int, lines: Lines, process: subprocess.Popen[bytes], directory: str) -> None:
+@contextlib.contextmanager
+def _closed_on_error(lines: Lines) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        lines.close()
+        raise
+
+
+def _end_zygote(owner: int, lines: Lines, process: subprocess.Popen[bytes]) -> None:
     """At interpreter exit, after every pool: the zygote ends at the end of file, and with it what it started."""
     if owner != os.getpid():
         return
-    lines.socket.close()
+    lines.close()
     try:
         process.wait(timeout=2.0)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
+def _refuse_sessions() -> None:
+    """At interpreter exit, before the zygotes end: a thread that still runs finds none of them half ended."""
+    global _is_ending
+    with _zygotes_lock:
+        _is_ending = True
+
+
+_is_ending = False
 _zygotes: dict[ZygoteSpec, _ZygoteProcess] = {}
 _zygotes_lock = threading.Lock()
 _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -217,6 +246,8 @@ _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 def _open_session(spec: ZygoteSpec, theirs: socket.socket) -> _ZygoteProcess:
     """Hand one end of a session to the zygote of this spec, or to a new one if there is none or it has died."""
     with _zygotes_lock:
+        if _is_ending:
+            raise RuntimeError("no worker can be started any more: the interpreter is ending. Join the thread first")
         zygote = _zygotes.get(spec)
         if zygote is not None and zygote.alive:
             with contextlib.suppress(OSError):
@@ -248,12 +279,10 @@ def _environment(spec: ZygoteSpec) -> dict[str, str]:
     return {**os.environ, **_thread_caps(spec.threads), **dict(spec.environment)}
 
 
+def _sys_path() -> list[str]:
+    """Without what importing here skips as well: entries that are not text."""
+    return [entry for entry in sys.path if isinstance(entry, str)]
+
+
 def _thread_caps(threads: int) -> Mapping[str, str]:
     return dict.fromkeys(_THREAD_VARIABLES, str(threads))
-
-
-def _private_directory() -> str:
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if parent and len(parent) < MAX_SOCKET_PATH - 40 and os.access(parent, os.W_OK | os.X_OK):
-            return tempfile.mkdtemp(prefix="parenv-", dir=parent)
-    raise FileNotFoundError("no writable directory with a path short enough for a socket; set XDG_RUNTIME_DIR")

@@ -7,11 +7,14 @@ it started with it, as soon as its driver is gone.
 The driver speaks to it over stream sockets in lines of JSON. The root socket carries one command, ``session``,
 which hands over one more socket per pool. On a session:
 
-    driver: {"fork": {...launch...}}, with descriptors      {"signal": [handle, signal, alone]}
+    driver: {"shared": {...}}, what the launches behind it have in common
+            {"fork": [handle, arguments, number of descriptors]}, with the descriptors
+            {"signal": [handle, signal, alone]}
     zygote: {"started": [handle, pid]}   {"exited": [handle, exit code | null, signal | null]}   {"refused": [handle,
         why]}
 
-End of file on a session kills its workers; on the root socket, everything.
+Neither side ever waits for the other to read. End of file on a session kills its workers; on the root socket,
+everything.
 """
 
 from __future__ import annotations
@@ -20,10 +23,8 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -31,55 +32,33 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-MAX_DESCRIPTORS = 8
+from parenv.process.lines import Lines
+
 _PR_SET_PDEATHSIG = 1
 
 
-class Lines:
-    """Lines of JSON, and descriptors that come with them, over a non-blocking or blocking stream socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self._buffer = b""
-        self._descriptors: list[int] = []
-
-    def send(self, line: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send one line; descriptors travel with its first byte."""
-        data = json.dumps(line).encode() + b"\n"
-        sent = socket.send_fds(self.socket, [data], descriptors) if descriptors else 0
-        self.socket.sendall(data[sent:])
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """The lines that are there now, or ``None`` at the end of file."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, MAX_DESCRIPTORS)
-        except (BlockingIOError, InterruptedError):
-            return []
-        except OSError:
-            return None
-        self._descriptors += descriptors
-        if not data:
-            return None
-        *complete, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in complete]
-
-    def take_descriptors(self, count: int) -> list[int]:
-        """The next descriptors that came, which the caller owns from now on."""
-        taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
-        return taken
-
-
 class Session:
-    """The workers of one pool."""
+    """The workers of one pool.
+
+    Attributes:
+        shared: what the launches that come next have in common.
+        children: handles of the workers by process id.
+    """
 
     def __init__(self, lines: Lines) -> None:
         self.lines = lines
+        self.shared: dict[str, Any] = {}
         self.children: dict[int, int] = {}
 
     def report(self, **event: Any) -> None:
         """Tell the driver, unless it has gone."""
         with contextlib.suppress(OSError):
             self.lines.send(event)
+
+    def flush(self) -> None:
+        """Tell it what it would not take before."""
+        with contextlib.suppress(OSError):
+            self.lines.flush()
 
     def signal(self, handle: int, signum: int, alone: bool) -> None:
         """Signal a worker, alone or with all that it has started. One that is gone already is let be."""
@@ -98,13 +77,13 @@ class Zygote:
 
     Args:
         root: the socket whose other end only the driver has.
-        directory: removed when the driver is gone.
         preload: modules to import before the first fork.
     """
 
-    def __init__(self, root: socket.socket, directory: str, preload: list[str]) -> None:
+    def __init__(self, root: socket.socket, preload: list[str]) -> None:
+        # It came through an exec, but need not go through another.
+        root.set_inheritable(False)
         self._root = Lines(root)
-        self._directory = directory
         self._sessions: list[Session] = []
         self._wakeup, wakeup_write = socket.socketpair()
         for end in (self._wakeup, wakeup_write):
@@ -122,6 +101,15 @@ class Zygote:
         while True:
             for key, _ in self._selector.select():
                 key.data()
+            for session in self._sessions:
+                self._watch_writing(session)
+
+    def _watch_writing(self, session: Session) -> None:
+        sock, events = session.lines.socket, selectors.EVENT_READ
+        if session.lines.is_pending:
+            events |= selectors.EVENT_WRITE
+        if sock.fileno() >= 0 and self._selector.get_key(sock).events != events:
+            self._selector.modify(sock, events, self._selector.get_key(sock).data)
 
     def _watch(self, sock: socket.socket, act: Callable[[], None]) -> None:
         self._selector.register(sock, selectors.EVENT_READ, act)
@@ -137,41 +125,50 @@ class Zygote:
             self._watch(session.lines.socket, lambda session=session: self._serve(session))  # type: ignore[misc]
 
     def _serve(self, session: Session) -> None:
+        session.flush()
         lines = session.lines.receive()
         if lines is None:
             self._selector.unregister(session.lines.socket)
-            session.lines.socket.close()
+            session.lines.close()
             session.kill_all()
             if not session.children:
                 self._sessions.remove(session)
             return
         for line in lines:
             if "fork" in line:
-                self._fork(session, line["fork"])
+                self._fork(session, *line["fork"])
+            elif "shared" in line:
+                session.shared = line["shared"]
             else:
                 session.signal(*line["signal"])
 
-    def _fork(self, session: Session, launch: dict[str, Any]) -> None:
-        descriptors = session.lines.take_descriptors(launch["descriptors"])
-        if self._broken is None:
-            self._fork_child(session, launch, descriptors)
-        else:
-            session.report(refused=[launch["handle"], self._broken])
+    def _fork(self, session: Session, handle: int, arguments: dict[str, Any], count: int) -> None:
+        descriptors = session.lines.take_descriptors(count)
+        refused = self._broken or self._fork_child(session, handle, arguments, descriptors)
+        if refused is not None:
+            session.report(refused=[handle, refused])
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _fork_child(self, session: Session, launch: dict[str, Any], descriptors: list[int]) -> None:
+    def _fork_child(
+        self, session: Session, handle: int, arguments: dict[str, Any], descriptors: list[int]
+    ) -> str | None:
+        """Fork a worker; why that could not be, if it could not."""
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            return traceback.format_exc()
         if pid == 0:
             self._become_child(parent)
-            _run_child(launch, descriptors)
+            _run_child(session.shared, arguments, descriptors)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
-        session.children[pid] = launch["handle"]
-        session.report(started=[launch["handle"], pid])
+        session.children[pid] = handle
+        session.report(started=[handle, pid])
+        return None
 
     def _become_child(self, parent: int) -> None:
         signal.set_wakeup_fd(-1)
@@ -200,7 +197,6 @@ class Zygote:
     def _end(self) -> NoReturn:
         for session in self._sessions:
             session.kill_all()
-        shutil.rmtree(self._directory, ignore_errors=True)
         os._exit(0)
 
 
@@ -212,17 +208,17 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def _run_child(launch: dict[str, Any], descriptors: list[int]) -> NoReturn:
+def _run_child(shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]) -> NoReturn:
     code = 1
     try:
         os.environ.clear()
-        os.environ.update(launch["environment"])
-        sys.path[:] = launch["sys_path"]
-        sys.argv[:] = launch["argv"]
+        os.environ.update(shared["environment"])
+        sys.path[:] = shared["sys_path"]
+        sys.argv[:] = shared["argv"]
         with contextlib.suppress(OSError):
-            os.chdir(launch["directory"])
-        module, _, name = launch["entry"].partition(":")
-        code = getattr(importlib.import_module(module), name)(launch["arguments"], *descriptors)
+            os.chdir(shared["directory"])
+        module, _, name = shared["entry"].partition(":")
+        code = getattr(importlib.import_module(module), name)(arguments, *descriptors)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -233,20 +229,45 @@ def _run_child(launch: dict[str, Any], descriptors: list[int]) -> NoReturn:
 
 
 def _import_all(modules: list[str]) -> str | None:
-    """Import them; the traceback of the first that fails.
+    """Import them; the traceback of the first that fails, or which of them have started threads.
 
     What was imported is frozen: the workers' garbage collectors never touch it, so that its pages stay shared.
     """
     gc.disable()
+    threads = {}
     try:
         for module in modules:
+            before = _threads()
             importlib.import_module(module)
+            threads[module] = _threads() - before
     except Exception:
         return traceback.format_exc()
     finally:
         gc.freeze()
         gc.enable()
-    return None
+    begun = [module for module, more in threads.items() if more > 0 and not module.startswith("parenv.")]
+    if not begun or _threads_after_a_fork() == 1:
+        return None
+    return (
+        f"importing {' and '.join(begun)} has started threads, and a process with threads cannot be forked safely: "
+        "what they have locked stays locked in every worker. Leave it out of WorkerOptions.preload: then each worker "
+        "imports it for itself"
+    )
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _threads_after_a_fork() -> int:
+    """Threads that stay when a process is forked. Those of libraries for linear algebra end for that by themselves."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    threads = _threads()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return threads
 
 
 def _ended_child() -> int | None:
@@ -263,6 +284,6 @@ def _signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
-def main(descriptor: int, directory: str, preload: list[str]) -> NoReturn:
+def main(descriptor: int, preload: list[str]) -> NoReturn:
     """Entry point of the zygote process."""
-    Zygote(socket.socket(fileno=descriptor), directory, preload).run()
+    Zygote(socket.socket(fileno=descriptor), preload).run()

@@ -21,6 +21,7 @@ from parenv.crew.stacks import timeout_error
 from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.layout import leaves_as_data
+from parenv.memory.order import fence
 from parenv.memory.progress import WAITING_FOR_A_HOST, Progress, header_bytes, lines
 from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
@@ -172,6 +173,7 @@ class ProcessTeam:
 
     def catch_up(self) -> bool:
         """Hear all that workers have said by now, if any. A message may be heard before its sender has counted it."""
+        fence()  # Whoever calls this has seen numbers on the board, and believes them next.
         heard, deadline = self._crew.heard, math.inf
         while (said := self._said.tolist()) != heard and any(late := list(map(operator.gt, said, heard))):
             deadline = min(deadline, time.monotonic() + MESSAGE_TIMEOUT_S)

@@ -17,6 +17,7 @@ from parenv.memory.board import BoardSpec
 from parenv.memory.layout import aligned
 from parenv.memory.sampling import set_generators
 from parenv.memory.spaces import alike, leaves, rebuild
+from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Ready
 from parenv.vector.configuration import ObservationMode
 
@@ -96,10 +97,22 @@ def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, giv
 
 
 def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> BoardSpec:
-    """The board for sub-environments of these spaces."""
+    """The board for sub-environments of these spaces.
+
+    Raises:
+        ConfigurationError: there is not enough memory for it.
+    """
     observed, acted = leaves(spaces.first_observation), leaves(spaces.single_action)
     final_bytes = sum(leaf.nbytes for leaf in observed) if mode is AutoresetMode.SAME_STEP else 0
-    return BoardSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
+    spec = BoardSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
+    observation = in_words(sum(leaf.nbytes for leaf in observed if leaf.dtype is not None))
+    check_fits(
+        "the vector env",
+        spec.fields()[1],
+        f"observations of {observation} each from {num_envs} sub-environments, and their actions and infos",
+        "fewer sub-environments, or smaller observations, such as uint8 where they are float32",
+    )
+    return spec
 
 
 def _with_given(of_workers: Sequence[SpacesOfWorker], given: Mapping[str, Space[Any]]) -> list[SpacesOfWorker]:

@@ -22,11 +22,11 @@ from parenv.worker.worker import Worker
 MAX_ATTRIBUTE_BYTES = 1 << 16
 
 
-def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int) -> int:
+def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int, stacks_fd: int) -> int:
     """Serve the driver until it says ``Close``; the exit code."""
     show_stacks(stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
-    socket = WorkerSocket(arguments["address"], *sender)
+    socket = WorkerSocket(address_of(socket_fd), *sender)
     job = mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)
     memory = SharedMemory(fd=memory_fd)
     worker = Worker(
@@ -47,6 +47,11 @@ def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int)
     worker.close()
     socket.close()
     return 0
+
+
+def address_of(socket_fd: int) -> str:
+    """Where to find the driver, given a descriptor that refers to its socket."""
+    return f"ipc:///proc/self/fd/{socket_fd}"
 
 
 def show_stacks(descriptor: int) -> None:

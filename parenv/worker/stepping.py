@@ -22,7 +22,7 @@ from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Actions, Call, Close, Message, Remarks, Reply, Rows
 from parenv.protocol.plain import as_data, plain_info
 from parenv.transport.zeromq import WorkerSocket
-from parenv.worker.process import failure_of, show_stacks
+from parenv.worker.process import address_of, failure_of, show_stacks
 from parenv.worker.starting import prepare_process
 from parenv.worker.step_station import StepJob, StepStation
 
@@ -159,12 +159,12 @@ def _plain_infos(said: list[Any]) -> tuple[list[Any], list[Any]]:
     return infos, list(found.values())
 
 
-def main(arguments: dict[str, Any], memory_fd: int, job_fd: int, stacks_fd: int, *bells: int) -> int:
+def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int, stacks_fd: int, *bells: int) -> int:
     """Serve the driver until it says ``Close``; the exit code."""
     show_stacks(stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
     answers, bell = Doorbell(bells[:2]), Doorbell(bells[2:])
-    socket = WorkerSocket(arguments["address"], *sender)
+    socket = WorkerSocket(address_of(socket_fd), *sender)
     worker = StepWorker(sender, SharedMemory(fd=memory_fd), lambda message: socket.send(to_frames(sender, message)))
     try:
         worker.start(cloudpickle.loads(mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from leftovers import is_of_a_zygote
 from sampling import one_in
 
 LATE_S = 120.0
@@ -72,6 +73,10 @@ ENDINGS = {
         "if os.fork() == 0: os.close(1); os.close(2); time.sleep(5); os._exit(0)\n"
         "os.kill(os.getpid(), 9)"
     ),
+    "SIGKILL, and of the zygote with it": (
+        "next(pool.rollouts())\nfrom parenv.process import launcher\n"
+        "for pid in [*(zygote._process.pid for zygote in launcher._zygotes.values()), os.getpid()]: os.kill(pid, 9)"
+    ),
     "pool in a global that is never closed": "next(pool.rollouts()); sys.modules['parenv'].kept = pool",
 }
 STEPS = {"quick steps": "pass", "a hung step": "time.sleep(100)", "a step that holds the GIL": "sum(range(10**12))"}
@@ -111,7 +116,7 @@ def residue(directory: Path, pids: list[int]) -> list[str]:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if process.pid in pids or str(directory) in " ".join(process.cmdline()):
+            if process.pid in pids or (is_of_a_zygote(process) and str(directory) in process.environ().values()):
                 alive.append(f"{process.pid}: {' '.join(process.cmdline())[:80]}")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

@@ -23,6 +23,7 @@ def serve(address: str, keys: Any, num_workers: int, *, is_leaving: Callable[[],
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     launcher = Launcher(ZygoteSpec((), (), threads=1))
     launcher.launch(0, "ray_placeholder:sleep", {}, ())
+    select.select([launcher], [], [])
     launcher.events()
     with socket.create_connection((host, int(port))) as driver:
         about = {

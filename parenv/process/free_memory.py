@@ -1,0 +1,91 @@
+"""How much memory may still be taken: counted before it is taken, as the kernel kills where it is not there."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from parenv.errors import ConfigurationError
+
+WARNING_SHARE = 0.5
+"""Of the free memory: from there on it is said how much is taken."""
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_log = logging.getLogger("parenv")
+
+
+def check_fits(what: str, needed: int, of: str, remedy: str) -> None:
+    """Check that memory may be taken, and warn where it is much of what is free.
+
+    Args:
+        what: takes it, in words.
+        needed: bytes.
+        of: what it is made of, in words.
+        remedy: what makes it less, in words.
+
+    Raises:
+        ConfigurationError: there is not so much.
+    """
+    free = free_bytes()
+    if needed <= WARNING_SHARE * free:
+        return
+    message = f"{what} needs {in_words(needed)} of memory, and {in_words(free)} are free: {of}. For less: {remedy}"
+    if needed > free:
+        raise ConfigurationError(message)
+    _log.warning("%s", message)
+
+
+def free_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes that this process may still take, as the machine and its control groups say; infinite where neither does.
+
+    Args:
+        proc: where the kernel says what it knows of processes.
+        groups: where it shows the control groups, v2 or v1.
+    """
+    return min([_of_machine(proc), *_of_groups(proc, groups)])
+
+
+def in_words(nbytes: float) -> str:
+    """Bytes with a unit.
+
+    >>> in_words(13_200_000_000), in_words(4_096)
+    ('13.2 GB', '0.0041 MB')
+    """
+    return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.3g} MB"
+
+
+def _of_machine(proc: Path) -> float:
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return math.inf
+
+
+def _of_groups(proc: Path, groups: Path) -> Iterator[float]:
+    """What the limit of each group leaves, of this process and of those around it."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, files = (groups / "memory", _V1) if controllers else (groups, _V2)
+        # A container may show its own group as the outermost, and name it as it is called outside.
+        here = root / path.strip("/")
+        for group in (here, *here.parents[: len(here.parts) - len(root.parts)]):
+            yield _left_in(group, *files)
+
+
+def _left_in(group: Path, limit: str, usage: str, reclaimable: str) -> float:
+    """The limit less what is used and could not be given back at once."""
+    try:
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / usage).read_text()) - int(statistics.get(reclaimable, 0))
+        return max(0.0, int((group / limit).read_text()) - used)
+    except (OSError, ValueError):
+        return math.inf  # There is no such group, or no limit, which is called "max".

@@ -1,0 +1,81 @@
+"""What driver and zygote say to each other over, so that neither ever waits for the other."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections import deque
+from typing import Any
+
+MAX_DESCRIPTORS = 16
+_ROOM_FOR_DESCRIPTORS = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+
+
+class Lines:
+    """Lines of JSON, and descriptors that come with them, over a stream socket, without ever waiting.
+
+    Attributes:
+        socket: the socket, non-blocking.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self._received = b""
+        self._descriptors: list[int] = []
+        self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is something that :meth:`flush` has still to send."""
+        return bool(self._unsent)
+
+    def send(self, line: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Send one line, now or with a later :meth:`flush`; until then its descriptors must stay open."""
+        self._unsent.append((json.dumps(line).encode() + b"\n", descriptors))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much as the socket takes now. Descriptors travel with the first byte of their line."""
+        while self._unsent:
+            data, descriptors = self._unsent[0]
+            try:
+                sent = socket.send_fds(self.socket, [data], descriptors) if descriptors else self.socket.send(data)
+            except OSError as error:
+                # The latter: so many descriptors are on their way that there may be no more before some have arrived.
+                if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS):
+                    return
+                raise
+            if sent < len(data):
+                self._unsent[0] = data[sent:], ()
+            else:
+                self._unsent.popleft()
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The lines that are there now, or ``None`` at the end of file."""
+        try:
+            # Close-on-exec: what a worker starts must not inherit what it was given. recv_fds() ignores such flags.
+            data, carried, _, _ = self.socket.recvmsg(1 << 16, _ROOM_FOR_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        for _, _, numbers in carried:
+            self._descriptors += memoryview(numbers).cast("i")
+        if not data:
+            return None
+        *complete, self._received = (self._received + data).split(b"\n")
+        return [json.loads(line) for line in complete]
+
+    def take_descriptors(self, count: int) -> list[int]:
+        """The next descriptors that came, which the caller owns from now on."""
+        taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        return taken
+
+    def close(self) -> None:
+        """Close the socket, and what came over it and was not taken. Idempotent."""
+        self.socket.close()
+        for descriptor in self.take_descriptors(len(self._descriptors)):
+            os.close(descriptor)

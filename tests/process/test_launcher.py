@@ -1,0 +1,274 @@
+"""The zygote and its launcher: many processes at once, what they inherit, and what keeps them from being started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from scripts import printed_by
+
+from parenv import AsyncWorkerPool, ParallelVectorEnv, WorkerError, WorkerOptions
+from parenv.process import launcher as launcher_module
+from parenv.process.launcher import Launcher, ZygoteSpec
+from parenv.testing import LedgerEnv
+
+DEADLINE_S = 50.0
+BETWEEN_POOLS = 7
+"""Descriptors of a zygote: three standard ones, its own to wait with and be woken by, and the one to its driver."""
+
+
+def wait_for_the_other_end(arguments: dict[str, Any], *descriptors: int) -> int:
+    """A worker that ends when whoever started it says so."""
+    os.close(descriptors[1])
+    os.read(descriptors[0], 1)
+    return 0
+
+
+ENTRY = f"{__name__}:wait_for_the_other_end"
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    launcher = Launcher(ZygoteSpec((__name__,), (), threads=1))
+    yield launcher
+    launcher.close()
+
+
+def serve_until(launcher: Launcher, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not done():
+        assert time.monotonic() < deadline
+        launcher.flush()
+        select.select([launcher], [], [], 0.5)
+        launcher.events()
+
+
+def zygote_of(launcher: Launcher) -> psutil.Process:
+    return psutil.Process(launcher._zygote._process.pid)
+
+
+def test_500_processes_start_at_once_and_end(launcher: Launcher) -> None:
+    waiting, ending = os.pipe()
+    for handle in range(500):
+        launcher.launch(handle, ENTRY, {}, (waiting, ending))
+    serve_until(launcher, lambda: all(launcher.pid(handle) > 0 for handle in range(500)))
+    assert len(zygote_of(launcher).children()) == 500
+    os.close(waiting)
+    os.close(ending)
+    serve_until(launcher, lambda: not launcher.running)
+
+
+def test_a_zygote_that_does_not_read_keeps_nobody_waiting(launcher: Launcher) -> None:
+    waiting, ending = os.pipe()
+    zygote = zygote_of(launcher)
+    zygote.suspend()
+    try:
+        for handle in range(500):
+            launcher.launch(handle, ENTRY, {}, (waiting, ending))
+            launcher.signal(handle, 0)
+    finally:
+        zygote.resume()
+    os.write(ending, bytes(500))
+    serve_until(launcher, lambda: not launcher.running)
+    os.close(waiting)
+    os.close(ending)
+
+
+def test_more_descriptors_than_may_be_on_their_way_are_sent_later(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, ending = os.pipe()
+    send_fds, refusals = socket.send_fds, [OSError(errno.ETOOMANYREFS, "Too many references")] * 3
+
+    def refused_at_first(*arguments: Any) -> int:
+        if refusals:
+            raise refusals.pop()
+        return send_fds(*arguments)
+
+    monkeypatch.setattr(socket, "send_fds", refused_at_first)
+    launcher.launch(0, ENTRY, {}, (waiting, ending))
+    os.write(ending, b"x")
+    serve_until(launcher, lambda: not refusals and not launcher.running)
+    os.close(waiting)
+    os.close(ending)
+
+
+def test_what_a_session_was_sent_and_did_not_use_is_closed_with_it() -> None:
+    spec = ZygoteSpec((__name__,), (("OF", "descriptors"),), threads=1)
+    waiting, ending = os.pipe()
+
+    def live() -> psutil.Process:
+        """All that was said to the zygote before is then known to it."""
+        launcher = Launcher(spec)
+        launcher.launch(0, ENTRY, {}, (waiting, ending))
+        os.write(ending, b"x")
+        serve_until(launcher, lambda: not launcher.running)
+        launcher.close()
+        return zygote_of(launcher)
+
+    zygote = live()
+    before = settled_descriptors(zygote)
+    for _ in range(20):
+        cut = Launcher(spec)
+        # The beginning of a line, with descriptors that belong to it.
+        socket.send_fds(cut._lines.socket, [b'{"fork": '], [waiting, ending])
+        cut.close()
+    live()
+    os.close(waiting)
+    os.close(ending)
+    assert settled_descriptors(zygote) == before
+
+
+def settled_descriptors(zygote: psutil.Process) -> int:
+    """How many it has when it has nothing left to do: it sleeps, and its sessions have no other end any more."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (held := zygote.num_fds()) > BETWEEN_POOLS and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return held
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+OPEN = """
+import contextlib, os
+for descriptor in os.listdir("/proc/self/fd"):
+    with contextlib.suppress(OSError):
+        if int(descriptor) > 2:
+            print(descriptor, os.readlink(f"/proc/self/fd/{descriptor}"))
+"""
+
+
+class Starting(LedgerEnv):
+    """Says what a program has open that it starts without closing anything."""
+
+    def inherited(self) -> list[str]:
+        done = subprocess.run([sys.executable, "-c", OPEN], close_fds=False, capture_output=True, text=True)
+        return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("system", ["pool", "vector env"])
+def test_a_program_that_an_environment_starts_inherits_nothing_of_the_workers(system: str) -> None:
+    made = (
+        AsyncWorkerPool([lambda: Starting(0)] * 2, zeros, num_workers=2)
+        if system == "pool"
+        else ParallelVectorEnv([lambda: Starting(0)] * 2, num_workers=2)
+    )
+    try:
+        assert made.call("inherited") == ([], [])
+    finally:
+        made.close()
+
+
+def test_an_entry_of_sys_path_that_is_no_text_is_skipped_as_importing_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [Path("/nowhere"), *sys.path])
+    monkeypatch.setattr(sys, "argv", [Path("script.py"), 3])
+    options = WorkerOptions(environment={"OWN_ZYGOTE": "paths"})
+    with AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options) as pool:
+        next(pool.rollouts())
+
+
+def test_a_preloaded_module_that_starts_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "starts_threads.py"
+    module.write_text("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = WorkerOptions(preload=("colorsys", "starts_threads"))
+    with pytest.raises(WorkerError, match="could not be started") as raised:
+        AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options)
+    assert "importing starts_threads has started threads" in str(raised.value.__cause__)
+    assert "Leave it out of WorkerOptions.preload" in str(raised.value.__cause__)
+    spec = next(spec for spec in launcher_module._zygotes if "starts_threads" in spec.preload)
+    del launcher_module._zygotes[spec]
+
+
+def test_threads_that_end_for_a_fork_are_none() -> None:
+    options = WorkerOptions(preload=("numpy",), threads=2)
+    with AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options) as pool:
+        next(pool.rollouts())
+
+
+STANDARD = """
+import os, sys
+import gymnasium as gym, numpy as np
+from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop
+
+def chatting(observations):
+    print("acting", flush=True)
+    print("acting", flush=True, file=sys.stderr)
+    return np.zeros(len(observations), int)
+
+for descriptor in CLOSED:
+    os.close(descriptor)
+with AsyncWorkerPool("CartPole-v1", chatting, num_workers=2, num_envs=4, rollout_length=10) as pool:
+    for rollout in pool.rollouts(Stop(env_steps=200)):
+        pass
+envs = ParallelVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
+envs.reset()
+envs.step(np.zeros(4, int))
+envs.close()
+os.write(ANSWERS, b"fine")
+"""
+
+
+@pytest.mark.parametrize("closed", ["(1,)", "(2,)", "(0, 1, 2)"])
+def test_a_driver_without_standard_streams_has_workers_all_the_same(closed: str) -> None:
+    reading, writing = os.pipe()
+    try:
+        script = STANDARD.replace("CLOSED", closed).replace("ANSWERS", str(writing))
+        done = subprocess.run([sys.executable, "-c", script], pass_fds=(writing,), capture_output=True, timeout=55)
+        os.close(writing)
+        assert os.read(reading, 10) == b"fine", done.stderr
+    finally:
+        os.close(reading)
+
+
+def test_no_worker_is_started_while_the_interpreter_is_ending() -> None:
+    script = """
+import atexit, threading
+
+begun, ended = threading.Event(), threading.Event()
+
+def wait_for_the_late():
+    begun.set()
+    ended.wait()
+
+# Called at the very end of all, because it is registered first.
+atexit.register(wait_for_the_late)
+
+from parenv.process.launcher import Launcher, ZygoteSpec
+
+Launcher(ZygoteSpec((), (), threads=1)).close()
+
+def start_late():
+    begun.wait()
+    try:
+        Launcher(ZygoteSpec((), (), threads=1))
+    except BaseException as error:
+        print(type(error).__name__, error, flush=True)
+    ended.set()
+
+threading.Thread(target=start_late, daemon=True).start()
+"""
+    words = "RuntimeError no worker can be started any more: the interpreter is ending. Join the thread first"
+    assert printed_by(script).strip() == words
+
+
+def test_a_zygote_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    options = WorkerOptions(environment={"OWN_ZYGOTE": "none"})
+    with pytest.raises(FileNotFoundError, match="/nowhere/python"):
+        AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options)
+    assert not list(tmp_path.iterdir())
