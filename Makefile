@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types soak fuzz bench clean
+.PHONY: demo test test-lowest lint types soak fuzz bench clean
 
 demo: .venv/demo
 	.venv/bin/python examples/demo.py
@@ -11,6 +11,12 @@ demo: .venv/demo
 test soak: export PYTHONDONTWRITEBYTECODE =
 test: .venv/dev lint types
 	.venv/bin/pytest -m "not soak" --numprocesses 3 --dist worksteal
+
+# What a user meets first, with the lowest versions of everything that parenv declares.
+test-lowest: .venv-lowest/done
+	.venv-lowest/bin/pytest tests/unit/test_plain.py tests/unit/test_infos.py tests/unit/test_pinning.py \
+		tests/unit/test_rollout.py tests/process/test_drop_in.py tests/process/test_rollouts.py tests/process/test_calls.py \
+		tests/process/test_gradients.py tests/test_examples.py::test_the_examples_of_the_readme_run_as_plain_scripts
 
 soak: .venv/dev
 	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 3 --dist worksteal --ignore tests/soak
@@ -46,5 +52,11 @@ bench: .venv/dev
 	$(PIP) --editable ".[dev]"
 	touch $@ .venv/demo
 
+.venv-lowest/done: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --constraint constraints-lowest.txt \
+		--editable . pytest pytest-timeout hypothesis psutil
+	touch $@
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-lowest build dist

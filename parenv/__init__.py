@@ -1,6 +1,8 @@
 """Parallel workers for any Gymnasium environment and any PyTorch training loop."""
 
 import sys as _sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if _sys.platform != "linux":
     raise ImportError(
@@ -40,6 +42,14 @@ from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import recommended_num_workers
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.make import make_vec
+
+if TYPE_CHECKING:
+    from parenv import adapters as adapters
+    from parenv import cli as cli
+    from parenv import learning as learning
+    from parenv import progress as progress
+    from parenv import returns as returns
+    from parenv import testing as testing
 
 __version__ = "0.1.0"
 
@@ -84,3 +94,16 @@ __all__ = [
     "recommended_num_workers",
     "save_checkpoint",
 ]
+_MODULES = ("adapters", "cli", "learning", "progress", "returns", "testing")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Modules that are imported when somebody asks for them: some need torch, or a library of an extra."""
+        if name in _MODULES:
+            return import_module(f"parenv.{name}")
+        raise AttributeError(f"module 'parenv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

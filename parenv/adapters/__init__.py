@@ -1,1 +1,14 @@
 """What lets other libraries use parenv; each module needs the library that it is for."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_MODULES = ("sb3",)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Modules that are imported when somebody asks for them."""
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium import Env, Wrapper
+from gymnasium import Env, Space, Wrapper
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.options import WorkerOptions
@@ -41,6 +43,8 @@ class ParallelVecEnv(VecEnv):
         on_worker_death: ``"raise"``: a dead worker closes everything; ``"restart"``: it is started again, the current
             episodes of its environments are truncated and their infos have ``"worker_restarted"``.
         workers: how workers are set up and how long they may take to start and to close.
+        spaces: of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
+        strict_infos: whether a value in an info that has no plain form is an error, or left out with a warning.
 
     Raises:
         ConfigurationError: an argument is wrong, or cannot be honoured.
@@ -65,6 +69,8 @@ class ParallelVecEnv(VecEnv):
         step_timeout_s: float | None = None,
         on_worker_death: OnWorkerDeath = "raise",
         workers: WorkerOptions | None = None,
+        spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
+        strict_infos: bool = False,
     ) -> None:
         self._envs = envs = _Environments(
             env_fns,
@@ -74,6 +80,8 @@ class ParallelVecEnv(VecEnv):
             step_timeout_s=step_timeout_s,
             on_worker_death=on_worker_death,
             workers=workers,
+            spaces=spaces,
+            strict_infos=strict_infos,
         )
         try:
             super().__init__(len(env_fns), envs.single_observation_space, envs.single_action_space)
@@ -95,8 +103,23 @@ class ParallelVecEnv(VecEnv):
         self._reset_options()
         return observations  # type: ignore[no-any-return]
 
-    def step_async(self, actions: np.ndarray[Any, Any]) -> None:
-        """Begin a step without waiting for it."""
+    @property
+    def envs(self) -> list[Any]:
+        """With ``num_workers=0``: the environments themselves, as in ``DummyVecEnv``."""
+        return self._envs.envs
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step without waiting for it.
+
+        Args:
+            actions: an array ``[num_envs, ...]``; where the action space is a ``Dict`` or ``Tuple``, one for each
+                environment.
+
+        Raises:
+            ValueError: there is another number of them.
+        """
+        if isinstance(self.action_space, Dict | Tuple) and not isinstance(actions, Mapping):
+            actions = _batched(self.action_space, actions, self.num_envs)
         self._envs.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -165,6 +188,14 @@ class ParallelVecEnv(VecEnv):
         """Whether some environments have a wrapper of this class among theirs; classes go by their names."""
         module, name = wrapper_class.__module__, wrapper_class.__qualname__
         return self._envs.ask(self._get_indices(indices), "is_wrapped", module, name)
+
+
+def _batched(space: Space[Any], actions: Sequence[Any], n: int) -> Any:
+    """Actions one by one as Gymnasium's vector envs have them."""
+    if len(actions) != n:
+        raise ValueError(f"{len(actions)} actions were given for {n} environments")
+    room: Any = create_empty_array(space, n)
+    return concatenate(space, list(actions), room)
 
 
 class _Environments(ParallelVectorEnv):

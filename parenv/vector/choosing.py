@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,10 +23,10 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | No
     """Begin a session, without workers where a measurement is to decide and they do not pay.
 
     Returns:
-        The plan as it is carried out, the session, and the measured seconds per env step.
+        The plan as it is carried out, the session, and the measured seconds per env step, ``None`` without any.
 
     Raises:
-        Exception: of a sub-environment, when it is made or measured.
+        Exception: of a sub-environment, when it is made.
     """
     session = Session(plan, copy)
     if not plan.measured:
@@ -34,9 +35,18 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | No
         step_s = session.measured_step(plan.options.start_timeout_s)
         assert isinstance(session.team, ProcessTeam)
         waking_s = round_trip_s(session.team, plan.options.start_timeout_s)
-    except BaseException:
+    except BaseException as error:
         session.close(plan.options.close_timeout_s)
-        raise
+        if not isinstance(error, Exception):
+            raise
+        # Random actions need not be legal ones. Whoever measured may be stuck or gone, so all begin anew.
+        warnings.warn(
+            f'num_workers="auto" takes one worker per core, because no step could be measured with random actions: '
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        plan = replace(plan, measured=False)
+        return plan, Session(plan, copy), None
     if parallel_pays(step_s, plan.shares, usable_cores(), waking_s):
         return plan, session, step_s
     session.close(plan.options.close_timeout_s)

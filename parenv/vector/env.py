@@ -10,6 +10,7 @@ from gymnasium import Env, Space, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parenv.crew.arguments import at_least
 from parenv.options import Placing, WorkerOptions
 from parenv.process.forks import Owner
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
@@ -139,6 +140,13 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._is_closed = closed
 
     @property
+    def envs(self) -> list[Any]:
+        """With ``num_workers=0``: the sub-environments themselves, as in ``SyncVectorEnv``."""
+        if self.num_workers:
+            raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
+        return list(self._session.team.envs)  # type: ignore[attr-defined]
+
+    @property
     def np_random_seed(self) -> Any:
         """The seed of each sub-environment's random generator."""
         return self.get_attr("np_random_seed")
@@ -230,7 +238,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
         self._session.send(actions, ids)
 
-    def recv(self, timeout: float | None = None) -> StepResults:
+    def recv(self, timeout: float | None = None, batch_size: int | None = None) -> StepResults:
         """The results of the ``batch_size`` sub-environments that are ready first.
 
         With ``DISABLED``, nobody can be reset while others are under way. So that it does not end there, fewer rows are
@@ -238,6 +246,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             timeout: seconds to wait at most.
+            batch_size: rows, this time; ``None``: as the env was made.
 
         Returns:
             As :meth:`step`, ``batch_size`` rows; ``infos["env_id"]`` says whose they are. Observations are copies.
@@ -247,12 +256,14 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             multiprocessing.TimeoutError: not enough were ready in time; nothing is lost.
         """
         self._check_idle("recv")
-        if self._session.under_way < (batch_size := self._session.batch_size):
+        if batch_size is not None:
+            at_least("batch_size", batch_size, 1)
+        if self._session.under_way < (batch_size := self._session.batch_size(batch_size)):
             raise NoAsyncCallError(
                 f"recv() returns {batch_size} rows, but only {self._session.under_way} are under way: send() more",
                 "send",
             )
-        return self._session.recv(timeout)
+        return self._session.recv(timeout, batch_size)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every sub-environment, found through its wrappers, or read an attribute.

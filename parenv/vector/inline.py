@@ -28,7 +28,8 @@ class InlineTeam:
     def __init__(self, job: StepJob) -> None:
         self._progress = Progress(np.zeros(header_bytes(1), np.uint8), 0)
         self._station = StepStation(job, Sender(0, 0), self._progress)
-        first = self._station.envs[0]
+        self.envs = self._station.envs
+        first = self.envs[0]
         self.members = Members([self._station.spaces()], first.metadata, first.render_mode)
         self._pending: list[Callable[[], None]] = []
         self._ordered = 0

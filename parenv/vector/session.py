@@ -162,15 +162,14 @@ class Session:
         self.under_way += len(ids)
         self._request(ids)
 
-    @property
-    def batch_size(self) -> int:
+    def batch_size(self, wanted: int | None) -> int:
         """Rows that the next ``recv`` returns: fewer where no more can be sent, as all others need a reset."""
+        wanted = self._plan.batch_size if wanted is None else wanted
         rest = self._ends.binding and self.under_way and (self._ends.flags | self._in_flight).all()
-        return min(self._plan.batch_size, self.under_way) if rest else self._plan.batch_size
+        return min(wanted, self.under_way) if rest else wanted
 
-    def recv(self, timeout: float | None) -> StepResults:
+    def recv(self, timeout: float | None, batch_size: int) -> StepResults:
         """Wait for a batch of those who are ready first."""
-        batch_size = self.batch_size
         self._wait(lambda: self._enough_ready(batch_size), timeout, "recv")
         self._hear()
         ids, board = self._ready, self._board

@@ -17,6 +17,7 @@ import pytest
 import torch
 from comparison import assert_same
 from gymnasium import spaces
+from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, ParallelVectorEnv, SubEnvironmentError
@@ -365,3 +366,29 @@ def test_in_process_any_info_is_there() -> None:
     with contextlib.closing(ParallelVectorEnv(SECRETIVE, num_workers=0, strict_infos=True)) as envs:
         envs.reset()
         assert type(envs.step(np.zeros(64, int))[4]["at"]["secret"][63]) is object
+
+
+def test_recv_takes_as_many_as_it_is_asked_for() -> None:
+    with contextlib.closing(ParallelVectorEnv(["CartPole-v1"] * 4, num_workers=2, batch_size=2)) as envs:
+        envs.reset(seed=1)
+        envs.send(np.zeros(4, int))
+        assert len(envs.recv(batch_size=3)[1]) == 3
+        assert len(envs.recv(batch_size=1)[4]["env_id"]) == 1
+        envs.send(np.zeros(4, int))
+        assert [len(envs.recv()[1]) for _ in range(2)] == [2, 2]
+        envs.send(np.zeros(2, int), [0, 1])
+        with pytest.raises(NoAsyncCallError, match=r"recv\(\) returns 3 rows, but only 2 are under way"):
+            envs.recv(batch_size=3)
+        for wrong in (0, 1.5):
+            with pytest.raises(ConfigurationError, match="batch_size must be an integer of at least 1"):
+                envs.recv(batch_size=wrong)
+        envs.recv()
+
+
+def test_in_process_the_sub_environments_are_at_hand_as_in_sync_vector_env() -> None:
+    with contextlib.closing(ParallelVectorEnv(SPEAKERS, num_workers=0)) as envs:
+        assert [env.env_id for env in envs.envs] == [0, 1, 2, 3]
+    with contextlib.closing(ParallelVectorEnv(SPEAKERS, num_workers=2)) as envs:
+        assert not hasattr(envs, "envs")
+        with pytest.raises(AttributeError, match=r"are in its workers: call\(\) reaches them, or use num_workers=0"):
+            _ = envs.envs

@@ -430,3 +430,57 @@ def test_without_stable_baselines_the_error_names_the_extra(monkeypatch: pytest.
     monkeypatch.delitem(sys.modules, "parenv.adapters.sb3")
     with pytest.raises(ImportError, match=r'pip install "parenv\[sb3\]"'):
         import parenv.adapters.sb3  # noqa: F401
+
+
+class Nested(gym.Env[Any, Any]):
+    """Its action has parts; it tells which it was given."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, action_space: Any) -> None:
+        self.action_space, self.render_mode = action_space, None
+        self.spec = gym.spec("CartPole-v1")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {"given": repr(action)}
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-1, 1, (2,), np.float32)),
+        spaces.Tuple([spaces.Discrete(3), spaces.Dict(b=spaces.MultiBinary(2))]),
+    ],
+    ids=["dict", "tuple"],
+)
+def test_actions_with_parts_are_a_list_with_one_for_each(space: Any, num_workers: int) -> None:
+    envs = ParallelVecEnv([lambda: Nested(space)] * N, num_workers=num_workers)
+    dummy = DummyVecEnv([lambda: Nested(space)] * N)
+    envs.reset()
+    dummy.reset()
+    actions = [space.sample() for _ in range(N)]
+    for given in (actions, tuple(actions)):
+        for got, wanted in zip(envs.step(given)[3], dummy.step(given)[3], strict=True):
+            assert got == wanted
+    with pytest.raises(ValueError, match=f"{N - 1} actions .* {N} environments"):
+        envs.step(actions[1:])
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_specs_and_spaces_of_environments_are_known(num_workers: int) -> None:
+    action_space = spaces.Discrete(2)
+    given = (Nested.observation_space, action_space)
+    envs = ParallelVecEnv([lambda: Nested(action_space)] * N, num_workers=num_workers, spaces=given, strict_infos=True)
+    assert envs.get_attr("spec")[0] == gym.spec("CartPole-v1")
+    assert envs.action_space is action_space
+    if num_workers:
+        assert not hasattr(envs, "envs")
+    else:
+        assert [type(env) for env in envs.envs] == [Nested] * N
+    envs.close()

@@ -18,7 +18,7 @@ from comparison import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import ParallelVectorEnv, SubEnvironmentError, WorkerTimeoutError
+from parenv import ParallelVectorEnv, WorkerTimeoutError
 from parenv.vector import choosing, configuration
 from parenv.worker import step_station
 
@@ -165,12 +165,25 @@ class Strict(gym.Wrapper[Any, Any, Any, Any]):
         raise LookupError("an illegal move")
 
 
-def test_an_environment_that_cannot_be_measured_says_so_and_nothing_is_left() -> None:
-    with pytest.raises(LookupError, match="an illegal move") as caught:
-        ParallelVectorEnv([lambda: Strict(cheap())] * N, num_workers="auto")
-    where = caught.value.__cause__
-    assert isinstance(where, SubEnvironmentError)
-    assert (where.env_id, where.doing) == (0, "measuring a step")
+class Deadly(gym.Wrapper[Any, Any, Any, Any]):
+    """Does not survive just any action."""
+
+    def step(self, action: Any) -> Any:
+        os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Strict, "LookupError: an illegal move"), (Deadly, "WorkerDiedError: worker 0")]
+)
+def test_where_an_environment_cannot_be_measured_there_is_one_worker_per_core_and_a_warning(
+    kind: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parenv.vector.configuration.usable_cores", lambda: 2)
+    with pytest.warns(UserWarning, match=f'num_workers="auto" .* {why}'):
+        envs = ParallelVectorEnv([lambda: kind(cheap())] * N, num_workers="auto")
+    with contextlib.closing(envs):
+        assert (envs.num_workers, envs.measured_step_s) == (2, None)
+        envs.reset(seed=1)
 
 
 def test_a_measurement_that_does_not_end_is_an_error() -> None:

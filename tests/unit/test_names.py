@@ -1,0 +1,32 @@
+"""Names of the README."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from scripts import printed_by
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+NAMES = sorted(set(re.findall(r"\bparenv(?:\.[A-Za-z_]\w*)+", README)))
+
+
+def test_the_readme_has_such_names() -> None:
+    assert {"parenv.learning.prefetch", "parenv.adapters.sb3.ParallelVecEnv", "parenv.progress"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dotted_name_of_the_readme_is_there_after_import_parenv(name: str) -> None:
+    assert printed_by(f"import parenv; {name}; print('there')") == "there\n"
+
+
+def test_what_needs_no_torch_does_not_import_it() -> None:
+    printed_by(
+        "import sys, parenv; parenv.returns.gae, parenv.progress, parenv.testing; assert 'torch' not in sys.modules"
+    )
+
+
+def test_names_that_are_not_there_are_errors_and_modules_that_are_loaded_lazily_are_listed() -> None:
+    script = "import parenv\nassert 'learning' in dir(parenv)\nfor package in (parenv, parenv.adapters, parenv.cli):\n"
+    printed_by(script + "    assert not hasattr(package, 'nonsense')\n")
