@@ -12,6 +12,7 @@ NAMES = (
     "publish",
     "scaling",
     "tracing",
+    "advice",
     "startup",
     "vector_env",
     "gradients",

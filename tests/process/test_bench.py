@@ -13,7 +13,6 @@ import pytest
 from parenv.cli import rllib
 from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport
-from parenv.cli.environment import TRIAL_STEPS
 from parenv.cli.main import main
 from parenv.cli.peers import vector_peers
 
@@ -128,21 +127,18 @@ def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_
 def test_an_environment_that_breaks_after_the_trial_is_a_report_of_failures() -> None:
     class BreaksLate(gym.Env[int, int]):
         observation_space = action_space = gym.spaces.Discrete(2)
-        steps, made = 0, 0
-
-        def __init__(self) -> None:
-            # Only the first one that is made is tried.
-            self.good_for = 0 if BreaksLate.made else TRIAL_STEPS
-            BreaksLate.made += 1
+        was_tried = False
 
         def reset(self, *, seed: int | None = None, options: object = None) -> tuple[int, dict[str, object]]:
             return 0, {}
 
         def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, object]]:
-            self.steps += 1
-            if self.steps > self.good_for:
+            if self.was_tried:
                 raise ValueError("the simulator is lost")
             return 0, 0.0, False, False, {}
+
+        def close(self) -> None:
+            BreaksLate.was_tried = True
 
     report = bench(BreaksLate, seconds=0.5, repeats=1, num_envs=[2], num_workers=[1], pool=False)
     assert list(report.costs_s) == ["env reset"]
