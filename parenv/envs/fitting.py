@@ -1,7 +1,8 @@
 """How values must fit their space: one rule for observations and actions, in pools and vector envs.
 
 Shape and kind (boolean, integer, float) must be those of the space. A value of the same kind in another dtype is cast,
-with one warning for all values of that leaf, or is an error with ``strict_dtype``.
+with one warning for all values of that leaf, or is an error with ``strict_dtype``. Only the actions that a vector env
+is given reach its environments as they are, as with Gymnasium's, with the same warning.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ class Fit:
         """What the options say."""
         return cls(options.strict_dtype, options.check_finite, warn)
 
-    def problem(self, what: str, leaf: Leaf, array: Any) -> str | None:
-        """Why an array of another dtype than the leaf's does not fit, if it does not; else it is cast.
+    def problem(self, what: str, leaf: Leaf, array: Any, becomes: str = "are cast to") -> str | None:
+        """Why an array of another dtype than the leaf's does not fit, if it does not; else the user is warned.
 
         Args:
             what: ``"observation"`` or ``"action"``.
             leaf: of the space.
             array: of the right shape.
+            becomes: what is done with it.
         """
         wanted: np.dtype[Any] = np.dtype(leaf.dtype)
         if array.dtype == wanted:
@@ -57,7 +59,7 @@ class Fit:
         if (what, leaf) not in self._warned:
             self._warned.add((what, leaf))
             self._warn(
-                f"the {what}s{leaf.name} are {array.dtype} and are cast to the {wanted} of their space: give them that "
+                f"the {what}s{leaf.name} are {array.dtype} and {becomes} the {wanted} of their space: give them that "
                 "dtype, or correct the space; WorkerOptions(strict_dtype=True) makes it an error"
             )
         return None

@@ -99,7 +99,7 @@ def _survives(array: Any, expected: Any) -> bool:
     """Whether a change of dtype within the same kind, or from integers to floats, keeps what the values say."""
     if expected.kind == "f":
         return array.dtype.kind in "iuf"
-    kinds = {"i": "iu", "u": "iu", "b": "b"}.get(expected.kind, "")
+    kinds = {"i": "iub", "u": "iub", "b": "b"}.get(expected.kind, "")
     return array.dtype.kind in kinds and np.array_equal(array.astype(expected), array)
 
 

@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
 from parenv.crew.warning import Warner
-from parenv.envs.fitting import Fit, not_finite
+from parenv.envs.fitting import Fit, not_finite, of_one_kind
 from parenv.errors import ConfigurationError
 from parenv.memory.board import Board
 from parenv.memory.infos import Announced, InfoReader
@@ -141,10 +141,9 @@ def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool, f
         return []
     if any(rows is None for rows in board.actions):
         return None
-    arrays = [
-        np.asarray(values) for values in ([actions] if board.one_action else flatten(board.spec.actions, actions))
-    ]
-    for leaf, values in zip(board.spec.actions, arrays, strict=True):
+    given = [actions] if board.one_action else flatten(board.spec.actions, actions)
+    arrays = [np.asarray(values) for values in given]
+    for leaf, values in zip(board.spec.actions, given, strict=True):
         _check_actions(leaf, values, range(n) if env_ids is None else env_ids, fit)
     same = True
     for values, placed, room in zip(arrays, board.actions, board.action_bytes, strict=True):
@@ -161,8 +160,9 @@ def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool, f
     return changed
 
 
-def _check_actions(leaf: Leaf, values: Any, env_ids: Sequence[int], fit: Fit) -> None:
-    """Refuse numbers of another shape or kind; what is no array of numbers, the environments are asked."""
+def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> None:
+    """Refuse numbers of another shape or kind; what is no array of numbers is for the environments to judge."""
+    values = np.asarray(given)
     if values.dtype.kind not in "?biufc":
         return
     if values.shape != (len(env_ids), *leaf.shape):
@@ -170,8 +170,9 @@ def _check_actions(leaf: Leaf, values: Any, env_ids: Sequence[int], fit: Fit) ->
             f"the actions{leaf.name} have shape {values.shape}, but {len(env_ids)} sub-environments need "
             f"{(len(env_ids), *leaf.shape)}"
         )
-    if not leaf.integral or values.dtype.kind not in "iu":
-        problem = fit.problem("action", leaf, values)
+    is_guise = not hasattr(given, "dtype") and of_one_kind(values.dtype, np.dtype(leaf.dtype))
+    if not is_guise and not (leaf.integral and values.dtype.kind in "iu"):
+        problem = fit.problem("action", leaf, values, "not")
         if problem is not None:
             raise ConfigurationError(f"the actions{leaf.name} do not fit their space, which is {leaf.dtype}: {problem}")
     for env_id, action in zip(env_ids, values, strict=True) if fit.finite else ():
