@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from parenv.crew.crew import Crew
 from parenv.errors import WorkerTimeoutError, span
 from parenv.placement.base import STACK_SIGNAL
 from parenv.process.stack_pipe import STACK_TIMEOUT_S, StackPipe
+
+_OURS = re.compile(rf'  File "({re.escape(str(Path(__file__).parent.parent))}/|<string>)')
 
 
 class Stacks:
@@ -42,7 +45,19 @@ class Stacks:
         self._pipe.read(0.0)  # What another worker has written too late.
         crew.signal(worker, STACK_SIGNAL, alone=True)
         text = self._pipe.read(0.0 if _is_stopped(crew.pid(worker)) else STACK_TIMEOUT_S)
-        return f"Its stack:\n{text}" if text else "It gave no stack: the process was stopped, or stuck in the kernel."
+        return (
+            f"Its stack:\n{_of_the_user(text)}"
+            if text
+            else "It gave no stack: the process was stopped, or stuck in the kernel."
+        )
+
+
+def _of_the_user(stack: str) -> str:
+    """A stack, most recent call first, without the frames of this package that led to the user's code."""
+    lines = stack.splitlines()
+    while lines and _OURS.match(lines[-1] or '  File "<string>"'):
+        lines.pop()
+    return "\n".join(lines) if lines and lines[-1].startswith("  File") else stack
 
 
 def _is_stopped(pid: int) -> bool:

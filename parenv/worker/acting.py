@@ -73,6 +73,12 @@ class Actor:
             self._settings = settings
             self._apply(settings)
 
+    def settle(self, settings: Mapping[str, Any]) -> None:
+        """Have these settings beside the others."""
+        if settings:
+            self._settings = {**self._settings, **settings}
+            self._apply(self._settings)
+
     @contextlib.contextmanager
     def deterministic(self, wanted: bool) -> Iterator[None]:
         """Have ``settings["deterministic"]`` say so meanwhile."""
