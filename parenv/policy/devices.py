@@ -37,8 +37,8 @@ def check_device(device: str) -> None:
     there: dict[str, int] = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if (wanted.index or 0) >= (count := there.get(wanted.type, 1 << 30)):
         raise ConfigurationError(
-            f"WorkerOptions.device={device!r}, but torch {torch.__version__} finds {count} devices of that type on this "
-            'machine: use device="cpu", or a build of torch for the devices that there are'
+            f"WorkerOptions.device={device!r}, but torch {torch.__version__} finds {count} devices of that type on "
+            'this machine: use device="cpu", or a build of torch for the devices that there are'
         )
 
 

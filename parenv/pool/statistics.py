@@ -105,7 +105,7 @@ def _rows(figures: PoolStatistics) -> dict[str, str]:
     workers = ("environment", "acting", "learning", "committing", "waiting")
     speed = f"{figures.env_steps_per_second:,.0f} a second"
     return {
-        "env steps": f"{figures.env_steps:,} in {figures.rollouts:,} rollouts, {speed}, {figures.seconds:,.1f} s in all",
+        "env steps": f"{figures.env_steps:,} in {figures.rollouts:,} rollouts, {speed}, {figures.seconds:,.1f} s",
         "episodes": f"{figures.episodes:,}, of the last {WINDOW} mean return {figures.mean_return:,.2f}, mean length "
         f"{figures.mean_length:,.1f}",
         "policy": f"version {figures.policy_version}" + (f"; {lags}" if lags else ""),
