@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import signal as _signal
 from collections.abc import Sequence
+from types import TracebackType
 
 
 class ParenvError(Exception):
@@ -192,6 +193,19 @@ class PoolBusyError(ParenvError):
 
 class PoolClosedError(ParenvError):
     """The pool is closed."""
+
+
+def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package, which say nothing of what the user has done."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    kept = None
+    for one in reversed(frames):
+        if str(one.tb_frame.f_globals.get("__name__", "")).partition(".")[0] != "parenv":
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return kept
 
 
 def span(env_ids: Sequence[int]) -> str:

@@ -86,8 +86,7 @@ class WorkerOptions:
             hidden from the workers.
         threads: intra-op threads per worker (OpenMP, BLAS, torch), set before anything is imported.
         environment: environment variables, set before anything is imported.
-        preload: modules imported once, before workers are started, and shared by all of them. For modules that
-            are slow to import and start no threads of their own.
+        preload: modules imported once and shared by all workers: slow ones, that start no threads of their own.
         setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
             counted over all learners, so that ports and files chosen by them are different.
         cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
@@ -103,6 +102,8 @@ class WorkerOptions:
         close_timeout_s: seconds that a worker may take to end by itself before it is killed.
         max_memory_bytes: bytes that a worker process may allocate beyond what it began with; ``None``: no limit. In a
             pool, one that reaches it counts as dead, by :class:`~parenv.WorkerMemoryError`. Linux only.
+        strict_dtype: whether observations and actions in another dtype of the same kind are errors, and not cast.
+        check_finite: whether NaN or infinity in an observation or action is an error, which says whose and when.
     """
 
     device: str = "cpu"
@@ -118,6 +119,8 @@ class WorkerOptions:
     start_timeout_s: float = 120.0
     close_timeout_s: float = 5.0
     max_memory_bytes: int | None = None
+    strict_dtype: bool = False
+    check_finite: bool = False
 
     def __post_init__(self) -> None:
         for name in ("threads", "max_memory_bytes"):

@@ -115,6 +115,13 @@ def placed_workers(placement: Any, num_workers: Any) -> Any:
     return num_workers
 
 
+def instance_of(name: str, value: Any, kind: type) -> None:
+    """Refuse what is no such option object, with what it would be of a dict."""
+    if not isinstance(value, kind):
+        made = ", ".join(f"{key}={part!r}" for key, part in value.items()) if isinstance(value, dict) else "..."
+        raise ConfigurationError(f"{name} must be parenv.{kind.__name__}({made}), got {value!r}")
+
+
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Refuse a value that is not one of a few words."""
     if value not in allowed:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from parenv.crew.failures import from_end, from_failure, raise_all, where_it_happened
+from parenv.crew.failures import from_end, from_failure, raise_all, say_where, where_it_happened
+from parenv.crew.warning import Warner
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.crossing import SlotMap
 from parenv.memory.progress import Progress
@@ -65,6 +66,7 @@ class Crew:
         self._calls = 0
         self.remarks: deque[Remarks] = deque()
         self.step_errors: list[Exception] = []
+        self._warn = Warner()
         self.messages = 0
         self.heard = [0 for _ in shares]
         self.refused_messages = 0
@@ -261,7 +263,7 @@ class Crew:
             self.broken = self.alive < len(self._senders)
             if error.__cause__ is None:
                 line, pid = self._progress[0], self._placement.pid(self._senders[0])
-                error.__cause__ = where_it_happened(0, pid, line.env_id if line.env_id >= 0 else None, line.doing)
+                say_where(error, where_it_happened(0, pid, line.env_id if line.env_id >= 0 else None, line.doing))
             raise
         while self._events:
             event = self._events.popleft()
@@ -310,6 +312,9 @@ class Crew:
 
     def _hear_failure(self, worker: int, message: Failure) -> None:
         error = from_failure(message, worker, self.pid(worker), self.env_ids(worker))
+        if isinstance(error, Warning):
+            self._warn(str(error))
+            return
         if message.call < 0:
             self.broken = True
             raise error

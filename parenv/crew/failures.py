@@ -76,6 +76,14 @@ def where_it_happened(
     )
 
 
+def say_where(error: BaseException, cause: SubEnvironmentError) -> None:
+    """Give an exception of this process its cause, and one of ours the env_id too, as if it had travelled."""
+    error.__cause__ = cause
+    if isinstance(error, SubEnvironmentError) and error.env_id is None and cause.env_id is not None:
+        error.worker, error.env_id, error.doing = cause.worker, cause.env_id, cause.doing
+        error.args = (f"env_id {cause.env_id}: {error.args[0]}",)
+
+
 def culprit(error: BaseException) -> int:
     """The worker that an error from :meth:`~parenv.crew.crew.Crew.listen` is about, or -1."""
     about = _where(error)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from parenv.crew.crew import Crew
 from parenv.errors import WorkerTimeoutError, span
+
+_OURS = re.compile(rf'  File "({re.escape(str(Path(__file__).parent.parent))}/|<string>)')
 
 
 def timeout_error(crew: Crew, worker: int, limit: str) -> WorkerTimeoutError:
@@ -22,4 +27,14 @@ def timeout_error(crew: Crew, worker: int, limit: str) -> WorkerTimeoutError:
 def shown_stack(crew: Crew, worker: int) -> str:
     """The stack of a worker, which it writes when it is asked for it, as a sentence for an error message."""
     text = crew.stack(worker)
-    return f"Its stack:\n{text}" if text else "It gave no stack: the process was stopped, or stuck in the kernel."
+    if not text:
+        return "It gave no stack: the process was stopped, or stuck in the kernel."
+    return f"Its stack:\n{_of_the_user(text)}"
+
+
+def _of_the_user(stack: str) -> str:
+    """A stack, most recent call first, without the frames of this package that led to the user's code."""
+    lines = stack.splitlines()
+    while lines and _OURS.match(lines[-1] or '  File "<string>"'):
+        lines.pop()
+    return "\n".join(lines) if lines and lines[-1].startswith("  File") else stack

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from parenv.envs.fitting import Fit
+from parenv.envs.watching import ObservationWatch
 from parenv.errors import ObservationError
 from parenv.memory.board import Board
 from parenv.memory.infos import InfoWriter
@@ -42,6 +44,7 @@ class EnvBatch:
         infos: writes infos that are not empty.
         progress: where to say which one is at work.
         seeds: for the first reset of each, where nobody gives another; ``None`` for none.
+        fit: how observations must fit their space.
 
     Attributes:
         troubles: exceptions since somebody emptied the list.
@@ -60,6 +63,7 @@ class EnvBatch:
         infos: InfoWriter,
         progress: Progress,
         seeds: Sequence[int] | None = None,
+        fit: Fit | None = None,
     ) -> None:
         self._envs, self._first, self._board, self._mode = list(envs), first_env_id, board, mode
         self._columns = range(len(envs))
@@ -69,6 +73,7 @@ class EnvBatch:
         self._step_codes = [code("step", first_env_id + i) for i in self._columns]
         self._leaves = board.spec.observations
         self._single = is_single(self._leaves)
+        self._watch = ObservationWatch(self._leaves, first_env_id, len(envs), fit or Fit())
         self._whole = [
             None if rows is None or not leaf.shape else rows[self._all].reshape(-1, *leaf.shape[1:])
             for leaf, rows in zip(self._leaves, board.observations, strict=True)
@@ -165,6 +170,8 @@ class EnvBatch:
                 observation, reward = self._fail(column, error), 0.0
             keep(observation)
             pay(reward)
+        if self._watch.on:
+            self._watch.count(columns)
         self._write_rewards(columns, where, rewards)
         self._write(columns, where, observations)
         self._answered = where, numbers
@@ -269,12 +276,18 @@ class EnvBatch:
 
     def _write(self, columns: Sequence[int], where: Where, observations: list[Any]) -> None:
         try:
+            if self._watch.on:
+                self._watch.look(columns, observations)
             self._write_leaves(where, observations)
         except Exception:
             for column, observation in zip(columns, observations, strict=True):
                 env_id = self._first + column
                 try:
+                    if self._watch.on:
+                        self._watch.look([column], [observation])
                     self._write_leaves(slice(env_id, env_id + 1), [observation])
+                except ObservationError as error:
+                    self._fail(column, error)
                 except Exception as error:
                     self._fail(column, _does_not_fit(observation, self._leaves, error))
 

@@ -29,8 +29,8 @@ def check_made(env: Any, env_id: int, there: Iterable[tuple[int, Any]]) -> None:
     for other_id, other in there:
         if any(core is another for core in mine for another in _cores(other)):
             raise ConfigurationError(
-                f"env_id {env_id} was given the environment of env_id {other_id}, {env}, so that their episodes would "
-                "be mixed: the factory must make another one in each call, as lambda: gym.make(...) does"
+                f"env_id {env_id} was given the environment of env_id {other_id}, {env}, so episodes would be mixed: "
+                "the factory must make another one in each call, as lambda: gym.make(...) does"
             )
 
 

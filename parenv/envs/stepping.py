@@ -6,54 +6,21 @@ import contextlib
 from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from parenv.envs.infos import Found, InfoRows, row_of, rows_of
-from parenv.envs.recorded import Recorded, is_recorded, recorded_in, recorded_in_row
+from parenv.envs.fitting import Fit, not_finite
+from parenv.envs.infos import Found, row_of, rows_of
+from parenv.envs.recorded import is_recorded, recorded_in, recorded_in_row
 from parenv.envs.state import get_state, set_state
+from parenv.envs.target import End, Target
 from parenv.envs.values import Rows, action_splitter, copied, row_writer
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.progress import Progress, code
-from parenv.memory.spaces import flatten, is_single, leaves, unflatten
-
-
-class End(NamedTuple):
-    """Where an episode ended in a rollout, how, and after how many seconds.
-
-    Args:
-        step: row.
-        column: column.
-        terminated: whether by the environment.
-        truncated: whether by a limit.
-        seconds: from the reset to the last step.
-        recorded: return and length, where a wrapper has said them; else they come of the rewards.
-        counts: whether what ended is an episode for the statistics; a life is none.
-    """
-
-    step: int
-    column: int
-    terminated: bool
-    truncated: bool
-    seconds: float
-    recorded: Recorded | None = None
-    counts: bool = True
-
-
-class Target(Protocol):
-    """Where a step writes to, beside the observations."""
-
-    finals: list[Any]
-    """``[K, *obs]`` per leaf: the observations that episodes end with."""
-    ends: list[End]
-    """The episodes that ended so far."""
-    rewards: Any
-    """``[T, B]``."""
-    infos: InfoRows
-    """Where infos go that the user has named."""
+from parenv.memory.spaces import Leaf, flatten, is_single, leaves, unflatten
 
 
 class Stepper(Protocol):
@@ -93,7 +60,7 @@ class Stepper(Protocol):
         """Close all."""
 
 
-def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress) -> Stepper:
+def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress, fit: Fit | None = None) -> Stepper:
     """Hold environments of one kind: single ones, or one ``VectorEnv``.
 
     Raises:
@@ -102,9 +69,9 @@ def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress) -> 
     if isinstance(envs[0], VectorEnv):
         (vector_env,) = envs
         if type(vector_env) is not SyncVectorEnv:
-            return VectorStepper(vector_env, first_env_id, progress)
+            return VectorStepper(vector_env, first_env_id, progress, fit)
         envs = vector_env.envs
-    return EnvStepper(envs, first_env_id, progress)
+    return EnvStepper(envs, first_env_id, progress, fit)
 
 
 class EnvStepper:
@@ -114,9 +81,10 @@ class EnvStepper:
         envs: the environments.
         first_env_id: env_id of the first.
         progress: where to say which one is at work.
+        fit: how observations must fit their space.
     """
 
-    def __init__(self, envs: Sequence[Any], first_env_id: int, progress: Progress) -> None:
+    def __init__(self, envs: Sequence[Any], first_env_id: int, progress: Progress, fit: Fit | None = None) -> None:
         self.envs: list[Any] = list(envs)
         self.num_envs = len(self.envs)
         self.observation_space: Space[Any] = self.envs[0].observation_space
@@ -125,9 +93,10 @@ class EnvStepper:
         self._progress = progress
         self._check_spaces()
         self._observation_leaves = observed = leaves(self.observation_space)
-        self._write = row_writer(observed)
+        fit = fit or Fit()
+        self._write = row_writer(observed, fit)
         # What a single array must look like to be written without a call per step; None matches nothing.
-        self._dtype = np.dtype(observed[0].dtype) if is_single(observed) else None
+        self._dtype = np.dtype(observed[0].dtype) if is_single(observed) and not fit.finite else None
         self._shape = observed[0].shape
         self._split = action_splitter(leaves(self.action_space))
         self._cell = progress.cell
@@ -237,9 +206,12 @@ class VectorStepper:
             end on a reset, and so cannot fill a rollout with real transitions only.
         first_env_id: env_id of the first sub-environment.
         progress: where to say what is going on.
+        fit: how observations must fit their space.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], first_env_id: int, progress: Progress) -> None:
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], first_env_id: int, progress: Progress, fit: Fit | None = None
+    ) -> None:
         self._mode = env.metadata.get("autoreset_mode")
         if self._mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
             raise ConfigurationError(
@@ -255,7 +227,8 @@ class VectorStepper:
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space
         self._leaves, self._action_leaves = leaves(self.observation_space), leaves(self.action_space)
-        self._write_final = row_writer(self._leaves)
+        self._first, self._fit = first_env_id, fit or Fit()
+        self._write_final = row_writer(self._leaves, self._fit)
         self._progress = progress
         self._began = np.zeros(self.num_envs)
         self._recorded = np.full(self.num_envs, is_recorded(env))
@@ -328,12 +301,21 @@ class VectorStepper:
 
     def _write(self, rows: Rows, observations: Any) -> None:
         for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
-            if leaf.dtype is not None and (values.shape != row.shape or values.dtype != row.dtype):
-                raise ObservationError(
-                    f"the VectorEnv returned an observation{leaf.name} of shape {values.shape} and dtype "
-                    f"{values.dtype}; its space says {row.shape} and {row.dtype}"
-                )
+            if leaf.dtype is not None:
+                self._check(leaf, values, row)
             row[:] = values if leaf.dtype is not None else [copied(value) for value in values]
+
+    def _check(self, leaf: Leaf, values: Any, row: Any) -> None:
+        problem = "the shapes differ" if values.shape != row.shape else self._fit.problem("observation", leaf, values)
+        if problem is not None:
+            raise ObservationError(
+                f"the VectorEnv returned an observation{leaf.name} of shape {values.shape} and dtype {values.dtype}; "
+                f"its space says {row.shape} and {row.dtype} ({problem})"
+            )
+        if self._fit.finite and not_finite(values):
+            columns = [column for column, value in enumerate(values) if not_finite(value)]
+            self._progress.begin("step", self._first + columns[0])
+            raise ObservationError(f"the observation{leaf.name} is not finite: {values[columns[0]]!r}")
 
 
 def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:

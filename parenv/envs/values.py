@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.fitting import Fit, not_finite
 from parenv.errors import ObservationError
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 
@@ -16,14 +17,15 @@ Rows = Sequence[Any]
 """One array or list ``[B, *shape]`` per leaf of a space."""
 
 
-def row_writer(of: Sequence[Leaf]) -> Callable[[Rows, int, Any], None]:
+def row_writer(of: Sequence[Leaf], fit: Fit | None = None) -> Callable[[Rows, int, Any], None]:
     """A function that writes one observation to index ``i`` of the given rows, and refuses what does not fit.
 
     What is written is a copy, so that an environment may reuse its buffer.
     """
+    fit = fit or Fit()
     if is_single(of):
-        return _array_writer(of[0])
-    writers = [_list_writer(leaf) if leaf.dtype is None else _array_writer(leaf) for leaf in of]
+        return _array_writer(of[0], fit)
+    writers = [_list_writer(leaf) if leaf.dtype is None else _array_writer(leaf, fit) for leaf in of]
 
     def write(rows: Rows, i: int, observation: Any) -> None:
         try:
@@ -38,12 +40,14 @@ def row_writer(of: Sequence[Leaf]) -> Callable[[Rows, int, Any], None]:
     return write
 
 
-def _array_writer(leaf: Leaf) -> Callable[[Rows, int, Any], None]:
+def _array_writer(leaf: Leaf, fit: Fit) -> Callable[[Rows, int, Any], None]:
     shape, dtype = leaf.shape, np.dtype(leaf.dtype)
 
     def write(rows: Rows, i: int, value: Any) -> None:
         if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-            value = _checked(leaf, value)
+            value = checked(leaf, value, fit)
+        if fit.finite and not_finite(value):
+            raise ObservationError(f"the observation{leaf.name} is not finite: {_shown(value)}")
         rows[0][i] = value
 
     return write
@@ -58,29 +62,44 @@ def _list_writer(leaf: Leaf) -> Callable[[Rows, int, Any], None]:
     return write
 
 
-def _checked(leaf: Leaf, value: Any) -> Any:
-    """Accept what fits in another guise: numpy scalars, Python numbers, lists of them, integers of another width."""
+def checked(leaf: Leaf, value: Any, fit: Fit) -> Any:
+    """One value of an observation as an array that can be written into a row of its leaf.
+
+    What fits in another guise is no matter: numpy scalars, Python numbers, lists of them, integers of another width.
+
+    Raises:
+        ObservationError: it does not fit.
+    """
     expected = np.dtype(leaf.dtype)
+    why = ""
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise ObservationError(f"the observation{leaf.name} {value!r} is not an array: {error}") from error
-    fits = array.dtype == expected
-    if leaf.integral or not isinstance(value, np.ndarray | np.generic):
-        fits = fits or _survives(array, expected)
-    if array.shape != leaf.shape or not fits:
-        raise ObservationError(
-            f"the observation{leaf.name} has shape {array.shape} and dtype {array.dtype}; its space says "
-            f"{leaf.shape} and {expected}. Convert it in the environment, or correct the observation space"
-        )
-    return array
+    if array.shape == leaf.shape:
+        is_guise = leaf.integral or not isinstance(value, np.ndarray | np.generic)
+        if is_guise and _survives(array, expected):
+            return array
+        problem = fit.problem("observation", leaf, array)
+        if problem is None:
+            return array
+        why = f" ({problem})"
+    raise ObservationError(
+        f"the observation{leaf.name} has shape {array.shape} and dtype {array.dtype}; its space says {leaf.shape} and "
+        f"{expected}{why}. Convert it in the environment, or correct the observation space"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 200 else text[:200] + "..."
 
 
 def _survives(array: Any, expected: Any) -> bool:
     """Whether a change of dtype within the same kind, or from integers to floats, keeps what the values say."""
     if expected.kind == "f":
         return array.dtype.kind in "iuf"
-    kinds = {"i": "iu", "u": "iu", "b": "b"}.get(expected.kind, "")
+    kinds = {"i": "iub", "u": "iub", "b": "b"}.get(expected.kind, "")
     return array.dtype.kind in kinds and np.array_equal(array.astype(expected), array)
 
 

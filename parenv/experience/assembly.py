@@ -110,7 +110,7 @@ def _ends_of(spec: RolloutSpec, arrays: Arrays, share: Share, first: int) -> tup
 
 def episodes_of(records: Any, env_ids: Any) -> EpisodeStatistics:
     """The episodes among ends, given as :data:`~parenv.memory.layout.END_DTYPE`; those of lives only are none."""
-    records = records[records["counts"]]
+    records = records[records["counts"] != 0]
     return EpisodeStatistics(
         np.ascontiguousarray(records["return"]),
         np.ascontiguousarray(records["length"]),

@@ -51,9 +51,8 @@ END_DTYPE = np.dtype(
         ("length", "<i8"),
         ("return", "<f8"),
         ("seconds", "<f8"),
-        ("counts", "?"),
-    ],
-    align=True,
+        ("counts", "<i8"),
+    ]
 )
 """One episode end: row and column in the rollout, the statistics of the episode, and whether it counts as one."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from parenv.errors import ConfigurationError
 from parenv.policy.snapshots import module_of, tensors_of
 
 
@@ -17,6 +18,28 @@ def accelerator(policy: Any) -> str | None:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else None
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not find on this machine.
+
+    Raises:
+        ConfigurationError: there is none, or it is no name of a device.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(f"WorkerOptions.device={device!r} is no torch device: {error}") from None
+    there: dict[str, int] = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (wanted.index or 0) >= (count := there.get(wanted.type, 1 << 30)):
+        raise ConfigurationError(
+            f"WorkerOptions.device={device!r}, but torch {torch.__version__} finds {count} devices of that type on "
+            'this machine: use device="cpu", or a build of torch for the devices that there are'
+        )
 
 
 def device_of(policy: Any) -> str:

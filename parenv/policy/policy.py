@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, PolicyOutputError
 
 
 class Action(NamedTuple):
@@ -144,6 +144,11 @@ class TorchPolicy(Policy):
         returned = getattr(self.module, method)(*arguments, **infos)
         if not isinstance(returned, tuple):
             return Action(returned, {}, carry)
+        if len(returned) < len(self.outputs):
+            raise PolicyOutputError(
+                f"{type(self.module).__name__}.{method} returned {len(returned)} values, but TorchPolicy.outputs names "
+                f"{len(self.outputs)}: {self.outputs}"
+            )
         carry = returned[self._carry_at] if self._carry_at is not None else None
         return Action(returned[self._actions_at], {name: returned[i] for name, i in self._extras_at}, carry)
 

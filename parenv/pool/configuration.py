@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from parenv.crew.arguments import at_least, one_of, part_of, placed_workers
+from parenv.crew.arguments import at_least, instance_of, one_of, part_of, placed_workers
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
+from parenv.policy.devices import check_device
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.journal import Script
@@ -44,6 +45,7 @@ class Plan:
         max_policy_lag: in publishes, or ``None``.
         on_stale: ``"pace"`` or ``"drop"``.
         seed: root of all seeds.
+        settings: of version 0, beside those that the policy has.
         options: of the workers.
         record: where to write the journal, or ``None``.
         replay: the journal to follow, or ``None``.
@@ -68,6 +70,7 @@ class Plan:
     max_policy_lag: int | None
     on_stale: OnStale
     seed: int
+    settings: Mapping[str, Any]
     options: WorkerOptions
     record: str | os.PathLike[str] | None
     replay: Script | None
@@ -108,6 +111,7 @@ def make_plan(
     seed: int | None,
     options: WorkerOptions,
     infos: Any = (),
+    settings: Any = None,
     record: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
     placement: Placing = None,
@@ -118,6 +122,7 @@ def make_plan(
     Raises:
         ConfigurationError: one of them is wrong; the message says what would be right.
     """
+    instance_of("workers", options, WorkerOptions)
     one_of("mode", mode, ("sync", "async"))
     one_of("parallelism", parallelism, ("experience", "gradient"))
     one_of("on_stale", on_stale, ("pace", "drop"))
@@ -137,8 +142,11 @@ def make_plan(
     if postprocess is not None and not callable(postprocess):
         raise ConfigurationError(f"postprocess must be a callable (policy, rollout) -> dict, got {postprocess!r}")
     as_policy(policy)
+    if placement is None:  # A host may have other devices than this machine.
+        check_device(options.device)
     if parallelism == "gradient":
         gradient = GradientOptions() if gradient is None else gradient
+        instance_of("gradient", gradient, GradientOptions)
         job = _gradient_job(policy, loss_fn, gradient, mode)
     else:
         job = None
@@ -183,6 +191,7 @@ def make_plan(
         max_policy_lag=max_policy_lag,
         on_stale=on_stale,
         seed=int(np.random.SeedSequence().entropy) % 2**63 if seed is None else int(seed),  # type: ignore[arg-type]
+        settings=_settings(settings),
         options=options,
         record=None if record is None else own_file(record),
         replay=script,
@@ -212,6 +221,12 @@ def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Par
         return WHOLE_EPISODES
     at_least("rollout_length", rollout_length, 1)
     return int(rollout_length)
+
+
+def _settings(settings: Any) -> Mapping[str, Any]:
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
+        raise ConfigurationError(f'settings must be a dict by name, such as {{"epsilon": 1.0}}, got {settings!r}')
+    return dict(settings or {})
 
 
 def _names(infos: Any) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ def as_job(plan: Plan, weights_offset: int) -> Job:
         num_envs_is_given=plan.num_envs_is_given,
         gradient=plan.gradient_job,
         infos=plan.infos,
+        settings=plan.settings,
         seed=plan.seed,
         weights_offset=weights_offset,
     )

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, overload
 
 from gymnasium import Space
 
+from parenv.crew.shortening import Shortened
 from parenv.errors import ConfigurationError, PoolClosedError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
@@ -54,6 +55,7 @@ class AsyncWorkerPool(Facts):
         on_stale: ``"pace"``: keep that bound by waiting for the worker that needs it; ``"drop"``: by dropping, counted.
         seed: root of all seeds, for environments by env_id and for policies by worker; ``None`` draws one, see
             :attr:`seed`.
+        settings: what ``policy.settings`` says in version 0, as ``publish(policy, **settings)`` sets it for later ones.
         workers: how workers are set up and how long they may take.
         record: a file in which the run is written down as it goes; every learner has its own, as in :meth:`trace`.
         replay: a file of ``record``: the same run once more, in the same order and by the same versions, also an
@@ -92,6 +94,7 @@ class AsyncWorkerPool(Facts):
         on_stale: OnStale = "pace",
         seed: int | None = None,
         gradient: GradientOptions | None = None,
+        settings: Mapping[str, Any] | None = None,
         workers: WorkerOptions | None = None,
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
@@ -114,6 +117,7 @@ class AsyncWorkerPool(Facts):
             max_policy_lag=max_policy_lag,
             on_stale=on_stale,
             seed=seed,
+            settings=settings,
             options=WorkerOptions() if workers is None else workers,
             record=record,
             replay=replay,
@@ -121,7 +125,8 @@ class AsyncWorkerPool(Facts):
             spaces=spaces,
         )
         self._one_thread = OneThread()
-        self._session = Session(plan)
+        with Shortened(contextlib.nullcontext()):
+            self._session = Session(plan)
         self._close = weakref.finalize(self, self._session.close, plan.options.close_timeout_s)
 
     @property
@@ -290,8 +295,11 @@ class AsyncWorkerPool(Facts):
         self._check_open()
         return stream(criteria(stop), self._using, take, wait)
 
+    def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[Session]:
+        return Shortened(self._used(stream))
+
     @contextlib.contextmanager
-    def _using(self, stream: StreamKey | None = None) -> Iterator[Session]:
+    def _used(self, stream: StreamKey | None) -> Iterator[Session]:
         self._check_open()
         with self._one_thread.using(stream):
             try:

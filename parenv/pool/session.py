@@ -67,7 +67,7 @@ class Session:
         per_worker = 1 if plan.mode == "sync" else 1 + plan.prefetch
         self._journal = _journal_of(plan)
         self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
-        self._versions = Versions(plan.policy, self._arena.weights, self._arena.places)
+        self._versions = Versions(plan.policy, self._arena.weights, self._arena.places, plan.settings)
         self.crew = Crew(placement_for(plan, job, self._arena.weights_map), self._arena.progress, plan.shares)
         launch = with_launch(self._arena.memory.fd)
         self._staff = Staff(self.crew, launch, plan.options, processes=not plan.inline)

@@ -93,6 +93,36 @@ class PoolStatistics:
     bytes_received: int
     refused_connections: Mapping[str, int]
 
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<12} {words}" for name, words in _rows(self).items() if words)
+
+
+def _rows(figures: PoolStatistics) -> dict[str, str]:
+    """A pool's figures in a few words each; none where there is nothing to say."""
+    lags = ", ".join(f"{count} of lag {lag}" for lag, count in figures.policy_lag.items())
+    odd = {name: getattr(figures, f"{name}_rollouts") for name in ("copied", "dropped")}
+    odd["gradients skipped"] = figures.skipped_gradients
+    workers = ("environment", "acting", "learning", "committing", "waiting")
+    speed = f"{figures.env_steps_per_second:,.0f} a second"
+    return {
+        "env steps": f"{figures.env_steps:,} in {figures.rollouts:,} rollouts, {speed}, {figures.seconds:,.1f} s",
+        "episodes": f"{figures.episodes:,}, of the last {WINDOW} mean return {figures.mean_return:,.2f}, mean length "
+        f"{figures.mean_length:,.1f}",
+        "policy": f"version {figures.policy_version}" + (f"; {lags}" if lags else ""),
+        "gradients": f"{figures.gradients:,}" if figures.gradients else "",
+        "left out": ", ".join(f"{count} {name}" for name, count in odd.items() if count),
+        "workers": f"{figures.workers_alive} alive, {figures.worker_restarts} restarts; {figures.env_restarts} "
+        "sub-environments replaced",
+        "hosts": f"{figures.hosts}, {figures.bytes_received / 1e6:,.1f} MB received" if figures.hosts else "",
+        "their time": _shares({name: getattr(figures, f"{name}_seconds") for name in workers}),
+        "driver's": _shares(figures.driver_seconds),
+    }
+
+
+def _shares(seconds: Mapping[str, float]) -> str:
+    total = sum(seconds.values())
+    return ", ".join(f"{name} {part / total:.0%}" for name, part in seconds.items() if total > 0 and part > 0)
+
 
 class Tally:
     """Counts what is yielded."""

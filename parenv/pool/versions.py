@@ -11,6 +11,8 @@ from parenv.errors import ConfigurationError
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import WeightsWriter, module_of
 
+NONE: Mapping[str, Any] = {}
+
 
 class Version(NamedTuple):
     """One version.
@@ -34,11 +36,14 @@ class Versions:
         policy: what the user gave; it is version 0.
         weights: writes the weights of a policy with a module; ``None`` for one without.
         places: how many versions' weights there is room for.
+        settings: of version 0, beside those that the policy has.
     """
 
-    def __init__(self, policy: Any, weights: WeightsWriter | None, places: int) -> None:
+    def __init__(
+        self, policy: Any, weights: WeightsWriter | None, places: int, settings: Mapping[str, Any] = NONE
+    ) -> None:
         self._weights, self._num_places = weights, places
-        self.settings: dict[str, Any] = dict(getattr(policy, "settings", {}))
+        self.settings: dict[str, Any] = {**getattr(policy, "settings", {}), **settings}
         snapshot = cloudpickle.dumps((self.settings, None)) if self.settings else b""
         self._kept: dict[int, Version] = {0: Version(0, 0, bytes(snapshot))}
         self.newest = self._kept[0]

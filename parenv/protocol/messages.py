@@ -188,7 +188,7 @@ class Failure:
         more: how many more failures of the same call follow.
         env_id: the sub-environment at work, or -1.
         doing: what was being done.
-        kind: ``[module, qualified name]`` of the exception.
+        kind: ``[module, qualified name]`` of the exception; that of a warning is no failure, and warned of.
         message: its text.
         traceback: its traceback as text.
         attributes: what it has beside its text, by name.
@@ -202,6 +202,11 @@ class Failure:
     message: str
     traceback: str
     attributes: Any = field(default_factory=dict)
+
+
+def as_warning(text: str) -> Failure:
+    """Something that the user is to be warned of."""
+    return Failure(0, 0, -1, "", ["builtins", "UserWarning"], text, "")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from parenv.crew.arguments import at_least, one_of, placed_workers, split
+from parenv.crew.arguments import at_least, instance_of, one_of, placed_workers, split
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
@@ -104,6 +104,7 @@ def make_vector_plan(
             f"context must be a start method of multiprocessing, got {context!r}. All mean the same here: workers are "
             "forked from a helper process, as safe as spawn and as fast as fork"
         )
+    instance_of("workers", options, WorkerOptions)
     if options.on_env_error != "raise":
         raise ConfigurationError(
             "WorkerOptions.on_env_error is for pools: in a vector env the exception is raised, and the env goes on"

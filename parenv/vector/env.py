@@ -108,7 +108,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             batch_size=batch_size,
             step_timeout_s=step_timeout_s,
             on_worker_death=on_worker_death,
-            options=workers or WorkerOptions(),
+            options=WorkerOptions() if workers is None else workers,
             placement=placement,
             spaces=spaces,
             strict_infos=strict_infos,

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parenv.crew.failures import raise_all, where_it_happened
+from parenv.crew.failures import raise_all, say_where, where_it_happened
+from parenv.crew.warning import Warner
 from parenv.envs.batch import Trouble
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import Progress, header_bytes
@@ -35,6 +36,7 @@ class InlineTeam:
         self._ordered = 0
         self._remarks: list[Remarks] = []
         self._errors: list[BaseException] = []
+        self._warn = Warner()
         self.closed = False
 
     @property
@@ -147,11 +149,13 @@ class InlineTeam:
     def _take_notes(self) -> None:
         if self._station.batch.remarkable:
             self._station.batch.remarkable = False
+            for text in self._station.warnings():
+                self._warn(text)
             self._errors += [self._with_place(trouble) for trouble in self._station.troubles()]
             if (remarks := self._station.remarks()) is not None:
                 self._remarks.append(remarks)
 
     def _with_place(self, trouble: Trouble) -> BaseException:
         if trouble.error.__cause__ is None:
-            trouble.error.__cause__ = where_it_happened(0, os.getpid(), trouble.env_id, trouble.doing)
+            say_where(trouble.error, where_it_happened(0, os.getpid(), trouble.env_id, trouble.doing))
         return trouble.error

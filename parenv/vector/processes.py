@@ -288,6 +288,8 @@ class ProcessTeam:
         answered = int(self._board.finished[self._first[worker]])
         self._deaths[worker] = 1 if answered > self._restarted_at[worker] else self._deaths[worker] + 1
         if self._plan.on_worker_death == "raise" or self._deaths[worker] > MAX_DEATHS_IN_A_ROW:
+            # Its end is no news where it was killed for what is raised now.
+            error.__suppress_context__ = True
             raise self._give_up(error)
         _log.warning("%s It is restarted.", str(error))
         if self._restart(worker):

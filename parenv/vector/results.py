@@ -10,10 +10,13 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
-from parenv.errors import NotDataError
+from parenv.crew.warning import Warner
+from parenv.envs.fitting import Fit, not_finite, of_one_kind
+from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.board import Board
 from parenv.memory.infos import Announced, InfoReader
-from parenv.memory.spaces import flatten, is_single, unflatten
+from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
+from parenv.options import WorkerOptions
 from parenv.protocol.messages import Remarks
 
 MAX_WARNINGS = 100
@@ -27,11 +30,13 @@ class Results:
         board: the board.
         space: whose leaves lie there.
         copy: whether observations of all rows are copies, or arrays over the board.
-        strict: whether a value in an info that has no plain form is an error.
+        options: how actions must fit their space.
+        strict_infos: whether a value in an info that has no plain form is an error.
     """
 
-    def __init__(self, board: Board, space: Space[Any], copy: bool, strict: bool) -> None:
-        self._board, self._copy, self._strict = board, copy, strict
+    def __init__(self, board: Board, space: Space[Any], copy: bool, options: WorkerOptions, strict_infos: bool) -> None:
+        self._fit = Fit.of(options, Warner())
+        self._board, self._copy, self._strict = board, copy, strict_infos
         self._left_out: dict[str, tuple[int, str]] = {}
         self._warned: set[str] = set()
         self._leaves = board.spec.observations
@@ -115,6 +120,14 @@ class Results:
         """The infos of all one by one, as they were given."""
         return self._infos.each(self._by_message)
 
+    def write_actions(self, actions: Any, env_ids: Any, keep_dtypes: bool) -> list[str] | None:
+        """Write a batch of actions onto the board, see :func:`write_actions`.
+
+        Raises:
+            ConfigurationError: actions are not finite, where that is checked, or do not fit their space.
+        """
+        return write_actions(self._board, actions, env_ids, keep_dtypes, self._fit)
+
     def _leaf(self, i: int, env_ids: Any) -> Any:
         rows = self._board.observations[i]
         if i in self._empty:
@@ -134,7 +147,7 @@ def add_info(infos: dict[str, Any], info: Any, position: int, n: int) -> dict[st
     return adder._add_info(infos, info, position)
 
 
-def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool) -> list[str] | None:
+def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool, fit: Fit) -> list[str] | None:
     """Write a batch of actions onto the board, in the dtypes in which they are given.
 
     Args:
@@ -142,6 +155,7 @@ def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool) -
         actions: batched, nested as the action space is.
         env_ids: whose, or ``None`` for all.
         keep_dtypes: whether the dtypes must be those of before, because actions that lie there are yet to be read.
+        fit: how they must fit their space.
 
     Returns:
         The dtypes that workers must be told of first, empty if they know; ``None``: nothing was written, because these
@@ -150,16 +164,16 @@ def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool) -
     first = board.actions[0]
     rows = slice(None) if env_ids is None else env_ids
     n = board.spec.num_envs if env_ids is None else len(env_ids)
-    if board.one_action and type(actions) is np.ndarray and first is not None and actions.dtype == first.dtype:
-        if actions.shape != (n, *first.shape[1:]):
-            return None
+    is_array = board.one_action and type(actions) is np.ndarray and first is not None
+    if is_array and actions.dtype == first.dtype and actions.shape == (n, *first.shape[1:]) and not fit.finite:
         first[rows] = actions
         return []
     if any(rows is None for rows in board.actions):
         return None
-    arrays = [
-        np.asarray(values) for values in ([actions] if board.one_action else flatten(board.spec.actions, actions))
-    ]
+    given = [actions] if board.one_action else flatten(board.spec.actions, actions)
+    arrays = [np.asarray(values) for values in given]
+    for leaf, values in zip(board.spec.actions, given, strict=True):
+        _check_actions(leaf, values, range(n) if env_ids is None else env_ids, fit)
     same = True
     for values, placed, room in zip(arrays, board.actions, board.action_bytes, strict=True):
         same = same and values.dtype == placed.dtype
@@ -173,3 +187,23 @@ def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool) -
     for values, placed in zip(arrays, board.actions, strict=True):
         placed[rows] = values
     return changed
+
+
+def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> None:
+    """Refuse numbers of another shape or kind; what is no array of numbers is for the environments to judge."""
+    values = np.asarray(given)
+    if values.dtype.kind not in "?biufc":
+        return
+    if values.shape != (len(env_ids), *leaf.shape):
+        raise ConfigurationError(
+            f"the actions{leaf.name} have shape {values.shape}, but {len(env_ids)} sub-environments need "
+            f"{(len(env_ids), *leaf.shape)}"
+        )
+    is_guise = not hasattr(given, "dtype") and of_one_kind(values.dtype, np.dtype(leaf.dtype))
+    if not is_guise and not (leaf.integral and values.dtype.kind in "iu"):
+        problem = fit.problem("action", leaf, values, "not")
+        if problem is not None:
+            raise ConfigurationError(f"the actions{leaf.name} do not fit their space, which is {leaf.dtype}: {problem}")
+    for env_id, action in zip(env_ids, values, strict=True) if fit.finite else ():
+        if not_finite(action):
+            raise ConfigurationError(f"the action{leaf.name} for env_id {env_id} is not finite: {action!r}")

@@ -22,7 +22,7 @@ from parenv.vector.inline import InlineTeam
 from parenv.vector.limits import Limits
 from parenv.vector.processes import ProcessTeam
 from parenv.vector.restarts import Restarts
-from parenv.vector.results import Results, write_actions
+from parenv.vector.results import Results
 from parenv.vector.spaces import board_spec, join_spaces
 from parenv.vector.team import Team
 from parenv.worker.step_station import StepJob
@@ -54,7 +54,7 @@ class Session:
             raise
         num_envs = plan.num_envs
         self._all = range(num_envs)
-        self._results = Results(self._board, self.spaces.first_observation, copy, plan.strict_infos)
+        self._results = Results(self._board, self.spaces.first_observation, copy, plan.options, plan.strict_infos)
         self.read_infos = self._results.infos
         self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
         self._ends = Ends(self._board, plan.mode)
@@ -219,7 +219,7 @@ class Session:
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
         """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
-        dtypes = write_actions(self._board, actions, env_ids, keep_dtypes=self.under_way > 0)
+        dtypes = self._results.write_actions(actions, env_ids, keep_dtypes=self.under_way > 0)
         if dtypes:
             self.team.give(Actions(dtypes, b""), self._all)
         if dtypes is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from parenv.envs.fitting import Fit
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
 from parenv.memory.layout import Extra
@@ -29,6 +30,7 @@ class Actor:
         actions: leaves of the action space.
         device: where the policy acts.
         weights: makes the reader of the flat weights for a module, or ``None`` where none will come.
+        fit: how actions must fit their space.
 
     Attributes:
         infos_taken: names of infos that the policy takes.
@@ -41,10 +43,13 @@ class Actor:
         actions: Sequence[Leaf],
         device: str,
         weights: Callable[[Any], WeightsReader] | None = None,
+        fit: Fit | None = None,
     ) -> None:
         self._observations, self._actions = observations, actions
         self._one_observation, self._one_action = is_single(observations), is_single(actions)
+        self._like = [(leaf, None if leaf.dtype is None else np.dtype(leaf.dtype)) for leaf in actions]
         self.device = device
+        self.fit = fit or Fit()
         self._first = policy
         self._use(policy)
         module = module_of(policy)
@@ -67,6 +72,12 @@ class Actor:
         if settings or self._settings:
             self._settings = settings
             self._apply(settings)
+
+    def settle(self, settings: Mapping[str, Any]) -> None:
+        """Have these settings beside the others."""
+        if settings:
+            self._settings = {**self._settings, **settings}
+            self._apply(self._settings)
 
     @contextlib.contextmanager
     def deterministic(self, wanted: bool) -> Iterator[None]:
@@ -94,6 +105,9 @@ class Actor:
 
         Returns:
             Actions by leaf, extras and the carry, in arrays, lists or tensors as the policy returned them.
+
+        Raises:
+            PolicyOutputError: the actions are not nested as the space is.
         """
         if infos:
             infos = {name: self._convert(value) for name, value in infos.items() if name in self.infos_taken}
@@ -102,7 +116,44 @@ class Actor:
                 actions, extras, carry = self._act(self._observe(rows), carry, **infos)
         else:  # Entering and leaving even a null context costs as much as a step of a cheap environment.
             actions, extras, carry = self._act(self._observe(rows), carry, **infos)
-        return (actions,) if self._one_action else flatten(self._actions, actions), extras, carry
+        return (actions,) if self._one_action else self._by_leaf(actions), extras, carry
+
+    def fitted(self, by_leaf: Sequence[Any], batch: int) -> list[Any]:
+        """Actions by leaf as arrays, or lists, that can be written into rows of their space.
+
+        Raises:
+            PolicyOutputError: they do not fit the space.
+        """
+        arrays = [to_array(values) for values in by_leaf]
+        for (leaf, dtype), array in zip(self._like, arrays, strict=True):
+            if dtype is not None and (array.dtype is not dtype or array.shape != (batch, *leaf.shape)):
+                self._check(leaf, np.asarray(array), batch)
+        return arrays
+
+    def _by_leaf(self, actions: Any) -> list[Any]:
+        try:
+            return flatten(self._actions, actions)
+        except (KeyError, IndexError, TypeError) as error:
+            raise PolicyOutputError(
+                f"the policy must return actions nested as the action space is, with {_named(self._actions)}: "
+                f"{type(error).__name__} {error}"
+            ) from error
+
+    def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
+        wanted = (batch, *leaf.shape)
+        if array.shape == wanted:
+            guise = leaf.integral and array.dtype.kind in "iu" and np.array_equal(array.astype(leaf.dtype), array)
+            problem = None if guise else self.fit.problem("action", leaf, array)
+            if problem is None:
+                return
+        else:
+            problem = "its shape is another"
+        raise PolicyOutputError(
+            f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
+            f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
+            'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
+            'outputs=("actions", ...)) or a callable that picks the actions'
+        )
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments from another one."""
@@ -167,29 +218,15 @@ class Actor:
 
 
 def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch: int) -> None:
-    """Check that a batch of actions fits the action space.
+    """Check that a batch of actions, of the right shapes and dtypes, is in the action space.
 
     Raises:
-        PolicyOutputError: it does not; the message says what would.
+        PolicyOutputError: it is not.
     """
-    actions = [to_array(values) for values in actions]
     for leaf, values in zip(of, actions, strict=True):
-        if leaf.dtype is None:
-            fits, got = len(values) == batch, f"length {len(values)}"
-        else:
-            array = np.asarray(values)
-            wanted = np.dtype(leaf.dtype)
-            castable = (
-                array.dtype.kind in "iub" if wanted.kind in "iub" else np.can_cast(array.dtype, wanted, "same_kind")
-            )
-            fits = array.shape == (batch, *leaf.shape) and castable
-            got = f"shape {array.shape} and dtype {array.dtype}"
-        if not fits:
+        if leaf.dtype is None and len(values) != batch:
             raise PolicyOutputError(
-                f"the policy returned actions{leaf.name} of {got}, but {space} needs shape {(batch, *leaf.shape)} and "
-                f"dtype {leaf.dtype} for {batch} sub-environments. A network that returns logits or a tuple "
-                f"goes through "
-                'TorchPolicy(module, method="...", outputs=("actions", ...)) or a callable that picks the actions'
+                f"the policy returned {len(values)} actions{leaf.name} for {batch} sub-environments"
             )
     if all(leaf.dtype is not None and np.dtype(leaf.dtype).kind in "iub" for leaf in of):
         for row in range(batch):
@@ -198,6 +235,10 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
             )
             if not space.contains(action):
                 raise PolicyOutputError(f"the policy returned the action {action!r}, which is not in {space}")
+
+
+def _named(of: Sequence[Leaf]) -> str:
+    return ", ".join(leaf.name or "values without a fixed size" for leaf in of)
 
 
 def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> tuple[Extra, ...]:

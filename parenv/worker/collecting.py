@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
-from parenv.envs.stepping import End, Stepper
+from parenv.envs.stepping import Stepper
+from parenv.envs.target import End
 from parenv.envs.values import Rows, copied
+from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.rollout import Rollout, map_trees
 from parenv.memory.layout import RolloutSpec, slot_layout
@@ -72,6 +75,7 @@ class Collector:
         self._carry = actor.initial_carry(stepper.num_envs)
         self._carry_before = self._carry
         """What the policy has acted on last."""
+        self._env_steps = 0
         self._step: Callable[[Rows, Rows, int, RolloutWriter], None] = stepper.step
 
     @property
@@ -156,8 +160,9 @@ class Collector:
         writer.infos.begin(self._seen)
         writer.write_carry(self._carry)
         act, write, step_envs = self.actor.act, writer.write_actions, self._step
+        fitted, batch = self.actor.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
-        seen = writer.infos.seen or repeat(NO_INFOS)
+        seen, finite = writer.infos.seen or repeat(NO_INFOS), self.actor.fit.finite
         for step, infos in zip(range(self.spec.rollout_length), seen, strict=False):
             if closing[0]:
                 raise StopCollectingError
@@ -166,10 +171,17 @@ class Collector:
             beats[0] += 1
             self._carry_before = self._carry
             actions, extras, self._carry = act(rows, self._carry, infos)
-            written = write(step, actions, extras)
+            written = write(step, fitted(actions, batch), extras)
             acted = clock()
             known, rows = len(ends), observations[step + 1]
-            step_envs(written, rows, step, writer)
+            self._env_steps += 1
+            if finite:
+                self._check_finite(written)
+            try:
+                step_envs(written, rows, step, writer)
+            except ObservationError as error:
+                error.args = (f"in env step {self._env_steps}: {error.args[0]}",)
+                raise
             if len(ends) > known and initial is not None:
                 columns = [end.column for end in ends[known:] if end.step == step]
                 self._carry = self.actor.with_rows(self._carry, initial, columns)
@@ -183,6 +195,14 @@ class Collector:
         self._carry = self.actor.own_carry(self._carry)
         writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
         return Seconds(environment, acting)
+
+    def _check_finite(self, actions: Rows) -> None:
+        for leaf, values in zip(self.spec.actions, actions, strict=True):
+            for column in np.flatnonzero([not_finite(value) for value in values]) if leaf.dtype else ():
+                raise PolicyOutputError(
+                    f"the policy's action{leaf.name} for env_id {self._env_ids[column]} in env step {self._env_steps} "
+                    f"is not finite: {values[column]!r}"
+                )
 
     def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = False) -> Rollout:
         """What a writer holds, as a rollout with what the policy, and perhaps ``postprocess``, has returned."""

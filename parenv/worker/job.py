@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class Job:
         num_envs_is_given: whether the user said how many sub-environments there are.
         gradient: how to compute gradients, or ``None`` for experience.
         infos: names of infos that come along.
+        settings: of version 0, beside those that the policy has.
         seed: root of all seeds.
         weights_offset: where the flat weights begin in shared memory, in bytes.
     """
@@ -57,5 +58,6 @@ class Job:
     num_envs_is_given: bool
     gradient: GradientJob | None
     infos: tuple[str, ...]
+    settings: Mapping[str, Any]
     seed: int
     weights_offset: int

@@ -27,15 +27,10 @@ def probe(collector: Collector, rows: Sequence[Any]) -> tuple[tuple[Extra, ...],
     """
     actor, spec, action_space = collector.actor, collector.spec, collector.stepper.action_space
     batch = collector.stepper.num_envs
-    try:
-        initial = actor.initial_carry(batch)
-        carry = carry_of(initial, batch)
-        actions, extras, following = actor.act(rows, initial, collector.seen)
-    except (KeyError, IndexError) as error:
-        raise PolicyOutputError(
-            f"the policy must return actions for {action_space}, nested as the space is: {type(error).__name__} {error}"
-        ) from error
-    check_actions(spec.actions, action_space, actions, batch)
+    initial = actor.initial_carry(batch)
+    carry = carry_of(initial, batch)
+    actions, extras, following = actor.act(rows, initial, collector.seen)
+    check_actions(spec.actions, action_space, actor.fitted(actions, batch), batch)
     if carry and carry_of(following, batch) != carry:
         raise PolicyOutputError(
             f"the policy's carry must keep its structure, shapes and dtypes: it began as {carry} and became "

@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from parenv.errors import ProtocolError
+from parenv.errors import ProtocolError, without_own_frames
 from parenv.memory.shared import SharedMemory
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import is_data
@@ -76,6 +76,15 @@ def _give_up(worker: Worker, error: BaseException, call: int) -> None:
         worker.give_up()
 
 
+def _traceback_of(error: BaseException) -> str:
+    """As text; from where the user's own code begins, if that is part of it."""
+    within: BaseException | None = error
+    while within is not None:
+        within.__traceback__ = without_own_frames(within.__traceback__) or within.__traceback__
+        within = within.__cause__ or within.__context__
+    return "".join(traceback.format_exception(error))
+
+
 def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, more: int = 0) -> Failure:
     """An exception as a message; of its attributes, those that are plain data, and not much of it."""
     kind, text = type(error), str(error)
@@ -88,6 +97,6 @@ def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, mo
         doing=doing,
         kind=[kind.__module__, kind.__qualname__],
         message=text,
-        traceback="".join(traceback.format_exception(error)),
+        traceback=_traceback_of(error),
         attributes={name: value for name, value in vars(error).items() if is_data(value, MAX_ATTRIBUTE_BYTES)},
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
 from parenv.envs.made import check_made
 from parenv.envs.seeding import RandomState, environment_seed
@@ -42,6 +43,7 @@ class Started:
         carry: leaves of the policy's carry, likewise.
         infos: what the infos are like that the user named, likewise.
         first_infos: what each reset returned.
+        fit: how observations and actions must fit their spaces.
     """
 
     job: Job
@@ -52,6 +54,7 @@ class Started:
     carry: tuple[Leaf, ...]
     infos: tuple[Info, ...]
     first_infos: Sequence[Found]
+    fit: Fit
 
     @property
     def ready(self) -> Ready:
@@ -61,13 +64,16 @@ class Started:
         return Ready(spaces, self.stepper.num_envs, extras, leaves_as_data(self.carry), infos_as_data(self.infos))
 
 
-def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progress) -> Started:
+def start(
+    sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progress, warn: Callable[[str], object]
+) -> Started:
     """Call the user's setup, make and reset the sub-environments, and, in worker 0, find out what a rollout holds."""
     if job.options.setup_fn is not None:
         progress.begin("setup_fn")
         job.options.setup_fn(job.first_worker + sender.worker)
     first, count = job.first_env_id + sum(job.shares[: sender.worker]), job.shares[sender.worker]
-    stepper = make_envs(job, first, count, progress)
+    fit = Fit.of(job.options, warn)
+    stepper = make_envs(job, first, count, progress, fit=fit)
     if job.num_envs_is_given and stepper.num_envs != count:
         raise ConfigurationError(
             f"env_fn makes a VectorEnv of {stepper.num_envs} sub-environments, but worker {sender.worker} is to have "
@@ -78,11 +84,11 @@ def start(sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progr
     spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
     rows, infos = reset(stepper, spec.observations, seeds)
     if sender.worker == 0:
-        spec = _probe(load_job, stepper, spec, rows, infos, progress)
-    return Started(job, stepper, spec, rows, spec.extras, spec.carry, spec.infos, infos)
+        spec = _probe(load_job, stepper, spec, rows, infos, progress, fit)
+    return Started(job, stepper, spec, rows, spec.extras, spec.carry, spec.infos, infos, fit)
 
 
-def make_envs(job: Job, first: int, count: int, progress: Progress, others: Sequence[Any] = ()) -> Stepper:
+def make_envs(job: Job, first: int, count: int, progress: Progress, others: Sequence[Any] = (), *, fit: Fit) -> Stepper:
     """Make sub-environments, or one ``VectorEnv`` with as many as it has.
 
     Args:
@@ -91,6 +97,7 @@ def make_envs(job: Job, first: int, count: int, progress: Progress, others: Sequ
         count: how many.
         progress: where to say what is going on.
         others: environments of the same env_ids, which must not be made again.
+        fit: how observations must fit their space.
 
     Raises:
         ConfigurationError: what is made is no environment, or one that is there already.
@@ -105,7 +112,7 @@ def make_envs(job: Job, first: int, count: int, progress: Progress, others: Sequ
         envs.append(env)
         there.append((env_id, env))
     progress.begin("making the environment")
-    return make_stepper(envs, first, progress)
+    return make_stepper(envs, first, progress, fit)
 
 
 def prepare_process(seed: int, options: WorkerOptions) -> None:
@@ -134,18 +141,20 @@ def _probe(
     rows: Sequence[Any],
     infos: Sequence[Found],
     progress: Progress,
+    fit: Fit,
 ) -> RolloutSpec:
     """What a rollout holds; with another copy of the job, whose policy is thrown away, and another random state."""
     progress.begin("act")
     with RandomState(0):
         job = load_job()
-        actor = Actor(job.policy, spec.observations, spec.actions, job.options.device)
+        actor = Actor(job.policy, spec.observations, spec.actions, job.options.device, fit=fit)
+        actor.settle(job.settings)
         spec = replace(spec, infos=infos_in(job.infos, actor.infos_taken, infos))
         collector = Collector(stepper, actor, spec, rows, np.arange(stepper.num_envs), 0, progress, infos=infos)
         extras, carry = probe(collector, rows)
         spec = replace(spec, extras=extras, carry=carry)
         if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:
-            more = played(lambda: make_envs(job, 0, 1, progress, stepper.envs), actor, spec, missing, progress)
+            more = played(lambda: make_envs(job, 0, 1, progress, stepper.envs, fit=fit), actor, spec, missing, progress)
             spec = replace(spec, infos=(*spec.infos, *more))
         if job.postprocess is not None:
             collector.spec = spec

@@ -58,6 +58,7 @@ class Station:
             spec.actions,
             device,
             lambda module: WeightsReader(module, mapping, self._job.weights_offset, device),
+            started.fit,
         )
         env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
         self._spec = spec
@@ -199,12 +200,13 @@ class Station:
         with RandomState(seed), self._actor.deterministic(deterministic):
             if self._evaluation_envs is None:
                 count, envs = self._collector.stepper.num_envs, self._collector.stepper.envs
-                self._evaluation_envs = make_envs(self._job, self._layout.first_env_id, count, self._progress, envs)
+                about = (self._job, self._layout.first_env_id, count, self._progress, envs)
+                self._evaluation_envs = make_envs(*about, fit=self._actor.fit)
             envs = self._evaluation_envs
             seeds = np.random.SeedSequence(seed).generate_state(envs.num_envs).tolist()
             rows, infos = reset(envs, spec.observations, seeds)
             env_ids = np.arange(envs.num_envs) + self._layout.first_env_id
-            about = (envs, self._actor, spec, rows, env_ids, self._sender.worker, self._progress)
-            collector = Collector(*about, infos=infos)
+            worker = self._sender.worker
+            collector = Collector(envs, self._actor, spec, rows, env_ids, worker, self._progress, infos=infos)
             returns, lengths, seconds, columns = evaluate(collector, episodes)
         return returns, lengths, seconds, env_ids[columns]

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.envs.batch import EnvBatch, Trouble
 from parenv.envs.factories import Factories
+from parenv.envs.fitting import Fit
 from parenv.envs.made import check_made
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.errors import ConfigurationError
@@ -65,6 +66,7 @@ class StepStation:
 
     def __init__(self, job: StepJob, sender: Sender, progress: Progress) -> None:
         self._job, self._sender, self._progress = job, sender, progress
+        self._warnings: list[str] = []
         self.first_env_id = sum(job.shares[: sender.worker])
         self.envs: list[Any] = []
         job.factories.register()
@@ -105,6 +107,7 @@ class StepStation:
             self.info_writer,
             self._progress,
             self._restart_seeds(),
+            Fit.of(self._job.options, self._warn),
         )
 
     def give(self, actions: Actions) -> None:
@@ -140,6 +143,11 @@ class StepStation:
         troubles, self.batch.troubles = self.batch.troubles, []
         return troubles
 
+    def warnings(self) -> list[str]:
+        """What the user is to be warned of since the last time."""
+        warnings, self._warnings = self._warnings, []
+        return warnings
+
     def close(self) -> None:
         """Close the environments and call the user's cleanup."""
         with contextlib.ExitStack() as stack:
@@ -147,6 +155,10 @@ class StepStation:
                 stack.callback(self._job.options.cleanup_fn, self._sender.worker)
             for env in self.envs:
                 stack.callback(env.close)
+
+    def _warn(self, text: str) -> None:
+        self._warnings.append(text)
+        self.batch.remarkable = True
 
     def _measure(self) -> float:
         """Seconds per env step, resets included, of one more sub-environment that is thrown away."""

@@ -19,7 +19,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.process.doorbell import Doorbell, rung
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.protocol.messages import Actions, Call, Close, Message, Remarks, Reply, Rows
+from parenv.protocol.messages import Actions, Call, Close, Message, Remarks, Reply, Rows, as_warning
 from parenv.protocol.plain import as_data, plain_info
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.process import address_of, failure_of, show_stacks
@@ -118,6 +118,8 @@ class StepWorker:
             self._complain([Trouble(-1, call.method, error)], call.sequence)
 
     def _remark(self, station: StepStation) -> None:
+        for text in station.warnings():
+            self._say(as_warning(text))
         remarks = station.remarks()
         if remarks is None:
             return

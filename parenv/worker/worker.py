@@ -12,7 +12,7 @@ from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply
+from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, as_warning
 from parenv.worker.collecting import StopCollectingError
 from parenv.worker.job import Job
 from parenv.worker.starting import Started, prepare_process, start
@@ -54,6 +54,7 @@ class Worker:
         self._failed = False
         self.open = True
         self.answering = -1
+        self._warnings: deque[str] = deque()
 
     def receive(self, message: Message) -> None:
         """Take a message. Nothing is done yet, except that ``Close`` ends the work.
@@ -87,6 +88,8 @@ class Worker:
         self.answering = -1
         with self._random_state:
             worked = self._next()
+        while self._warnings and self._station is not None:
+            self.say(as_warning(self._warnings.popleft()))
         if worked:
             self.progress.begin("waiting")
         return worked
@@ -133,7 +136,7 @@ class Worker:
         else:
             self._random_state = RandomState(seed)
         with self._random_state:
-            self._started = start(self._sender, job, self._load_job, self.progress)
+            self._started = start(self._sender, job, self._load_job, self.progress, self._warnings.append)
         self.say(self._started.ready)
 
     def _collect(self, station: Station, credit: Credit) -> None:

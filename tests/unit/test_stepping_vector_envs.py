@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from parenv.envs.fitting import Fit
 from parenv.envs.stepping import EnvStepper, VectorStepper, make_stepper
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.spaces import flatten, leaves
@@ -111,7 +112,7 @@ class Wrong(SyncVectorEnv):
 def test_observations_that_do_not_fit_the_space_are_refused() -> None:
     vector_env = Wrong([lambda: Scripted(UNIT, [np.zeros(2, np.float32)])], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ObservationError, match=r"shape \(1, 2\) and dtype float64; its space says \(1, 2\) and float3"):
-        Run(make_stepper([vector_env], 0, quiet()), 1)
+        Run(make_stepper([vector_env], 0, quiet(), Fit(strict=True)), 1)
 
 
 class Native(gym.vector.VectorEnv[Any, Any, Any]):

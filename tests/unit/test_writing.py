@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from parenv.envs.stepping import End
+from parenv.envs.target import End
 from parenv.experience.assembly import Share
 from parenv.memory.layout import Extra, RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf
@@ -124,8 +124,8 @@ def test_each_worker_writes_its_own_columns_and_no_others() -> None:
 def test_ends_are_recorded_with_their_column_in_the_slot() -> None:
     arrays, (_, right) = a_slot([Share(0, 0, 2), Share(1, 2, 5)])
     fill(right, 3, 2)
-    assert right.end_records().tolist() == [(1, 2, 4, 7.5, 0.5, True)]
-    assert arrays["ends", 0][6].tolist() == (1, 2, 4, 7.5, 0.5, True)
+    assert right.end_records().tolist() == [(1, 2, 4, 7.5, 0.5, 1)]
+    assert arrays["ends", 0][6].tolist() == (1, 2, 4, 7.5, 0.5, 1)
 
 
 def test_values_without_a_fixed_size_go_with_the_share() -> None:

@@ -1,0 +1,80 @@
+"""How values must fit their space: one rule for observations and actions, in pools and vector envs.
+
+Shape and kind (boolean, integer, float) must be those of the space. A value of the same kind in another dtype is cast,
+with one warning for all values of that leaf, or is an error with ``strict_dtype``. Only the actions that a vector env
+is given reach its environments as they are, as with Gymnasium's, with the same warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parenv.memory.spaces import Leaf
+from parenv.options import WorkerOptions
+
+
+class Fit:
+    """What a user wants to hold of values, and what was said of them before.
+
+    Args:
+        strict: whether another dtype of the same kind is an error.
+        finite: whether numbers must be finite.
+        warn: told once for each leaf that its values are cast.
+    """
+
+    def __init__(
+        self, strict: bool = False, finite: bool = False, warn: Callable[[str], object] = warnings.warn
+    ) -> None:
+        self.strict, self.finite = strict, finite
+        self._warn = warn
+        self._warned: set[tuple[str, Leaf]] = set()
+
+    @classmethod
+    def of(cls, options: WorkerOptions, warn: Callable[[str], object]) -> Fit:
+        """What the options say."""
+        return cls(options.strict_dtype, options.check_finite, warn)
+
+    def problem(self, what: str, leaf: Leaf, array: Any, becomes: str = "are cast to") -> str | None:
+        """Why an array of another dtype than the leaf's does not fit, if it does not; else the user is warned.
+
+        Args:
+            what: ``"observation"`` or ``"action"``.
+            leaf: of the space.
+            array: of the right shape.
+            becomes: what is done with it.
+        """
+        wanted: np.dtype[Any] = np.dtype(leaf.dtype)
+        if array.dtype == wanted:
+            return None
+        if not of_one_kind(array.dtype, wanted):
+            return f"{array.dtype} is not of the kind of {wanted}"
+        if wanted.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(array.astype(wanted), array):
+            return f"its values do not fit into {wanted}"
+        if self.strict:
+            return f"it is {array.dtype} and not {wanted}, and strict_dtype=True forbids to cast it"
+        if (what, leaf) not in self._warned:
+            self._warned.add((what, leaf))
+            self._warn(
+                f"the {what}s{leaf.name} are {array.dtype} and {becomes} the {wanted} of their space: give them that "
+                "dtype, or correct the space; WorkerOptions(strict_dtype=True) makes it an error"
+            )
+        return None
+
+
+def of_one_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether values of one dtype may be cast to another: not from floats to integers, nor from numbers to booleans.
+
+    >>> of_one_kind(np.dtype("f8"), np.dtype("f4")), of_one_kind(np.dtype("f4"), np.dtype("i8"))
+    (True, False)
+    """
+    return np.can_cast(given, wanted, "same_kind") or (given.kind in "iu" and wanted.kind in "iu")
+
+
+def not_finite(values: Any) -> bool:
+    """Whether there is NaN or infinity in an array."""
+    array = np.asarray(values)
+    return array.dtype.kind == "f" and not np.isfinite(array).all()

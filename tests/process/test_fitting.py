@@ -1,0 +1,254 @@
+"""Values in another dtype than their space's: one rule for observations and actions, in pools and vector envs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from parenv import AsyncWorkerPool, ObservationError, ParallelVectorEnv, PolicyOutputError, Stop, WorkerOptions
+
+BOX = spaces.Box(-9, 9, (2,), np.float32)
+
+
+class Showing(gym.Env[Any, Any]):
+    """Shows what it is told to in every step and reset."""
+
+    def __init__(self, first: Any, shown: Any = None, space: Any = BOX, action_space: Any = BOX) -> None:
+        self.observation_space, self.action_space = space, action_space
+        self.first, self.shown = first, first if shown is None else shown
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.first, {}
+
+    def step(self, action: Any) -> Any:
+        return self.shown, 0.0, False, False, {}
+
+
+class OwnVectorEnv(SyncVectorEnv):
+    """Not the bare one that is unwrapped; shows another dtype than it says."""
+
+    def step(self, actions: Any) -> Any:
+        observations, *rest = super().step(actions)
+        return observations.astype(np.float64), *rest
+
+
+SINGLE, DOUBLE = np.zeros(2, np.float32), np.zeros(2)
+
+
+def single(observations: Any) -> Any:
+    return np.zeros((len(observations), 2), np.float32)
+
+
+def double(observations: Any) -> Any:
+    return np.zeros((len(observations), 2))
+
+
+def run_pool(make: Any, policy: Any, num_workers: int, steps: int = 64, **options: Any) -> None:
+    with AsyncWorkerPool(
+        make, policy, num_workers=num_workers, num_envs=4, rollout_length=4, workers=WorkerOptions(**options)
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=steps)):
+            assert rollout.observations.dtype == np.float32
+            assert rollout.actions.dtype == np.float32
+
+
+def run_vector(make: Any, actions: Any, num_workers: int, steps: int = 3, same: Any = None, **options: Any) -> None:
+    others = [make if same is None else same] * 3
+    envs = ParallelVectorEnv([make, *others], num_workers=num_workers, workers=WorkerOptions(**options))
+    try:
+        assert envs.reset()[0].dtype == np.float32
+        for _ in range(steps):
+            assert envs.step(actions)[0].dtype == np.float32
+    finally:
+        envs.close()
+
+
+def one_of(run: Any, shown: Any, action_space: Any = BOX) -> dict[str, Any]:
+    """In a vector env, only the first sub-environment does wrong: several would raise a group."""
+    return {"same": lambda: Showing(shown, action_space=action_space)} if run is run_vector else {}
+
+
+ALL = {
+    "pool, observations": (
+        run_pool,
+        lambda: Showing(DOUBLE),
+        single,
+        "observations are float64 and are cast to .* float32",
+    ),
+    "pool, later observations": (run_pool, lambda: Showing(SINGLE, DOUBLE), single, "observations are float64"),
+    "pool, actions": (run_pool, lambda: Showing(SINGLE), double, "actions are float64 and are cast to .* float32"),
+    "pool, tensors": (run_pool, lambda: Showing(SINGLE), torch.nn.Identity().double(), "actions are float64"),
+    "vector, observations": (
+        run_vector,
+        lambda: Showing(DOUBLE),
+        np.zeros((4, 2), np.float32),
+        "observations are float64",
+    ),
+    "vector, later observations": (
+        run_vector,
+        lambda: Showing(SINGLE, DOUBLE),
+        np.zeros((4, 2), np.float32),
+        "observations are float64",
+    ),
+    "vector, actions": (
+        run_vector,
+        lambda: Showing(SINGLE),
+        np.zeros((4, 2)),
+        "actions are float64 and not the float32",
+    ),
+}
+ALL["pool, tensors"] = (
+    *ALL["pool, tensors"][:2],
+    lambda o: torch.zeros(len(o), 2, dtype=torch.float64),
+    "actions are float64",
+)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("case", ALL)
+def test_another_dtype_of_the_same_kind_is_cast_with_one_warning(case: str, num_workers: int) -> None:
+    run, make, other, message = ALL[case]
+    with pytest.warns(UserWarning, match=message) as caught:
+        run(make, other, num_workers)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("case", ALL)
+def test_with_strict_dtype_it_is_an_error(case: str, num_workers: int) -> None:
+    run, make, other, _ = ALL[case]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(
+            (ObservationError, PolicyOutputError, ValueError), match=r"float64.*strict_dtype=True forbids"
+        ):
+            run(make, other, num_workers, strict_dtype=True, **one_of(run, SINGLE))
+
+
+KINDS = {
+    "pool, observations": (run_pool, lambda: Showing(np.zeros(2, complex)), single, ObservationError),
+    "pool, integer observations": (
+        run_pool,
+        lambda: Showing(DOUBLE, space=spaces.MultiDiscrete([3, 3])),
+        single,
+        ObservationError,
+    ),
+    "pool, actions": (
+        run_pool,
+        lambda: Showing(SINGLE, action_space=spaces.MultiDiscrete([3, 3])),
+        single,
+        PolicyOutputError,
+    ),
+    "vector, observations": (run_vector, lambda: Showing(np.zeros(2, complex)), single([1] * 4), ObservationError),
+    "vector, actions": (
+        run_vector,
+        lambda: Showing(SINGLE, action_space=spaces.MultiDiscrete([3, 3])),
+        single([1] * 4),
+        ValueError,
+    ),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("case", KINDS)
+def test_another_kind_is_always_an_error(case: str, num_workers: int) -> None:
+    run, make, other, error = KINDS[case]
+    with pytest.raises(error, match=r"not of the kind of|complex"):
+        run(make, other, num_workers, **one_of(run, SINGLE, make().action_space))
+
+
+def test_a_policy_that_changes_its_mind_is_found_out() -> None:
+    calls = []
+
+    def policy(observations: Any) -> Any:
+        calls.append(0)
+        return single(observations) if len(calls) < 9 else np.zeros((1, 2), np.float32)
+
+    with pytest.raises(PolicyOutputError, match=r"actions of shape \(1, 2\).*needs shape \(4, 2\)"):
+        run_pool(lambda: Showing(SINGLE), policy, 0)
+
+
+def test_a_vector_envs_actions_of_another_shape_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"actions have shape \(4,\), but 4 sub-environments need \(4, 2\)"):
+        run_vector(lambda: Showing(SINGLE), np.zeros(4, np.float32), 2)
+
+
+def test_a_vector_env_inside_a_worker_has_the_same_rule() -> None:
+    def make() -> Any:
+        return OwnVectorEnv([lambda: Showing(SINGLE)] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    with pytest.warns(UserWarning, match="observations are float64"):
+        run_pool(make, single, 1)
+    with pytest.raises(ObservationError, match="strict_dtype=True"):
+        run_pool(make, single, 1, strict_dtype=True)
+
+
+class Sick(Showing):
+    """Shows NaN in its third step."""
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(SINGLE)
+        self.steps, self.env_id = 0, env_id
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        shown = np.full(2, np.nan, np.float32) if (self.steps, self.env_id) == (3, 2) else SINGLE
+        return shown, 0.0, False, False, {}
+
+
+SICK = [lambda env_id=env_id: Sick(env_id) for env_id in range(4)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_nan_in_an_observation_is_found_with_env_id_and_step(num_workers: int) -> None:
+    options = WorkerOptions(check_finite=True)
+    with (
+        AsyncWorkerPool(SICK, single, num_workers=num_workers, rollout_length=2, workers=options) as pool,
+        pytest.raises(ObservationError, match=r"^env_id 2: in env step 3: the observation is not finite: array\(\[nan"),
+    ):
+        for _ in pool.rollouts(Stop(env_steps=99)):
+            pass
+    envs = ParallelVectorEnv(SICK, num_workers=num_workers, workers=options)
+    envs.reset()
+    for _ in range(2):
+        envs.step(single([1] * 4))
+    with pytest.raises(ObservationError, match=r"^env_id 2: in env step 3: the observation is not finite"):
+        envs.step(single([1] * 4))
+    envs.close()
+
+
+def test_nan_in_an_action_is_found_with_env_id_and_step() -> None:
+    def policy(observations: Any) -> Any:
+        actions = single(observations)
+        actions[1, 0] = np.inf if len(calls) == 2 else 0
+        calls.append(0)
+        return actions
+
+    calls: list[int] = []
+    options = WorkerOptions(check_finite=True)
+    with (
+        AsyncWorkerPool(lambda: Showing(SINGLE), policy, num_workers=0, num_envs=2, workers=options) as pool,
+        pytest.raises(PolicyOutputError, match=r"action for env_id 1 in env step 3 is not finite: array\(\[inf"),
+    ):
+        next(pool.rollouts())
+    envs = ParallelVectorEnv([lambda: Showing(SINGLE)] * 4, num_workers=0, workers=options)
+    envs.reset()
+    actions = single([1] * 4)
+    actions[3, 1] = np.nan
+    with pytest.raises(ValueError, match="the action for env_id 3 is not finite"):
+        envs.step(actions)
+    envs.close()
+
+
+def test_nothing_is_said_of_nan_unless_asked_to() -> None:
+    with AsyncWorkerPool(SICK, single, num_workers=0, rollout_length=8) as pool:
+        assert np.isnan(next(pool.rollouts()).observations).any()

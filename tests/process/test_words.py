@@ -1,0 +1,178 @@
+"""What a pool says in words: of itself, of its figures, and of what went wrong with the user's code."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    ParallelVectorEnv,
+    Policy,
+    PolicyOutputError,
+    RestartPolicy,
+    SubEnvironmentError,
+    TorchPolicy,
+    WorkerOptions,
+    WorkerTimeoutError,
+)
+from parenv.policy.policy import Action
+from parenv.testing import LedgerEnv
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class Greedy(Policy):
+    """Needs a setting from the beginning."""
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        epsilon = self.settings["epsilon"]
+        return Action(zeros(observations), {"epsilon": np.full(len(observations), epsilon)})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_of_the_policy_comes_in_its_own_type_while_it_is_probed(num_workers: int) -> None:
+    with pytest.raises(KeyError, match="epsilon") as raised:
+        AsyncWorkerPool("CartPole-v1", Greedy(), num_workers=num_workers)
+    assert isinstance(raised.value.__cause__, SubEnvironmentError)
+    assert raised.value.__cause__.doing == "act"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_settings_are_what_the_first_version_starts_with(num_workers: int) -> None:
+    with AsyncWorkerPool(
+        "CartPole-v1", Greedy(), num_workers=num_workers, rollout_length=4, mode="sync", settings={"epsilon": 0.5}
+    ) as pool:
+        stream = pool.rollouts()
+        assert (next(stream).extras["epsilon"] == 0.5).all()
+        pool.publish(Greedy())
+        assert (next(stream).extras["epsilon"] == 0.5).all()
+        pool.publish(Greedy(), epsilon=0.25)
+        assert (next(stream).extras["epsilon"] == 0.25).all()
+
+
+@pytest.mark.parametrize("settings", [3, {3: 4}, [("a", 1)]])
+def test_settings_that_are_none_are_refused(settings: Any) -> None:
+    with pytest.raises(ConfigurationError, match="settings must be a dict by name"):
+        AsyncWorkerPool("CartPole-v1", zeros, settings=settings)
+
+
+def test_outputs_that_a_method_does_not_return_are_named() -> None:
+    class Agent(torch.nn.Module):
+        def act(self, observations: Any) -> Any:
+            return torch.zeros(len(observations)).long(), torch.zeros(len(observations))
+
+    with pytest.raises(PolicyOutputError, match=r"Agent.act returned 2 values, but TorchPolicy.outputs names 3"):
+        AsyncWorkerPool("CartPole-v1", TorchPolicy(Agent(), "act", ("actions", "log_prob", "value")), num_workers=1)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:99", r"device='cuda:99', but torch .* finds \d+ devices of that type on this machine: use device=.cpu"),
+        ("gpu", "device='gpu' is no torch device"),
+    ],
+)
+def test_a_device_that_is_not_there_is_an_error_before_a_process_starts(device: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        AsyncWorkerPool("CartPole-v1", zeros, workers=WorkerOptions(device=device))
+
+
+def test_a_dict_in_place_of_options_is_an_error_that_says_what_it_would_be() -> None:
+    wanted = re.escape("workers must be parenv.WorkerOptions(threads=2), got {'threads': 2}")
+    with pytest.raises(ConfigurationError, match=wanted):
+        AsyncWorkerPool("CartPole-v1", zeros, workers={"threads": 2})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=wanted):
+        ParallelVectorEnv([lambda: LedgerEnv(0)], workers={"threads": 2})  # type: ignore[arg-type]
+
+
+class Stuck(LedgerEnv):
+    """Does not come back from its second step."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps_taken == 1:
+            time.sleep(1000)
+        self.steps_taken += 1
+        return super().step(action)
+
+    steps_taken = 0
+
+
+def step_often(envs: Any) -> None:
+    for _ in range(9):
+        envs.step(np.zeros(1, int))
+
+
+def printed(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def test_a_worker_that_was_killed_for_a_limit_is_not_said_to_be_out_of_memory() -> None:
+    options = WorkerOptions(step_timeout_s=0.5, restart=None)
+    with AsyncWorkerPool(lambda: Stuck(0), zeros, num_workers=1, workers=options) as pool:
+        with pytest.raises(WorkerTimeoutError) as late:
+            next(pool.rollouts())
+        shown = printed(late.value)
+    assert "out of memory" not in shown
+    assert "test_words.py" in shown
+    assert "zygote" not in shown
+    assert len(shown.splitlines()) < 15
+    envs = ParallelVectorEnv([lambda: Stuck(0)], num_workers=1, step_timeout_s=0.5)
+    envs.reset()
+    with pytest.raises(WorkerTimeoutError) as late:
+        step_often(envs)
+    assert "out of memory" not in printed(late.value)
+    envs.close()
+
+
+def test_a_list_of_deaths_does_not_speak_of_memory_either(warnings_are_expected: None) -> None:
+    options = WorkerOptions(step_timeout_s=0.5, restart=RestartPolicy(max_restarts=1))
+    with (
+        AsyncWorkerPool(lambda: Stuck(0), zeros, num_workers=1, workers=options) as pool,
+        pytest.raises(Exception, match="has died 2 times") as ended,
+    ):
+        next(pool.rollouts())
+    assert "out of memory" not in printed(ended.value)
+
+
+def wrong(observations: Any) -> Any:
+    return observations["nothing"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_way_to_the_sentence_is_short(num_workers: int) -> None:
+    with pytest.raises(IndexError) as raised:
+        AsyncWorkerPool("CartPole-v1", wrong, num_workers=num_workers)
+    shown = printed(raised.value)
+    assert "return observations" in shown
+    assert shown.count("/parenv/worker/") == shown.count("/parenv/crew/") == 0
+    assert len(shown.splitlines()) < 30
+
+
+def test_what_a_pool_is_and_has_done_fits_a_screen() -> None:
+    with AsyncWorkerPool("CartPole-v1", zeros, num_workers=2, num_envs=4, mode="sync", rollout_length=32) as pool:
+        assert repr(pool) == (
+            "<AsyncWorkerPool of 4 sub-environments on 2 workers: sync, experience, rollouts of 32, policy version 0>"
+        )
+        str(pool.statistics())
+        stream = pool.rollouts()
+        next(stream)
+        pool.publish(zeros)
+        next(stream)
+        table = str(pool.statistics())
+    assert repr(pool).endswith("policy version 1, closed>")
+    lines = table.splitlines()
+    assert len(lines) < 10
+    assert all(len(line) < 110 for line in lines)
+    assert re.match(r"env steps +256 in 2 rollouts, [\d,]+ a second, ", table)
+    assert "policy       version 1; 2 of lag 0" in lines
+    assert "workers      2 alive, 0 restarts; 0 sub-environments replaced" in lines
