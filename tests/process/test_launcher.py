@@ -23,7 +23,8 @@ from parenv.process import launcher as launcher_module
 from parenv.process.launcher import Launcher, ZygoteSpec
 from parenv.testing import LedgerEnv
 
-DEADLINE_S = 50.0
+pytestmark = pytest.mark.timeout(200)
+DEADLINE_S = 150.0
 BETWEEN_POOLS = 7
 """Descriptors of a zygote: three standard ones, its own to wait with and be woken by, and the one to its driver."""
 
@@ -227,7 +228,9 @@ def test_a_driver_without_standard_streams_has_workers_all_the_same(closed: str)
     reading, writing = os.pipe()
     try:
         script = STANDARD.replace("CLOSED", closed).replace("ANSWERS", str(writing))
-        done = subprocess.run([sys.executable, "-c", script], pass_fds=(writing,), capture_output=True, timeout=55)
+        done = subprocess.run(
+            [sys.executable, "-c", script], pass_fds=(writing,), capture_output=True, timeout=DEADLINE_S
+        )
         os.close(writing)
         assert os.read(reading, 10) == b"fine", done.stderr
     finally:
