@@ -77,16 +77,17 @@ def _lines(advice: Advice) -> Iterator[str]:
     for one in advice.recommendations:
         value = f"{one.value}" if one.now is None or one.value == one.now else f"{one.value}, now {one.now}"
         yield f"  {one.name:<{width}}  {value:<16}  {one.because}"
-    yield f"predicted: {in_steps(advice.predicted_steps_per_second)} env steps/s{_other_batch(advice['batch'])}"
+    yield f"predicted: {in_steps(advice.predicted_steps_per_second)} env steps/s{_other_batch(advice)}"
 
 
-def _other_batch(batch: Recommendation) -> str:
+def _other_batch(advice: Advice) -> str:
     """A rate that comes with other updates is not the same training, faster."""
+    batch, what = advice["batch"], "episodes" if advice.recommended.rollout_length == "episode" else "env steps"
     if batch.value == batch.now:
         return ""
     return (
-        f": an update learns from {batch.value:,} env steps then, instead of {batch.now:,}, so try whether it learns "
-        "as well"
+        f": an update learns from {batch.value:,} {what} then, instead of {batch.now:,}, so try whether it learns as "
+        "well"
     )
 
 

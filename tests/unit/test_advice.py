@@ -198,6 +198,13 @@ def test_another_batch_is_said_with_the_rollout_length_that_would_keep_it() -> N
     )
 
 
+def test_a_batch_of_whole_episodes_is_counted_in_episodes() -> None:
+    whole = replace(SETTING, rollout_length="episode")
+    advice = advise(costs(whole, environment_s=1e-3, learner_s=1e-6, sleeping=0.95))
+    assert (advice["batch"].now, advice["batch"].value) == (32, advice.recommended.num_envs)
+    assert f" learns from {advice['batch'].value} episodes then, instead of 32, " in str(advice).splitlines()[-1]
+
+
 def test_the_same_batch_needs_no_words() -> None:
     advice = advise(costs(environment_s=1e-3, learner_s=1e-6))
     assert (advice["batch"].value, advice["batch"].now) == (4096, 4096)
