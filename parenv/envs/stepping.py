@@ -181,7 +181,8 @@ class EnvStepper:
         counts = recorded is not None or not self._recorded[column]
         self._write(target.finals, len(ends), observation)
         ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
-        self._began[column] = now
+        if counts:
+            self._began[column] = now
         self._cell[0] = self._reset_codes[column]
         observation, info = self._resets[column]()
         target.infos.write_first(step + 1, column, info)
@@ -284,7 +285,8 @@ class VectorStepper:
             counts = recorded is not None or not self._recorded[column]
             how = terminated[column], truncated[column]
             target.ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
-        self._began[ended] = now
+            if counts:
+                self._began[column] = now
         if in_infos:
             for column in ended.tolist() if target.infos else ():
                 target.infos.write_own(step, column, row_of(infos.get("final_info", {}), column))
