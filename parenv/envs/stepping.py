@@ -120,11 +120,12 @@ class EnvStepper:
         """Step all from the first that has not taken this step yet."""
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._cell
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
+        named = bool(infos)
         together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
         for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
             cell[0] = step_code
             observation, rewards[column], terminated, truncated, info = step_env(action)
-            if infos:
+            if named:
                 infos.write(step, column, info)
             if terminated or truncated:
                 observation = self._end(target, step, column, observation, (terminated, truncated), info)
