@@ -120,11 +120,12 @@ class EnvStepper:
         """Step all from the first that has not taken this step yet."""
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._cell
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
+        named = bool(infos)
         together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
         for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
             cell[0] = step_code
             observation, rewards[column], terminated, truncated, info = step_env(action)
-            if infos:
+            if named:
                 infos.write(step, column, info)
             if terminated or truncated:
                 observation = self._end(target, step, column, observation, (terminated, truncated), info)
@@ -181,7 +182,8 @@ class EnvStepper:
         counts = recorded is not None or not self._recorded[column]
         self._write(target.finals, len(ends), observation)
         ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
-        self._began[column] = now
+        if counts:
+            self._began[column] = now
         self._cell[0] = self._reset_codes[column]
         observation, info = self._resets[column]()
         target.infos.write_first(step + 1, column, info)
@@ -284,7 +286,8 @@ class VectorStepper:
             counts = recorded is not None or not self._recorded[column]
             how = terminated[column], truncated[column]
             target.ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
-        self._began[ended] = now
+            if counts:
+                self._began[column] = now
         if in_infos:
             for column in ended.tolist() if target.infos else ():
                 target.infos.write_own(step, column, row_of(infos.get("final_info", {}), column))

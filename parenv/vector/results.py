@@ -194,11 +194,13 @@ def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> 
     values = np.asarray(given)
     if values.dtype.kind not in "?biufc":
         return
-    if values.shape != (len(env_ids), *leaf.shape):
+    if values.shape[1:] != leaf.shape or not values.shape:
         raise ConfigurationError(
             f"the actions{leaf.name} have shape {values.shape}, but {len(env_ids)} sub-environments need "
             f"{(len(env_ids), *leaf.shape)}"
         )
+    if len(values) != len(env_ids):
+        raise ConfigurationError(f"{len(values)} actions were given for {len(env_ids)} sub-environments")
     is_guise = not hasattr(given, "dtype") and of_one_kind(values.dtype, np.dtype(leaf.dtype))
     if not is_guise and not (leaf.integral and values.dtype.kind in "iu"):
         problem = fit.problem("action", leaf, values, "not")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +18,7 @@ from gymnasium.wrappers.vector import TransformReward as TransformVectorReward
 from parenv import AsyncWorkerPool, Stop
 
 LIVES, LIFE = 3, 5
+STEP_S = 0.0005
 
 
 class Game(gym.Env[Any, Any]):
@@ -31,6 +33,7 @@ class Game(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
+        time.sleep(STEP_S)
         return np.zeros(2, np.float32), 2.0, self.steps == LIVES * LIFE, False, {}
 
 
@@ -104,6 +107,7 @@ def test_the_end_of_a_life_ends_an_episode_of_the_rollout_and_no_game(num_worker
         assert rollout.terminated.sum() == 2 * LIVES * workers
         assert rollout.episodes.returns.tolist() == [2.0 * LIVES * LIFE] * (2 * workers)
         assert pool.statistics().episodes == 2 * workers
+        assert rollout.episodes.seconds.min() >= LIVES * LIFE * STEP_S
         assert pool.evaluate(3).returns.tolist() == [2.0 * LIVES * LIFE] * 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -175,6 +176,7 @@ OBSERVED: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("name", OBSERVED)
 def test_observations_have_the_dtype_that_they_have_in_a_dummy_vec_env(name: str, num_workers: int) -> None:
+    warnings.simplefilter("ignore", UserWarning)
     env_fns = [lambda: Constant(*OBSERVED[name])] * N
     assert_same(trace(ParallelVecEnv(env_fns, num_workers=num_workers), 5), trace(DummyVecEnv(env_fns), 5))
 
