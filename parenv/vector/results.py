@@ -202,7 +202,7 @@ def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> 
     if len(values) != len(env_ids):
         raise ConfigurationError(f"{len(values)} actions were given for {len(env_ids)} sub-environments")
     is_guise = not hasattr(given, "dtype") and of_one_kind(values.dtype, np.dtype(leaf.dtype))
-    if not is_guise and not (leaf.integral and values.dtype.kind in "iu"):
+    if not is_guise and not (leaf.integral and values.dtype.kind in "iub"):
         problem = fit.problem("action", leaf, values, "not")
         if problem is not None:
             raise ConfigurationError(f"the actions{leaf.name} do not fit their space, which is {leaf.dtype}: {problem}")

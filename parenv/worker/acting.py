@@ -142,7 +142,7 @@ class Actor:
     def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
         wanted = (batch, *leaf.shape)
         if array.shape == wanted:
-            guise = leaf.integral and array.dtype.kind in "iu" and np.array_equal(array.astype(leaf.dtype), array)
+            guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
             problem = None if guise else self.fit.problem("action", leaf, array)
             if problem is None:
                 return

@@ -252,3 +252,8 @@ def test_nan_in_an_action_is_found_with_env_id_and_step() -> None:
 def test_nothing_is_said_of_nan_unless_asked_to() -> None:
     with AsyncWorkerPool(SICK, single, num_workers=0, rollout_length=8) as pool:
         assert np.isnan(next(pool.rollouts()).observations).any()
+
+
+def test_a_boolean_is_an_action_of_two() -> None:
+    with AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=0, num_envs=2) as pool:
+        assert next(pool.rollouts()).actions.dtype == np.int64

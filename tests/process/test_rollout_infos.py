@@ -299,7 +299,10 @@ def test_an_info_that_changes_its_shape_names_its_sub_environment() -> None:
 
     with (
         AsyncWorkerPool(Growing, first_allowed, num_workers=1, num_envs=2, infos=("action_mask", "number")) as pool,
-        pytest.raises(Exception, match=r"env_id 0: the info 'number' has shape \(1,\) and dtype float64; at the start"),
+        pytest.raises(
+            Exception,
+            match=r"env_id 0: in env step 1: the info 'number' has shape \(1,\) and dtype float64; at the start",
+        ),
     ):
         next(pool.rollouts())
 

@@ -309,7 +309,7 @@ def test_an_environment_cannot_change_the_recorded_action() -> None:
             action[:] = 9
             return np.zeros(1, np.float32), 0.0, False, False, {}
 
-    with AsyncWorkerPool(Scribbler, lambda o: np.full((len(o), 2), 0.5), num_workers=1, num_envs=2) as pool:
+    with AsyncWorkerPool(Scribbler, lambda o: np.full((len(o), 2), 0.5, np.float32), num_workers=1, num_envs=2) as pool:
         assert (next(pool.rollouts()).actions == 0.5).all()
 
 
