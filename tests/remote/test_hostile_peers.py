@@ -34,7 +34,7 @@ from parenv.transport.keys import (
 from parenv.transport.stream import Stream
 
 MAX_BYTES = 1 << 20
-SILENCE_S = 1.0
+SILENCE_S = 5.0
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 
 

@@ -180,16 +180,17 @@ def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts:
 
 
 def test_a_pool_for_which_there_is_no_room_says_so_in_time(hosts: Any) -> None:
-    hosts.start(1)
+    hosts.start(1, patience_s=20.0)
     with pytest.raises(WorkerTimeoutError, match=r"worker [01] .*is at: waiting for a host"):
         AsyncWorkerPool(
             ledgers(2),
             zeros,
             num_workers=2,
-            workers=WorkerOptions(start_timeout_s=3.0),
+            workers=WorkerOptions(start_timeout_s=5.0),
             placement=hosts.placement(),
         )
-    assert hosts.processes[0].wait(120.0) == 0
+    # Where the machine is so busy that it had not even joined by then, it finds nobody.
+    assert hosts.processes[0].wait(120.0) in (0, 1)
 
 
 def test_hosts_may_come_before_the_driver_and_after(hosts: Any) -> None:
