@@ -159,7 +159,7 @@ def test_the_demo_trains_shows_progress_and_reports(monkeypatch: pytest.MonkeyPa
 
 
 README_EXAMPLES = {
-    "the pool": ("", "PoolStatistics\\(env_steps=2", ""),
+    "the pool": ("", "env steps +2", ""),
     "the vector env": ("print(observations.shape)", r"^\(64, 4\)$", ""),
     "gradients": ("print(agent.logits.weight.grad.shape, pool.policy_version)", r"^torch.Size\(\[2, 4\]\) 10$", ""),
     "a checkpoint": ("", "the episode of env_id 3: the environment has no get_state", "not restored: "),

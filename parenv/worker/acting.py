@@ -124,7 +124,10 @@ class Actor:
         Raises:
             PolicyOutputError: they do not fit the space.
         """
-        arrays = [to_array(values) for values in by_leaf]
+        arrays = [
+            np.asarray(array) if type(array := to_array(values)) is list and dtype is not None else array
+            for (_, dtype), values in zip(self._like, by_leaf, strict=True)
+        ]
         for (leaf, dtype), array in zip(self._like, arrays, strict=True):
             if dtype is not None and (array.dtype is not dtype or array.shape != (batch, *leaf.shape)):
                 self._check(leaf, np.asarray(array), batch)

@@ -70,7 +70,7 @@ def test_keys_hosts_and_driver(run: Any) -> None:
     assert run(create).communicate(timeout=SECONDS)[0]
     assert shlex.split(scp)[:2] == ["scp", "-p"]
     hosts = [run(worker.replace("node1.key", f"keys/{name}.key").replace("16", "2")) for name in ("node1", "node2")]
-    assert "hosts=2" in run.driver()
+    assert re.search(r"^hosts +2,", run.driver(), re.MULTILINE)
     for host in hosts:
         said, _ = host.communicate(timeout=SECONDS)
         assert host.returncode == 0, said
@@ -84,7 +84,7 @@ def test_under_slurm(run: Any) -> None:
         one_liner("srun").replace("cluster.key", "keys/cluster.key").replace("--num-workers 16", "--num-workers 1")
     )
     job = run(command)
-    assert "hosts=4" in run.driver()
+    assert re.search(r"^hosts +4,", run.driver(), re.MULTILINE)
     assert job.communicate(timeout=SECONDS)[0].count("the driver has closed its pool") == 4
     assert job.returncode == 0
 
@@ -94,5 +94,5 @@ def test_over_ssh(run: Any) -> None:
     loop = run(
         one_liner("for n in").replace("$n.key", "keys/$n.key").replace("--num-workers 16", "--num-workers 2") + "; wait"
     )
-    assert "hosts=2" in run.driver()
+    assert re.search(r"^hosts +2,", run.driver(), re.MULTILINE)
     assert loop.communicate(timeout=SECONDS)[0].count("the driver has closed its pool") == 2

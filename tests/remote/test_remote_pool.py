@@ -314,16 +314,19 @@ def test_questions_and_exceptions_cross(hosts: Any) -> None:
                 raise ValueError("broken on purpose")
             return super().step(action)
 
+    def fail(pool: AsyncWorkerPool) -> None:
+        pool.set_attr("fails", True, env_ids=[3])  # Whose answer may come together with what follows from it.
+        for _ in pool.rollouts(Stop(seconds=120)):
+            pass
+
     hosts.start(2)
     envs = [lambda env_id=env_id: Fragile(env_id) for env_id in range(4)]
     with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=4, placement=hosts.placement()) as pool:
         pool.set_attr("label", ["a", "b", "c", "d"])
         assert pool.get_attr("label") == ("a", "b", "c", "d")
         next(pool.rollouts())
-        pool.set_attr("fails", True, env_ids=[3])
         with pytest.raises(ValueError, match="broken on purpose") as caught:
-            for _ in pool.rollouts(Stop(seconds=120)):
-                pass
+            fail(pool)
     assert "env_id 3" in str(caught.value.__cause__)
     assert "in step" in str(caught.value.__cause__)
 

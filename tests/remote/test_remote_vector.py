@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
@@ -219,6 +218,7 @@ class Ledgers:
         self._last = observations
 
 
+@pytest.mark.filterwarnings("ignore:the actions are float64:UserWarning")
 @pytest.mark.parametrize(
     ("make", "num_local", "mode"),
     one_in(2, [(recorded, 0), (Words, 1)], MODES),
@@ -298,15 +298,17 @@ def test_questions_exceptions_and_late_replies(near: NearHosts) -> None:
 def test_an_info_that_cannot_cross_is_an_error_of_its_sub_environment_and_the_host_stays(near: NearHosts) -> None:
     class Odd(LedgerEnv):
         def step(self, action: Any) -> Any:
-            return (*super().step(action)[:4], MappingProxyType({"a": 1}) if action else {})
+            return (*super().step(action)[:4], {"a": object()} if action else {})
 
     near.start(1)
-    envs = ParallelVectorEnv([lambda: Odd(0), lambda: Odd(1)], num_workers=1, placement=near.placement())
+    envs = ParallelVectorEnv(
+        [lambda: Odd(0), lambda: Odd(1)], num_workers=1, placement=near.placement(), strict_infos=True
+    )
     with contextlib.closing(envs):
         envs.reset()
-        with pytest.raises(NotDataError, match="mappingproxy") as raised:
+        with pytest.raises(NotDataError, match="object") as raised:
             envs.step(actions_for(1, num_envs=2))
-        assert "env_id 1" in str(raised.value.__cause__)
+        assert "(env_id 1)" in str(raised.value)
         assert envs.step(actions_for(num_envs=2))[0].tolist() == [[0, 1, 0], [1, 0, 2]]
         assert crew_of(envs).traffic().refused == {}
 
