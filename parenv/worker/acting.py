@@ -47,7 +47,7 @@ class Actor:
     ) -> None:
         self._observations, self._actions = observations, actions
         self._one_observation, self._one_action = is_single(observations), is_single(actions)
-        self._like = [(leaf, None if leaf.dtype is None else np.dtype(leaf.dtype)) for leaf in actions]
+        self._batch, self._like = -1, list[tuple[Any, tuple[int, ...]]]()
         self.device = device
         self.fit = fit or Fit()
         self._first = policy
@@ -124,13 +124,15 @@ class Actor:
         Raises:
             PolicyOutputError: they do not fit the space.
         """
-        arrays = [
-            np.asarray(array) if type(array := to_array(values)) is list and dtype is not None else array
-            for (_, dtype), values in zip(self._like, by_leaf, strict=True)
-        ]
-        for (leaf, dtype), array in zip(self._like, arrays, strict=True):
-            if dtype is not None and (array.dtype is not dtype or array.shape != (batch, *leaf.shape)):
-                self._check(leaf, np.asarray(array), batch)
+        if batch != self._batch:
+            self._batch = batch
+            self._like = [(leaf.dtype and np.dtype(leaf.dtype), (batch, *leaf.shape)) for leaf in self._actions]
+        arrays = [values if type(values) is np.ndarray else to_array(values) for values in by_leaf]
+        for i, (dtype, shape) in enumerate(self._like):
+            array = arrays[i]
+            if dtype is not None and (type(array) is list or array.dtype is not dtype or array.shape != shape):
+                arrays[i] = np.asarray(array)
+                self._check(self._actions[i], arrays[i], batch)
         return arrays
 
     def _by_leaf(self, actions: Any) -> list[Any]:

@@ -174,13 +174,12 @@ class Collector:
             written = write(step, fitted(actions, batch), extras)
             acted = clock()
             known, rows = len(ends), observations[step + 1]
-            self._env_steps += 1
             if finite:
-                self._check_finite(written)
+                self._check_finite(written, step)
             try:
                 step_envs(written, rows, step, writer)
             except ObservationError as error:
-                error.args = (f"in env step {self._env_steps}: {error.args[0]}",)
+                error.args = (f"in env step {self._env_steps + step + 1}: {error.args[0]}",)
                 raise
             if len(ends) > known and initial is not None:
                 columns = [end.column for end in ends[known:] if end.step == step]
@@ -189,6 +188,7 @@ class Collector:
             environment += clock() - acted
             if enough is not None and len(ends) > known and enough(ends[known:]):
                 break
+        self._env_steps += step + 1
         self._progress.begin("commit")
         self._rows = [row.copy() for row in rows]
         self._seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
@@ -196,12 +196,12 @@ class Collector:
         writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
         return Seconds(environment, acting)
 
-    def _check_finite(self, actions: Rows) -> None:
+    def _check_finite(self, actions: Rows, step: int) -> None:
         for leaf, values in zip(self.spec.actions, actions, strict=True):
             for column in np.flatnonzero([not_finite(value) for value in values]) if leaf.dtype else ():
                 raise PolicyOutputError(
-                    f"the policy's action{leaf.name} for env_id {self._env_ids[column]} in env step {self._env_steps} "
-                    f"is not finite: {values[column]!r}"
+                    f"the policy's action{leaf.name} for env_id {self._env_ids[column]} in env step "
+                    f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
                 )
 
     def rollout(self, writer: RolloutWriter, policy_version: int, postprocessed: bool = False) -> Rollout:
