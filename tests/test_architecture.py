@@ -13,7 +13,8 @@ FLOORS = [
     {"errors", "options"},
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
-    {"envs", "policy", "worker", "host"},
+    {"envs", "policy", "worker"},
+    {"remote"},
     {"crew"},
     {"pool", "vector"},
     {"learning"},
@@ -55,12 +56,12 @@ def test_each_power_stays_in_its_rooms() -> None:
     for path in MODULES:
         names, room = {name.split(".")[0] for name in imports(path)}, room_of(path)
         allowed = {
-            "zmq": room == "transport",
+            "zmq": room == "transport" or "net" in path.parts,
             "pickle": False,
             # The session raises multiprocessing.TimeoutError, because Gymnasium's vector envs do.
             "multiprocessing": path == PACKAGE / "vector" / "session.py",
-            "subprocess": room in {"process", "placement"},
-            "socket": room in {"process", "transport"},
+            "subprocess": room == "process",
+            "socket": room in {"process", "transport"} or "net" in path.parts,
             "threading": room not in PURE_ROOMS,
             "selectors": room not in PURE_ROOMS,
             "signal": room not in PURE_ROOMS - {"errors"},
@@ -72,6 +73,32 @@ def test_each_power_stays_in_its_rooms() -> None:
 def test_torch_is_imported_lazily() -> None:
     for path in MODULES:
         assert "torch" not in {name.split(".")[0] for name in imports(path, at_top_only=True)}, path
+
+
+def test_many_machines_stand_behind_one_door() -> None:
+    door, outside = PACKAGE / "crew" / "hiring.py", {"remote", "cli"}
+    for path in MODULES:
+        if room_of(path) in outside:
+            continue
+        found = {name for name in imports(path) if name.startswith("parenv.remote")}
+        assert found == ({"parenv.remote.joining"} if path == door else set()), path
+    assert not any(name.startswith("parenv.remote") for name in imports(door, at_top_only=True))
+
+
+def test_one_machine_does_without_what_many_machines_need() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['parenv.remote'] = None\n"
+        "import parenv\n"
+        "with parenv.AsyncWorkerPool('CartPole-v1', lambda o: o[:, 2] > 0, num_workers=1) as pool:\n"
+        "    next(pool.rollouts())\n"
+        "envs = parenv.ParallelVectorEnv(['CartPole-v1'] * 2, num_workers=2)\n"
+        "envs.reset()\n"
+        "envs.step(envs.action_space.sample())\n"
+        "envs.close()\n"
+        "assert not any(name.startswith('parenv.remote.') for name in sys.modules)\n"
+    )
+    printed_by(script)
 
 
 def test_only_workers_unpickle() -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from parenv.transport.keys import DRIVER_FILE, HOSTS_FILE, add_host, create_keys
+from parenv.remote.net.keys import DRIVER_FILE, HOSTS_FILE, add_host, create_keys
 
 HOST_HELP = "name of a machine that may run workers, such as gpu-7; names need not be those of the network"
 

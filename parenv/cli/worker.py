@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.host.host import PATIENCE_S, serve
 from parenv.process.cores import usable_cores
-from parenv.transport.keys import read_host_keys
+from parenv.remote.host import PATIENCE_S, serve
+from parenv.remote.net.keys import read_host_keys
 
 
 def add_worker_command(commands: Any) -> None:

@@ -13,7 +13,7 @@ import cloudpickle
 from parenv.crew.failures import from_end, from_failure, raise_all, say_where, where_it_happened
 from parenv.crew.warning import Warner
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
-from parenv.memory.crossing import SlotMap
+from parenv.memory.maps import SlotMap
 from parenv.memory.progress import Progress
 from parenv.placement.base import Ended, Event, Launch, Placement, Traffic
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parenv.memory.weights import WeightsMap
+from parenv.memory.maps import WeightsMap
 from parenv.options import Placing, RayPlacement, RemotePlacement, WorkerOptions
-from parenv.placement.base import Launch, Provider, SteppingPlacement
+from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.local import LocalPlacement
-from parenv.placement.ray import RayHosts
-from parenv.placement.remote import HostsPlacement
 from parenv.process.launcher import occupy_standard_descriptors
-from parenv.transport.curve import HostListener
-from parenv.transport.keys import AllowList, DriverKeys, ephemeral_keys, read_driver_keys
-
-HOST_ENTRY = "parenv.host.host:serve"
 
 
 def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = False) -> Callable[[int], Launch]:
@@ -38,10 +32,10 @@ def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = F
     )
 
 
-def remote_placement(
+def hosts_placement(
     entry: str, placing: RemotePlacement | RayPlacement, weights: WeightsMap | None, options: WorkerOptions
-) -> HostsPlacement:
-    """Listen for hosts; those of Ray are started as well.
+) -> SteppingPlacement:
+    """Where hosts join. The only way from one machine to many: what it takes is imported when it is wanted.
 
     Args:
         entry: ``module:function`` that a worker runs.
@@ -52,46 +46,9 @@ def remote_placement(
     Raises:
         ConfigurationError: a key cannot be read, nobody can listen at that address, or Ray refuses the resources.
     """
-    if isinstance(placing, RemotePlacement):
-        return _listening(entry, placing, read_driver_keys(placing.key), AllowList(placing.hosts), weights, None)
-    hosts = RayHosts(placing, HOST_ENTRY, options.restart)
-    driver, key = ephemeral_keys()
-    settings = RemotePlacement(hosts.listen, key="", hosts=())
-    placement = _listening(entry, settings, driver, AllowList([key.public.decode()]), weights, hosts)
-    try:
-        hosts.start(placement.address, key)
-    except BaseException:
-        placement.close(0.0)
-        raise
-    return placement
+    from parenv.remote.joining import remote_placement
 
-
-def _listening(
-    entry: str,
-    placing: RemotePlacement,
-    keys: DriverKeys,
-    allowed: AllowList,
-    weights: WeightsMap | None,
-    provider: Provider | None,
-) -> HostsPlacement:
-    listener = HostListener(
-        placing.listen,
-        keys,
-        allowed,
-        max_message_bytes=placing.max_message_bytes,
-        max_connections=placing.max_connections,
-        silence_s=placing.silence_s,
-    )
-    return HostsPlacement(
-        entry,
-        listener,
-        num_local=placing.num_local,
-        weights=weights,
-        encoding=placing.weights,
-        max_message_bytes=placing.max_message_bytes,
-        silence_s=placing.silence_s,
-        provider=provider,
-    )
+    return remote_placement(entry, placing, weights, options)
 
 
 def stepping_placement(entry: str, placing: Placing, options: WorkerOptions) -> SteppingPlacement:
@@ -105,4 +62,4 @@ def stepping_placement(entry: str, placing: Placing, options: WorkerOptions) -> 
     Raises:
         ConfigurationError: a key cannot be read, or nobody can listen at that address.
     """
-    return LocalPlacement(entry) if placing is None else remote_placement(entry, placing, None, options)
+    return LocalPlacement(entry) if placing is None else hosts_placement(entry, placing, None, options)

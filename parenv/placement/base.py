@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from parenv.memory.crossing import SlotMap
-from parenv.memory.rows import BoardMap
+from parenv.memory.maps import BoardMap, SlotMap
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Message
 
@@ -83,19 +82,6 @@ class Launch:
     environment: dict[str, str]
     threads: int
     descriptors: tuple[int, ...] = ()
-
-
-class Provider(Protocol):
-    """Whoever starts hosts, where that is not the user."""
-
-    def tend(self) -> None:
-        """Put another in the place of a host that has ended. Called now and then."""
-
-    def problems(self, joined: int | None = None) -> list[str]:
-        """What keeps hosts from joining, a sentence each, given how many have joined."""
-
-    def close(self, timeout_s: float = 0.0) -> None:
-        """End the hosts: by themselves within the limit, or by force after it. Idempotent."""
 
 
 class Placement(Protocol):

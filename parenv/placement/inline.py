@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from parenv.memory.crossing import SlotMap
+from parenv.memory.maps import SlotMap
 from parenv.placement.base import Event, Launch, Received, Traffic
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message

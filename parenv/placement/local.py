@@ -12,8 +12,7 @@ import time
 from collections.abc import Sequence
 
 from parenv.errors import ProtocolError
-from parenv.memory.crossing import SlotMap
-from parenv.memory.rows import BoardMap
+from parenv.memory.maps import BoardMap, SlotMap
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Poller, Received, Traffic
 from parenv.process.doorbell import MESSAGE, Doorbell

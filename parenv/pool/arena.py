@@ -6,10 +6,10 @@ import mmap
 from typing import Any
 
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
+from parenv.memory.maps import WeightsMap
 from parenv.memory.progress import Progress, header_bytes
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
-from parenv.memory.weights import WeightsMap
 from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
 from parenv.process.free_memory import check_fits, in_words
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import cloudpickle
 
-from parenv.crew.hiring import local_launch, remote_placement
+from parenv.crew.hiring import hosts_placement, local_launch
 from parenv.crew.pickling import pickled
+from parenv.memory.maps import WeightsMap
 from parenv.memory.shared import SharedMemory
-from parenv.memory.weights import WeightsMap
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
@@ -70,7 +70,7 @@ def placement_for(plan: Plan, job: Job, weights: WeightsMap | None) -> Placement
         ConfigurationError: nobody can listen where hosts are to join.
     """
     if plan.placement is not None:
-        return remote_placement(WORKER_ENTRY, plan.placement, weights, plan.options)
+        return hosts_placement(WORKER_ENTRY, plan.placement, weights, plan.options)
     if not plan.inline:
         return LocalPlacement(WORKER_ENTRY)
     return InlinePlacement(

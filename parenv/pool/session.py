@@ -14,8 +14,8 @@ from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
-from parenv.memory.crossing import SlotMap
 from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data, slot_layout
+from parenv.memory.maps import SlotMap
 from parenv.memory.progress import header_bytes
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.policy.snapshots import module_of

@@ -9,21 +9,19 @@ from typing import Any, NamedTuple
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
-from parenv.protocol.hosting import HOST_KINDS, HostMessage
-from parenv.protocol.messages import KINDS, Failure, Message, Remarks, Reply
+from parenv.protocol.messages import KINDS, Failure, Remarks, Reply
 
 PROTOCOL_VERSION = 3
 _MAGIC = b"PENV"
 _LEAST_INTEGER, _LARGEST_INTEGER = -(1 << 63), (1 << 63) - 1
 _HEADER = struct.Struct("!4sHHII")
 HEADER_BYTES = _HEADER.size
-AnyMessage = Message | HostMessage
-ALL_KINDS: tuple[type[AnyMessage], ...] = (*KINDS, *HOST_KINDS)
-_INDEX = {kind: i for i, kind in enumerate(ALL_KINDS)}
 _TYPES = {"int": int, "str": str, "bytes": bytes, "memoryview": memoryview}
 _FOR_USERS = (Reply, Remarks, Failure)
 """Arrays in these are given to users, who may write to them."""
-_FIELDS = {kind: tuple((f.name, _TYPES.get(str(f.type))) for f in fields(kind)) for kind in ALL_KINDS}
+_kinds: list[type[Any]] = []
+_index: dict[type[Any], int] = {}
+_fields: dict[type[Any], tuple[tuple[str, type | None], ...]] = {}
 
 
 class Sender(NamedTuple):
@@ -33,11 +31,22 @@ class Sender(NamedTuple):
     generation: int
 
 
-def to_frames(sender: Sender, message: AnyMessage) -> list[Buffer]:
+def register(kinds: Sequence[type[Any]]) -> None:
+    """Have messages of these kinds, dataclasses, go into frames: numbered on from those that do already."""
+    for kind in kinds:
+        _index[kind] = len(_kinds)
+        _kinds.append(kind)
+        _fields[kind] = tuple((f.name, _TYPES.get(str(f.type))) for f in fields(kind))
+
+
+register(KINDS)
+
+
+def to_frames(sender: Sender, message: object) -> list[Buffer]:
     """Encode a message: the header with the JSON behind it, then the raw buffers."""
     kind = type(message)
-    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, _INDEX[kind], *sender)
-    text, buffers = pack([getattr(message, name) for name, _ in _FIELDS[kind]])
+    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, _index[kind], *sender)
+    text, buffers = pack([getattr(message, name) for name, _ in _fields[kind]])
     return [header + text, *buffers]
 
 
@@ -54,15 +63,15 @@ def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Any]:
         raise ProtocolError("a message does not begin as parenv's do")
     if version != PROTOCOL_VERSION:
         raise ProtocolError(f"the other side speaks protocol version {version}, this one {PROTOCOL_VERSION}")
-    if index >= len(ALL_KINDS):
+    if index >= len(_kinds):
         raise ProtocolError(f"unknown kind of message: {index}")
-    kind = ALL_KINDS[index]
+    kind = _kinds[index]
     values = unpack(memoryview(frames[0])[_HEADER.size :], frames[1:], writable=kind in _FOR_USERS)
     return Sender(worker, generation), _build(kind, values)
 
 
-def _build(kind: type[AnyMessage], values: Any) -> AnyMessage:
-    expected = _FIELDS[kind]
+def _build(kind: type[Any], values: Any) -> Any:
+    expected = _fields[kind]
     if not isinstance(values, list) or len(values) != len(expected):
         raise ProtocolError(f"{kind.__name__} has {len(expected)} fields")
     for (name, wanted), value in zip(expected, values, strict=True):

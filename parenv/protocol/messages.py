@@ -6,7 +6,7 @@ Bytes fields hold cloudpickle and go from driver to worker only. What comes from
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 
 @dataclass(frozen=True)
@@ -215,16 +215,5 @@ class Close:
 
 
 Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | Remarks
-KINDS: tuple[type[Message], ...] = (
-    Ready,
-    Layout,
-    Credit,
-    Commit,
-    Call,
-    Reply,
-    Failure,
-    Close,
-    Rows,
-    Actions,
-    Remarks,
-)
+KINDS: tuple[type[Message], ...] = get_args(Message)
+"""In the order of the numbers that they have in frames."""

@@ -1,1 +1,1 @@
-"""Frames between driver and workers over ZeroMQ. The only place that knows of it."""
+"""Frames between driver and workers of one machine over ZeroMQ. Only here and in ``remote.net`` is it known."""

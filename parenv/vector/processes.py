@@ -21,9 +21,9 @@ from parenv.crew.stacks import timeout_error
 from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.layout import leaves_as_data
+from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
 from parenv.memory.progress import WAITING_FOR_A_HOST, Progress, header_bytes, lines
-from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Launch
 from parenv.process.doorbell import ALL, ECHO, Doorbell

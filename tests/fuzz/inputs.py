@@ -20,9 +20,12 @@ from gymnasium.spaces import GraphInstance
 
 from parenv.errors import ProtocolError
 from parenv.memory.spaces import describe, leaves, rebuild
-from parenv.protocol.frames import ALL_KINDS as KINDS
 from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import KINDS as OF_WORKERS
 from parenv.protocol.messages import Ready, Reply
+from parenv.remote.messages import HOST_KINDS
+
+KINDS = (*OF_WORKERS, *HOST_KINDS)
 
 CORPUS = Path(__file__).parent / "corpus"
 LIMIT_S = 1.0

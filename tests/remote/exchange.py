@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from parenv.protocol.data import Buffer
-from parenv.transport.curve import HostListener, HostSocket
+from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.transport.waiting import Waiting
 
 LIMIT_S = 120.0

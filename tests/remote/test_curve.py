@@ -18,12 +18,12 @@ from scripts import printed_by
 
 from parenv.errors import ConfigurationError
 from parenv.protocol.data import Buffer
+from parenv.remote.net.curve import HostListener, HostSocket
+from parenv.remote.net.keys import AllowList, ephemeral_keys
+from parenv.remote.net.stream import BIG_BYTES
+from parenv.remote.net.window import WINDOW
 from parenv.transport import zeromq
-from parenv.transport.curve import HostListener, HostSocket
-from parenv.transport.keys import AllowList, ephemeral_keys
-from parenv.transport.stream import BIG_BYTES
 from parenv.transport.waiting import Waiting
-from parenv.transport.window import WINDOW
 from parenv.transport.zeromq import DriverSocket
 
 SILENCE_S = 1.0
@@ -303,9 +303,9 @@ def test_closing_waits_for_nobody_who_does_not_listen(pair: Pair) -> None:
 def test_a_driver_survives_a_host_that_dies_while_nobody_reads_it() -> None:
     script = (
         "import threading, zmq\n"
-        "from parenv.transport.curve import HostListener\n"
-        "from parenv.transport.keys import AllowList, ephemeral_keys\n"
-        "from parenv.transport.stream import Stream\n"
+        "from parenv.remote.net.curve import HostListener\n"
+        "from parenv.remote.net.keys import AllowList, ephemeral_keys\n"
+        "from parenv.remote.net.stream import Stream\n"
         "driver, keys = ephemeral_keys()\n"
         "allowed = AllowList([keys.public.decode()])\n"
         "listener = HostListener('tcp://127.0.0.1:*', driver, allowed, max_message_bytes=1 << 20, silence_s=0.5)\n"

@@ -18,11 +18,11 @@ from parenv import HostLostError, ParallelVectorEnv
 from parenv.errors import ProtocolError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import LINE_BYTES
-from parenv.memory.rows import WorkerRows
 from parenv.memory.spaces import describe, leaves
-from parenv.placement.versions import own_versions
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.protocol.hosting import (
+from parenv.protocol.messages import Call, Ready, Remarks, Reply, Rows
+from parenv.remote.board_transfer import WorkerRows
+from parenv.remote.messages import (
     HOST,
     Answers,
     Gone,
@@ -34,9 +34,9 @@ from parenv.protocol.hosting import (
     Start,
     Started,
 )
-from parenv.protocol.messages import Call, Ready, Remarks, Reply, Rows
-from parenv.transport.curve import HostSocket
-from parenv.transport.keys import read_host_keys
+from parenv.remote.net.curve import HostSocket
+from parenv.remote.net.keys import read_host_keys
+from parenv.remote.versions import own_versions
 from parenv.transport.waiting import Waiting
 
 OBSERVED, ACTED = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)

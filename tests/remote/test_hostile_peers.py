@@ -18,10 +18,9 @@ from proxy import GREETING_BYTES, Proxy
 from sampling import one_in
 from scripts import printed_by
 
-from parenv.transport import curve
-from parenv.transport.curve import HostListener, HostSocket
-from parenv.transport.gate import REASONS
-from parenv.transport.keys import (
+from parenv.remote.net.curve import HostListener, HostSocket
+from parenv.remote.net.gate import REASONS
+from parenv.remote.net.keys import (
     AllowList,
     DriverKeys,
     HostKeys,
@@ -31,7 +30,8 @@ from parenv.transport.keys import (
     read_driver_keys,
     read_host_keys,
 )
-from parenv.transport.stream import Stream
+from parenv.remote.net.stream import Stream
+from parenv.transport import curve
 
 MAX_BYTES = 1 << 20
 SILENCE_S = 5.0
@@ -610,8 +610,8 @@ def test_nobody_takes_the_connection_of_another(scene: Scene) -> None:
 def test_nobody_knows_the_name_of_the_next_connection() -> None:
     script = (
         "import zmq\n"
-        "from parenv.transport.curve import HostListener, HostSocket\n"
-        "from parenv.transport.keys import AllowList, ephemeral_keys\n"
+        "from parenv.remote.net.curve import HostListener, HostSocket\n"
+        "from parenv.remote.net.keys import AllowList, ephemeral_keys\n"
         "driver, host = ephemeral_keys()\n"
         "allowed = AllowList([host.public.decode()])\n"
         "listener = HostListener('tcp://127.0.0.1:*', driver, allowed, max_message_bytes=1024)\n"

@@ -21,13 +21,13 @@ from parenv import AsyncWorkerPool, Stop, WorkerOptions
 from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, slot_layout
 from parenv.memory.spaces import describe, leaves
 from parenv.placement import exchange
-from parenv.placement.versions import own_versions
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
-from parenv.protocol.hosting import HOST, Beat, Gone, Goodbye, Join, Pieces, Refuse, Start, Started, Welcome
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Remarks, Reply
+from parenv.remote.messages import HOST, Beat, Gone, Goodbye, Join, Pieces, Refuse, Start, Started, Welcome
+from parenv.remote.net.curve import HostListener, HostSocket
+from parenv.remote.net.keys import AllowList, read_driver_keys, read_host_keys
+from parenv.remote.versions import own_versions
 from parenv.testing import LedgerEnv, check_ledger
-from parenv.transport.curve import HostListener, HostSocket
-from parenv.transport.keys import AllowList, read_driver_keys, read_host_keys
 from parenv.transport.waiting import Waiting
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")

@@ -27,10 +27,10 @@ from sampling import one_in
 import parenv
 from parenv import ConfigurationError, HostLostError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
 from parenv.errors import NotDataError
-from parenv.host.host import serve
+from parenv.remote.host import serve
+from parenv.remote.net.keys import read_host_keys
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
-from parenv.transport.keys import read_host_keys
 
 MODES = list(AutoresetMode)
 CLOCK = ("t",)

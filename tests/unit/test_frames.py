@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given, settings
 
 from parenv.errors import ProtocolError
-from parenv.protocol.frames import ALL_KINDS as KINDS
-from parenv.protocol.frames import PROTOCOL_VERSION, AnyMessage, Sender, from_frames, to_frames
+from parenv.protocol.frames import PROTOCOL_VERSION, Sender, from_frames, to_frames
+from parenv.protocol.messages import KINDS as OF_WORKERS
 from parenv.protocol.messages import Close, Commit, Credit, Failure
+from parenv.remote.messages import HOST_KINDS, AnyMessage
+
+KINDS = (*OF_WORKERS, *HOST_KINDS)
 
 SETTINGS = settings(max_examples=60, deadline=None)
 PLAIN = st.recursive(

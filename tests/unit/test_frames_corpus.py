@@ -17,10 +17,13 @@ from fuzz.inputs import CORPUS, check, examples, join, split
 
 from parenv.errors import ProtocolError
 from parenv.memory.spaces import MAX_SPACE_BYTES
-from parenv.protocol.frames import ALL_KINDS as KINDS
-from parenv.protocol.frames import AnyMessage as Message
 from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import KINDS as OF_WORKERS
 from parenv.protocol.messages import Reply
+from parenv.remote.messages import HOST_KINDS
+from parenv.remote.messages import AnyMessage as Message
+
+KINDS = (*OF_WORKERS, *HOST_KINDS)
 
 # Some of what comes about makes numpy or Gymnasium warn, once.
 pytestmark = pytest.mark.filterwarnings("ignore")

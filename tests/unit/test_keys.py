@@ -14,8 +14,7 @@ import zmq
 from parenv.cli.main import main
 from parenv.errors import ConfigurationError
 from parenv.options import RemotePlacement
-from parenv.transport import keys as keys_module
-from parenv.transport.keys import (
+from parenv.remote.net.keys import (
     AllowList,
     DriverKeys,
     HostKeys,
@@ -27,6 +26,7 @@ from parenv.transport.keys import (
     read_driver_keys,
     read_host_keys,
 )
+from parenv.transport import keys as keys_module
 
 
 def shows(text: str, *keys: bytes) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from parenv.transport.connections import Traffic
-from parenv.transport.keys import Known
-from parenv.transport.limits import (
+from parenv.remote.net.connections import Traffic
+from parenv.remote.net.keys import Known
+from parenv.remote.net.limits import (
     MAX_STRANGERS,
     MOST_TO_STRANGERS,
     STRANGER_BYTES,

@@ -10,10 +10,12 @@ import pytest
 
 from parenv import ParallelVectorEnv
 from parenv.envs import batch
-from parenv.memory import order, rows
+from parenv.memory import order
 from parenv.memory.board import Board, BoardSpec
-from parenv.memory.rows import BoardMap, WorkerRows
+from parenv.memory.maps import BoardMap
 from parenv.memory.spaces import Leaf
+from parenv.remote import board_transfer
+from parenv.remote.board_transfer import WorkerRows, columns_of
 from parenv.testing import LedgerEnv
 from parenv.vector import processes
 
@@ -73,15 +75,15 @@ def test_a_host_puts_a_fence_between_the_numbers_and_the_rows_that_it_copies(mon
     memory = bytearray(spec.fields()[1])
     board = Board(spec, memory)
     where = BoardMap(memory, spec, 0, (2,))
-    columns = [where.columns(0, names) for names in (rows.REQUESTED, rows.ANSWERED)]
-    mine = WorkerRows(memory, 2, *columns, *where.columns(0, ("infos",)))
+    columns = [columns_of(where, 0, names) for names in (board_transfer.REQUESTED, board_transfer.ANSWERED)]
+    mine = WorkerRows(memory, 2, *columns, *columns_of(where, 0, ("infos",)))
 
     def written_late() -> None:
         board.rewards[:] = 7.0
         board.finished[:] = 2
 
     board.finished[:] = 1
-    monkeypatch.setattr(rows, "fence", written_late)
+    monkeypatch.setattr(board_transfer, "fence", written_late)
     ((answered, data),) = mine.answers(1 << 20)
     assert answered == [0, 1]
     assert np.frombuffer(data[:16], "<i8").tolist() == [1, 1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from parenv.host.sizes import fitting
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Failure, Reply
+from parenv.remote.sizes import fitting
 
 LIMIT, SENDER = 1 << 21, Sender(1, 2)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer
-from parenv.transport.stream import ALIGNMENT, BIG_BYTES, Stream, Streams
+from parenv.remote.net.stream import ALIGNMENT, BIG_BYTES, Stream, Streams
 
 MESSAGES = st.lists(st.lists(st.binary(max_size=20), max_size=4), max_size=6)
 

@@ -24,7 +24,7 @@ from scripts import printed_by
 
 from parenv.errors import ConfigurationError
 from parenv.options import RayPlacement, RestartPolicy
-from parenv.placement.ray import RayHosts
+from parenv.remote.ray import RayHosts
 
 ray = pytest.importorskip("ray", reason="needs parenv[ray]")
 
@@ -268,7 +268,7 @@ def test_resources_that_ray_refuses_are_refused(make_hosts: Any) -> None:
 SCRIPT = """
 import sys
 from parenv.options import RayPlacement
-from parenv.placement.ray import RayHosts
+from parenv.remote.ray import RayHosts
 
 hosts = RayHosts(RayPlacement(1), "ray_placeholder:serve", None)
 hosts.start(sys.argv[1], None)
@@ -328,5 +328,5 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ray_is_imported_only_where_it_is_used() -> None:
-    script = "import sys, parenv, parenv.placement.ray; assert 'ray' not in sys.modules"
+    script = "import sys, parenv, parenv.remote.ray; assert 'ray' not in sys.modules"
     printed_by(script)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parenv.transport.connections import Traffic
-from parenv.transport.keys import Known
+from parenv.remote.net.connections import Traffic
+from parenv.remote.net.keys import Known
 
 MAX_STRANGERS = 256
 """How many connections may be open that have not been let in; they are counted apart from hosts."""
@@ -82,7 +82,7 @@ def surplus_strangers(live: Mapping[int, Connection]) -> list[int]:
 
 
 def objections(live: Mapping[int, Connection], limits: Limits) -> dict[int, str]:
-    """Which connections are to be ended, and why, one of :data:`parenv.transport.gate.REASONS`.
+    """Which connections are to be ended, and why, one of :data:`parenv.remote.net.gate.REASONS`.
 
     Of hosts that are too many, those go first that have said nothing that was read, the oldest first. Of all that wait
     to be read, the largest parts go first.

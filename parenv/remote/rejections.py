@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from parenv.placement.forms import harmless
+from parenv.remote.validation import harmless
 
 MAX_OFFENCES = 3
 """So often a key may send what it may not; then no host joins by it any more."""

@@ -13,23 +13,21 @@ from enum import Enum
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.host.rows import HostRows
-from parenv.host.sizes import fitting
-from parenv.memory.crossing import in_pieces
 from parenv.memory.progress import Progress, line
 from parenv.memory.shared import SharedMemory
-from parenv.memory.weights import Chunk, write_chunk
 from parenv.placement.base import Ended, Event, Launch
 from parenv.placement.local import LocalPlacement
-from parenv.placement.versions import own_versions
 from parenv.process.launcher import occupy_standard_descriptors
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import Buffer
-from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
-from parenv.protocol.hosting import (
+from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import Close, Commit, Credit
+from parenv.remote.host_rows import HostRows
+from parenv.remote.messages import (
     HOST,
     HOST_KINDS,
     PIECE_BYTES,
+    AnyMessage,
     Beat,
     Gone,
     Goodbye,
@@ -46,9 +44,12 @@ from parenv.protocol.hosting import (
     Weights,
     Welcome,
 )
-from parenv.protocol.messages import Close, Commit, Credit
-from parenv.transport.curve import HostSocket
-from parenv.transport.keys import HostKeys
+from parenv.remote.net.curve import HostSocket
+from parenv.remote.net.keys import HostKeys
+from parenv.remote.sizes import fitting
+from parenv.remote.slot_transfer import in_pieces
+from parenv.remote.versions import own_versions
+from parenv.remote.weight_transfer import Chunk, write_chunk
 from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import remaining
 

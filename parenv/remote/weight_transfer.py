@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+from parenv.memory.maps import WeightsMap
 
 Encoding = Literal["exact", "bfloat16"]
 
@@ -25,44 +26,29 @@ class Chunk(NamedTuple):
     data: memoryview
 
 
-@dataclass(frozen=True)
-class WeightsMap:
-    """Where the versions lie.
+def chunks_of(weights: WeightsMap, place: int, encoding: Encoding, chunk_bytes: int) -> Iterator[Chunk]:
+    """The version at a place in parts of at most so many bytes. Exact parts are views of the memory."""
+    base = weights.offset + place * weights.nbytes
+    for begin, stop, is_float32 in _parts(weights):
+        rounds = is_float32 and encoding == "bfloat16"
+        step = chunk_bytes * 2 if rounds else chunk_bytes
+        for at in range(begin, stop, step):
+            size = min(step, stop - at)
+            data = memoryview(weights.memory)[base + at : base + at + size]
+            if rounds:
+                data = memoryview(to_bfloat16(np.frombuffer(data, "<f4"))).cast("B")
+            yield Chunk(base + at, "bfloat16" if rounds else "exact", data)
 
-    Args:
-        memory: that they lie in.
-        offset: of the first place, in bytes.
-        nbytes: of one version.
-        float32: ``(begin, stop)`` of the parts of a version that hold float32 numbers, in order.
-    """
 
-    memory: Any
-    offset: int
-    nbytes: int
-    float32: tuple[tuple[int, int], ...]
-
-    def chunks(self, place: int, encoding: Encoding, chunk_bytes: int) -> Iterator[Chunk]:
-        """The version at a place in parts of at most so many bytes. Exact parts are views of the memory."""
-        base = self.offset + place * self.nbytes
-        for begin, stop, is_float32 in self._parts():
-            rounds = is_float32 and encoding == "bfloat16"
-            step = chunk_bytes * 2 if rounds else chunk_bytes
-            for at in range(begin, stop, step):
-                size = min(step, stop - at)
-                data = memoryview(self.memory)[base + at : base + at + size]
-                if rounds:
-                    data = memoryview(to_bfloat16(np.frombuffer(data, "<f4"))).cast("B")
-                yield Chunk(base + at, "bfloat16" if rounds else "exact", data)
-
-    def _parts(self) -> Iterator[tuple[int, int, bool]]:
-        done = 0
-        for begin, stop in self.float32:
-            if begin > done:
-                yield done, begin, False
-            yield begin, stop, True
-            done = stop
-        if done < self.nbytes:
-            yield done, self.nbytes, False
+def _parts(weights: WeightsMap) -> Iterator[tuple[int, int, bool]]:
+    done = 0
+    for begin, stop in weights.float32:
+        if begin > done:
+            yield done, begin, False
+        yield begin, stop, True
+        done = stop
+    if done < weights.nbytes:
+        yield done, weights.nbytes, False
 
 
 def write_chunk(memory: Any, chunk: Chunk) -> None:

@@ -8,36 +8,13 @@ workers share a slot, it is put together from a slot's worth of memory beside it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from parenv.errors import ProtocolError
-from parenv.memory.layout import RolloutSpec, SlotLayout, slot_layout
-
-
-@dataclass(frozen=True)
-class SlotMap:
-    """Where the rollouts of every worker lie in the pool's memory.
-
-    Args:
-        memory: the pool's, all of it.
-        spec: what a slot holds.
-        offset: where the slots begin, in bytes.
-        slot_bytes: distance between two.
-        together: whether all workers fill one slot.
-        shares: sub-environments of each worker.
-        credits: how many rollouts of one worker can be under way at once.
-    """
-
-    memory: Any
-    spec: RolloutSpec
-    offset: int
-    slot_bytes: int
-    together: bool
-    shares: tuple[int, ...]
-    credits: int
+from parenv.memory.layout import SlotLayout, slot_layout
+from parenv.memory.maps import SlotMap
 
 
 class Crossing:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parenv.errors import ProtocolError
-from parenv.memory.crossing import Crossing, SlotMap, crossing_bytes
 from parenv.memory.layout import Extra, RolloutSpec, slot_layout
+from parenv.memory.maps import SlotMap
 from parenv.memory.spaces import Leaf
+from parenv.remote.slot_transfer import Crossing, crossing_bytes
 
 T = 4
 

@@ -6,12 +6,12 @@ import select
 from collections.abc import Iterator
 
 from parenv.memory.progress import Progress, line
-from parenv.memory.rows import WorkerRows
 from parenv.memory.shared import SharedMemory
 from parenv.placement.local import LocalPlacement
 from parenv.process.doorbell import Doorbell
 from parenv.protocol.frames import Sender
-from parenv.protocol.hosting import PIECE_BYTES, Answers, Ring, RowPlan
+from parenv.remote.board_transfer import WorkerRows
+from parenv.remote.messages import PIECE_BYTES, Answers, Ring, RowPlan
 
 
 class HostRows:

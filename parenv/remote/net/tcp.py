@@ -10,9 +10,9 @@ import zmq
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.options import tcp_address
-from parenv.transport.keys import DriverKeys, HostKeys
-from parenv.transport.limits import OVERHEAD_BYTES, Limits
-from parenv.transport.window import WINDOW, WINDOW_BYTES
+from parenv.remote.net.keys import DriverKeys, HostKeys
+from parenv.remote.net.limits import OVERHEAD_BYTES, Limits
+from parenv.remote.net.window import WINDOW, WINDOW_BYTES
 
 MAX_UNSENT = 1 << 16
 MIN_MESSAGE_BYTES = 1024

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer
-from parenv.protocol.hosting import max_head_bytes
-from parenv.transport.curve import HostListener
+from parenv.remote.messages import max_head_bytes
+from parenv.remote.net.curve import HostListener
 
 MAX_MESSAGES_AT_ONCE = 64
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from parenv.placement.roster import Roster
 from parenv.protocol.frames import Sender
+from parenv.remote.host_scheduler import Roster
 
 
 def test_the_host_with_the_most_room_is_next() -> None:

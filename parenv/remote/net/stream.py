@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer
-from parenv.transport.window import Receipts
+from parenv.remote.net.window import Receipts
 
 ALIGNMENT = 8
 BIG_BYTES = 1 << 16

@@ -3,7 +3,7 @@
 Whatever they say is encrypted, and cannot be read, altered, repeated or left out by others without the connection
 breaking. A host that a driver does not know cannot join, and a host knows its driver.
 
-**At most a window of messages of a host waits to be read**, see :mod:`parenv.transport.window`. A host keeps the rest,
+**At most a window of messages of a host waits to be read**, see :mod:`parenv.remote.net.window`. A host keeps the rest,
 and :meth:`HostSocket.send` says so; the driver tells it of every half window that it has read. Without this, ZeroMQ
 would stop reading from a host of which it holds enough. It would then not see its heartbeats either, so that the host
 would take its driver for gone whenever this learns for longer than ``silence_s``.
@@ -20,11 +20,11 @@ import zmq
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.protocol.data import Buffer
-from parenv.transport.gate import Gate, host_of
-from parenv.transport.keys import AllowList, DriverKeys, HostKeys
-from parenv.transport.link import EVENTS, Link, State
-from parenv.transport.stream import Stream, Streams
-from parenv.transport.tcp import (
+from parenv.remote.net.gate import Gate, host_of
+from parenv.remote.net.keys import AllowList, DriverKeys, HostKeys
+from parenv.remote.net.link import EVENTS, Link, State
+from parenv.remote.net.stream import Stream, Streams
+from parenv.remote.net.tcp import (
     check,
     close_monitored,
     configure,
@@ -34,8 +34,8 @@ from parenv.transport.tcp import (
     only,
     rest,
 )
+from parenv.remote.net.window import Window
 from parenv.transport.waiting import Polled, Waiting
-from parenv.transport.window import Window
 from parenv.transport.zeromq import Frames, terminate
 
 HANDSHAKE_S = 5.0
@@ -95,7 +95,7 @@ class HostListener:
 
     @property
     def refusals(self) -> Counter[str]:
-        """How many peers were refused, by reason; see :data:`parenv.transport.gate.REASONS`."""
+        """How many peers were refused, by reason; see :data:`parenv.remote.net.gate.REASONS`."""
         return self._gate.refusals
 
     @property

@@ -9,12 +9,13 @@ from typing import Any
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.kinds import is_kind, kind_numbers
+from parenv.memory.maps import BoardMap
 from parenv.memory.progress import LINE_BYTES, line
-from parenv.memory.rows import ANSWERED, REQUESTED, BoardMap, WorkerRows
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
-from parenv.protocol.hosting import Answers, Ring, RowPlan
 from parenv.protocol.messages import Remarks
+from parenv.remote.board_transfer import ANSWERED, REQUESTED, WorkerRows, board_end, columns_of, flags_of
+from parenv.remote.messages import Answers, Ring, RowPlan
 
 HOSTS = -1
 """Stands for hosts, which have no descriptor, where a descriptor stands for what is ready."""
@@ -93,9 +94,9 @@ class Boards:
         """
         self._board = board
         for worker in range(num_local, len(board.shares)):
-            columns = board.columns(worker, REQUESTED), board.columns(worker, ANSWERED)
-            (infos,) = board.columns(worker, ("infos",))
-            rows = WorkerRows(board.memory, board.shares[worker], *columns, infos, board.flags)
+            columns = columns_of(board, worker, REQUESTED), columns_of(board, worker, ANSWERED)
+            (infos,) = columns_of(board, worker, ("infos",))
+            rows = WorkerRows(board.memory, board.shares[worker], *columns, infos, flags_of(board))
             if rows.row_bytes > max_message_bytes:
                 raise ConfigurationError(
                     f"a sub-environment's observation, reward and info have {rows.row_bytes:,} bytes, more than "
@@ -107,12 +108,12 @@ class Boards:
         """What the host of a worker has to know before that is told of its rows."""
         board = self._board
         assert board is not None
-        (infos,) = board.columns(worker, ("infos",))
+        (infos,) = columns_of(board, worker, ("infos",))
         return RowPlan(
             share=board.shares[worker],
-            memory_bytes=board.memory_bytes,
-            requests=board.columns(worker, REQUESTED),
-            answers=board.columns(worker, ANSWERED),
+            memory_bytes=board_end(board),
+            requests=columns_of(board, worker, REQUESTED),
+            answers=columns_of(board, worker, ANSWERED),
             infos=infos,
         )
 

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
 from parenv.memory.spaces import describe, leaves
-from parenv.placement.forms import check_commit, check_failure, check_ready, check_reply, harmless
 from parenv.protocol.messages import Commit, Failure, Ready
+from parenv.remote.validation import check_commit, check_failure, check_ready, check_reply, harmless
 
 BOX, DISCRETE, TEXT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Text(4)
 STEPS = Ready(

@@ -8,62 +8,47 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from parenv.errors import ProtocolError
-from parenv.memory.board import BoardSpec
 from parenv.memory.kinds import BY_MESSAGE
 from parenv.memory.layout import Field
+from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
 
 REQUESTED = ("requested", "orders", "actions")
 ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")
 
 
-@dataclass(frozen=True)
-class BoardMap:
-    """Where the rows of every worker lie in the driver's memory.
+def board_end(board: BoardMap) -> int:
+    """Where a board ends in its memory, in bytes."""
+    return board.offset + board.spec.fields()[1]
+
+
+def columns_of(board: BoardMap, worker: int, names: Sequence[str]) -> list[list[int]]:
+    """``[offset, bytes per row]`` of these fields, beginning at a worker's first row, in the order of the names.
 
     Args:
-        memory: the driver's, all of it.
-        spec: what the board holds.
-        offset: where it begins, in bytes.
-        shares: rows of each worker.
+        board: where it lies.
+        worker: index of the worker.
+        names: as in :class:`~parenv.memory.board.BoardSpec`; a field of several leaves has a column for each.
     """
+    first, placed = sum(board.shares[:worker]), []
+    for field in _fields(board, names):
+        row_bytes = np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))
+        placed.append([board.offset + field.offset + first * row_bytes, row_bytes])
+    return placed
 
-    memory: Any
-    spec: BoardSpec
-    offset: int
-    shares: tuple[int, ...]
 
-    @property
-    def memory_bytes(self) -> int:
-        """Where the board ends."""
-        return self.offset + self.spec.fields()[1]
+def flags_of(board: BoardMap) -> list[int]:
+    """Which columns of :data:`ANSWERED` hold truth values."""
+    return [i for i, field in enumerate(_fields(board, ANSWERED)) if np.dtype(field.dtype) == bool]
 
-    def columns(self, worker: int, names: Sequence[str]) -> list[list[int]]:
-        """``[offset, bytes per row]`` of these fields, beginning at a worker's first row, in the order of the names.
 
-        Args:
-            worker: index of the worker.
-            names: as in :class:`~parenv.memory.board.BoardSpec`; a field of several leaves has a column for each.
-        """
-        first, placed = sum(self.shares[:worker]), []
-        for field in self._fields(names):
-            row_bytes = np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))
-            placed.append([self.offset + field.offset + first * row_bytes, row_bytes])
-        return placed
-
-    @property
-    def flags(self) -> list[int]:
-        """Which columns of :data:`ANSWERED` hold truth values."""
-        return [i for i, field in enumerate(self._fields(ANSWERED)) if np.dtype(field.dtype) == bool]
-
-    def _fields(self, names: Sequence[str]) -> list[Field]:
-        return sorted((f for f in self.spec.fields()[0] if f.name[0] in names), key=lambda f: _place(f, names))
+def _fields(board: BoardMap, names: Sequence[str]) -> list[Field]:
+    return sorted((f for f in board.spec.fields()[0] if f.name[0] in names), key=lambda f: _place(f, names))
 
 
 class WorkerRows:

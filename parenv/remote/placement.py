@@ -10,29 +10,26 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from parenv.errors import ProtocolError
-from parenv.memory.crossing import SlotMap
+from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
 from parenv.memory.progress import Progress
-from parenv.memory.rows import BoardMap
 from parenv.memory.shared import SharedMemory
-from parenv.memory.weights import Encoding, WeightsMap
-from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Provider, Received, Traffic
-from parenv.placement.boards import HostBell, HostsPoller
-from parenv.placement.exchange import Exchange, check_end, take_lines
-from parenv.placement.forms import harmless
-from parenv.placement.hearing import check_head, heard
+from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic
 from parenv.placement.local import LocalPlacement
-from parenv.placement.refusals import Refusals
-from parenv.placement.roster import Roster
-from parenv.placement.versions import disagreement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
-from parenv.protocol.frames import AnyMessage, Sender, from_frames, to_frames
-from parenv.protocol.hosting import (
+from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import Message
+from parenv.remote.boards import HostBell, HostsPoller
+from parenv.remote.exchange import Exchange, check_end, take_lines
+from parenv.remote.hearing import check_head, heard
+from parenv.remote.host_scheduler import Roster
+from parenv.remote.messages import (
     HOST,
     HOST_KINDS,
     Answers,
+    AnyMessage,
     Beat,
     Gone,
     Goodbye,
@@ -44,14 +41,30 @@ from parenv.protocol.hosting import (
     Start,
     Started,
 )
-from parenv.protocol.messages import Message
-from parenv.transport.curve import HostListener
+from parenv.remote.net.curve import HostListener
+from parenv.remote.rejections import Refusals
+from parenv.remote.validation import harmless
+from parenv.remote.versions import disagreement
+from parenv.remote.weight_transfer import Encoding
 from parenv.transport.zeromq import remaining
 
 PROBE_S = 0.5
 LINGER_S = 5.0
 MAX_STACK_LENGTH, MAX_NAME = 1 << 15, 253
 _log = logging.getLogger("parenv")
+
+
+class Provider(Protocol):
+    """Whoever starts hosts, where that is not the user."""
+
+    def tend(self) -> None:
+        """Put another in the place of a host that has ended. Called now and then."""
+
+    def problems(self, joined: int | None = None) -> list[str]:
+        """What keeps hosts from joining, a sentence each, given how many have joined."""
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """End the hosts: by themselves within the limit, or by force after it. Idempotent."""
 
 
 class HostsPlacement:

@@ -18,7 +18,7 @@ from parenv.placement.base import KILL_TIMEOUT_S
 from parenv.process.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from parenv.transport.keys import HostKeys
+    from parenv.remote.net.keys import HostKeys
 
 _log = logging.getLogger("parenv")
 

@@ -8,18 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.crossing import SlotMap
+from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
 from parenv.memory.progress import LINE_BYTES, line
-from parenv.memory.rows import BoardMap
-from parenv.memory.weights import Encoding, WeightsMap
 from parenv.placement.base import Launch
-from parenv.placement.boards import Boards
-from parenv.placement.deliveries import Deliveries
-from parenv.placement.forms import check_ready, check_reply, harmless_commit, harmless_failure
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
-from parenv.protocol.frames import AnyMessage, Sender
-from parenv.protocol.hosting import HOST, PIECE_BYTES, Answers, Beat, Gone, Pieces, Weights, Welcome
+from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Remarks, Reply, Rows
+from parenv.remote.boards import Boards
+from parenv.remote.deliveries import Deliveries
+from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Beat, Gone, Pieces, Weights, Welcome
+from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
+from parenv.remote.weight_transfer import Encoding, chunks_of
 
 
 class Exchange:
@@ -163,7 +162,7 @@ class Exchange:
         if self._weights is None or brought.get(place) == version:
             return
         brought[place] = version
-        for chunk in self._weights.chunks(place, self._encoding, PIECE_BYTES):
+        for chunk in chunks_of(self._weights, place, self._encoding, PIECE_BYTES):
             yield Weights(*chunk), HOST
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from parenv.memory.weights import Chunk, WeightsMap, from_bfloat16, to_bfloat16, write_chunk
+from parenv.memory.maps import WeightsMap
 from parenv.policy.snapshots import flat_layout, float32_parts
+from parenv.remote.weight_transfer import Chunk, chunks_of, from_bfloat16, to_bfloat16, write_chunk
 
 
 @given(arrays(np.float32, 50, elements=st.floats(width=32)))
@@ -30,7 +31,7 @@ def test_a_version_arrives_where_it_was(encoding: str, chunk_bytes: int) -> None
     memory = np.random.default_rng(0).integers(0, 100, 64 + 3 * nbytes, dtype=np.uint8)
     weights = WeightsMap(memory, 64, nbytes, float32_parts(module))
     there = np.zeros_like(memory)
-    chunks = list(weights.chunks(1, encoding, chunk_bytes))  # type: ignore[arg-type]
+    chunks = list(chunks_of(weights, 1, encoding, chunk_bytes))  # type: ignore[arg-type]
     for chunk in chunks:
         assert chunk.data.nbytes <= chunk_bytes
         write_chunk(there, chunk)

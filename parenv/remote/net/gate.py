@@ -18,9 +18,9 @@ from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
 from parenv.process.doorbell import Doorbell
-from parenv.transport.connections import UNKNOWN, peer_of, shut, traffic
-from parenv.transport.keys import AllowList, Known
-from parenv.transport.limits import OVERHEAD_BYTES, Connection, Limits, objections, surplus_strangers
+from parenv.remote.net.connections import UNKNOWN, peer_of, shut, traffic
+from parenv.remote.net.keys import AllowList, Known
+from parenv.remote.net.limits import OVERHEAD_BYTES, Connection, Limits, objections, surplus_strangers
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000

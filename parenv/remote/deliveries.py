@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.crossing import Crossing, SlotMap
-from parenv.placement.forms import check_commit
+from parenv.memory.maps import SlotMap
 from parenv.protocol.frames import Sender
-from parenv.protocol.hosting import Pieces, SlotPlan
 from parenv.protocol.messages import Commit, Credit, Layout
+from parenv.remote.messages import Pieces, SlotPlan
+from parenv.remote.slot_transfer import Crossing
+from parenv.remote.validation import check_commit
 
 
 @dataclass

@@ -20,7 +20,7 @@ import zmq
 from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
-from parenv.transport.private_files import Others, read_private, replace, write_new
+from parenv.remote.net.private_files import Others, read_private, replace, write_new
 
 KEY_LENGTH = 40
 DRIVER_FILE = "driver.key"

@@ -7,7 +7,10 @@ raw memory: copied into the message by whoever sends them, and read where they h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
+
+from parenv.protocol.frames import register
+from parenv.protocol.messages import Message
 
 HOST = (0xFFFFFFFF, 0)
 """Worker and generation in the header of what is about no worker."""
@@ -263,21 +266,8 @@ HostMessage = (
     | Ring
     | Answers
 )
-HOST_KINDS: tuple[type[HostMessage], ...] = (
-    Join,
-    Refuse,
-    Welcome,
-    Start,
-    Signal,
-    SlotPlan,
-    Weights,
-    Goodbye,
-    Started,
-    Gone,
-    Pieces,
-    Beat,
-    Stack,
-    RowPlan,
-    Ring,
-    Answers,
-)
+HOST_KINDS: tuple[type[HostMessage], ...] = get_args(HostMessage)
+"""In the order of the numbers that they have in frames."""
+AnyMessage = Message | HostMessage
+
+register(HOST_KINDS)

@@ -1,0 +1,1 @@
+"""Frames between driver and hosts over TCP: encrypted, authenticated, and bounded."""
