@@ -307,7 +307,7 @@ def test_closing_twice_is_fine() -> None:
 
 def test_one_environment_for_all_is_refused() -> None:
     env = cartpole()
-    with pytest.raises(ConfigurationError, match="was given the environment of env_id [02]"):
+    with pytest.raises(ConfigurationError, match=r"was given the environment of env_id [02]"):
         ParallelVecEnv([lambda: env] * 4, num_workers=2)
     env.close()
 
