@@ -19,7 +19,8 @@ from sampling import one_in
 
 LATE_S = 120.0
 PREAMBLE = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # What runs in the background may have it ignored.
 import gymnasium as gym, numpy as np
 import parenv
 from parenv import AsyncWorkerPool, Stop

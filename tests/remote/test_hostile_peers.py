@@ -18,6 +18,7 @@ from proxy import GREETING_BYTES, Proxy
 from sampling import one_in
 from scripts import printed_by
 
+from parenv.remote.net import curve
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.gate import REASONS
 from parenv.remote.net.keys import (
@@ -31,7 +32,6 @@ from parenv.remote.net.keys import (
     read_host_keys,
 )
 from parenv.remote.net.stream import Stream
-from parenv.transport import curve
 
 MAX_BYTES = 1 << 20
 SILENCE_S = 5.0

@@ -20,9 +20,9 @@ from sampling import one_in
 from parenv import AsyncWorkerPool, Stop, WorkerOptions
 from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, slot_layout
 from parenv.memory.spaces import describe, leaves
-from parenv.placement import exchange
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Remarks, Reply
+from parenv.remote import exchange
 from parenv.remote.messages import HOST, Beat, Gone, Goodbye, Join, Pieces, Refuse, Start, Started, Welcome
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.keys import AllowList, read_driver_keys, read_host_keys

@@ -14,6 +14,7 @@ import zmq
 from parenv.cli.main import main
 from parenv.errors import ConfigurationError
 from parenv.options import RemotePlacement
+from parenv.remote.net import keys as keys_module
 from parenv.remote.net.keys import (
     AllowList,
     DriverKeys,
@@ -26,7 +27,6 @@ from parenv.remote.net.keys import (
     read_driver_keys,
     read_host_keys,
 )
-from parenv.transport import keys as keys_module
 
 
 def shows(text: str, *keys: bytes) -> bool:
