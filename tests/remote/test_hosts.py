@@ -95,7 +95,7 @@ def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
         audit.until(lambda: pool.statistics().workers_alive == 2)
         audit.take(500)
         assert pool._session.crew.generation(1) == generation == 1
-    assert len(audit.expected) == 2
+        audit.until(lambda: len(audit.expected) == 2)
 
 
 def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None:
