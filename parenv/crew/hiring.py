@@ -35,16 +35,9 @@ def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = F
 def hosts_placement(
     entry: str, placing: RemotePlacement | RayPlacement, weights: WeightsMap | None, options: WorkerOptions
 ) -> SteppingPlacement:
-    """Where hosts join. The only way from one machine to many: what it takes is imported when it is wanted.
+    """Where hosts join: :func:`parenv.remote.joining.remote_placement`.
 
-    Args:
-        entry: ``module:function`` that a worker runs.
-        placing: the user's.
-        weights: the policy's, or ``None``.
-        options: the user's.
-
-    Raises:
-        ConfigurationError: a key cannot be read, nobody can listen at that address, or Ray refuses the resources.
+    The only way from one machine to many. What it takes is imported when it is wanted.
     """
     from parenv.remote.joining import remote_placement
 

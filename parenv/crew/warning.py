@@ -15,10 +15,10 @@ class Warner:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def __call__(self, text: str) -> None:
-        """Warn, unless that was said before."""
-        if text not in self._said and len(self._said) < MAX_WARNINGS:
-            self._said.add(text)
+    def __call__(self, text: str, about: str = "") -> None:
+        """Warn, unless that was said before, or something else about the same."""
+        if (about or text) not in self._said and len(self._said) < MAX_WARNINGS:
+            self._said.add(about or text)
             warnings.warn(text, UserWarning, stacklevel=_frames_of_ours())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +17,6 @@ from parenv.memory.infos import Announced, InfoReader
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.options import WorkerOptions
 from parenv.protocol.messages import Remarks
-
-MAX_WARNINGS = 100
-"""Places may have different names all the time, such as those of a dict by step."""
 
 
 class Results:
@@ -38,7 +34,7 @@ class Results:
         self._fit = Fit.of(options, Warner())
         self._board, self._copy, self._strict = board, copy, strict_infos
         self._left_out: dict[str, tuple[int, str]] = {}
-        self._warned: set[str] = set()
+        self._warn_left_out = Warner()
         self._leaves = board.spec.observations
         self._empty = {
             i: dict if isinstance(part, spaces.Dict) else tuple
@@ -77,13 +73,11 @@ class Results:
                     f"{what} (env_id {env_id}).\nIt cannot leave a worker, because nothing that a worker sends is "
                     "unpickled.\nGive plain data: numbers, text, arrays, lists, dicts. Or use num_workers=0"
                 )
-            if where not in self._warned and len(self._warned) < MAX_WARNINGS:
-                self._warned.add(where)
-                warnings.warn(
-                    f"{what} (env_id {env_id}), which cannot leave a worker as plain data: {where} is left out, for "
-                    "this one and all others. With strict_infos=True this is an error, with num_workers=0 it is there",
-                    stacklevel=2,
-                )
+            self._warn_left_out(
+                f"{what} (env_id {env_id}), which cannot leave a worker as plain data: {where} is left out, for "
+                "this one and all others. With strict_infos=True this is an error, with num_workers=0 it is there",
+                where,
+            )
 
     def observations(self, env_ids: Any) -> Any:
         """A batch of observations: of all, or of the rows of an array of env_ids."""
