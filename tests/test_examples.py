@@ -136,10 +136,10 @@ def test_replacing_one_import_changes_nothing_but_the_processes(tmp_path: Path) 
     assert shown[0] == shown[1]
 
 
-def test_half_batches_step_every_environment_about_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, counts = load("half_batches", monkeypatch).main(["--total-env-steps", "4000", "--num-envs", "16"])
-    assert steps >= 4000
-    assert counts.max() - counts.min() <= 0.6 * counts.mean(), "more than a busy core explains"
+def test_half_batches_step_every_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, counts = load("half_batches", monkeypatch).main(["--total-env-steps", "20000", "--num-envs", "16"])
+    assert 20_000 <= steps == counts.sum() < 20_000 + 8
+    assert counts.min() > 0, "how often a half is ready first depends on what else the machine does; never does not"
 
 
 def test_stable_baselines_gets_better_on_parallel_environments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,9 @@ class Launcher:
         return self._lines.socket.fileno()
 
     def pid(self, handle: int) -> int:
-        """Process id, or -1 while it is not known."""
+        """Process id, or -1 while it is not known. It is known of every process that has done anything."""
+        if handle not in self._pids:
+            self._pids.update(line["started"] for line in self._lines.peek() if "started" in line)
         return self._pids.get(handle, -1)
 
     def launch(self, handle: int, entry: str, arguments: dict[str, Any], descriptors: tuple[int, ...]) -> None:

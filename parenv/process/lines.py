@@ -69,6 +69,14 @@ class Lines:
         *complete, self._received = (self._received + data).split(b"\n")
         return [json.loads(line) for line in complete]
 
+    def peek(self) -> list[dict[str, Any]]:
+        """The lines that :meth:`receive` gives next, as far as they are there now. Not for what has descriptors."""
+        try:
+            data = self._received + self.socket.recv(1 << 16, socket.MSG_PEEK)
+        except OSError:
+            return []
+        return [json.loads(line) for line in data.split(b"\n")[:-1]]
+
     def take_descriptors(self, count: int) -> list[int]:
         """The next descriptors that came, which the caller owns from now on."""
         taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]

@@ -144,33 +144,36 @@ class Zygote:
 
     def _fork(self, session: Session, handle: int, arguments: dict[str, Any], count: int) -> None:
         descriptors = session.lines.take_descriptors(count)
-        refused = self._broken or self._fork_child(session, handle, arguments, descriptors)
+        refused = self._broken
+        if refused is None:
+            try:
+                self._fork_child(session, handle, arguments, descriptors)
+            except OSError:
+                refused = traceback.format_exc()
         if refused is not None:
             session.report(refused=[handle, refused])
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _fork_child(
-        self, session: Session, handle: int, arguments: dict[str, Any], descriptors: list[int]
-    ) -> str | None:
-        """Fork a worker; why that could not be, if it could not."""
+    def _fork_child(self, session: Session, handle: int, arguments: dict[str, Any], descriptors: list[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        # Without it a worker could be heard of before it is known which process it is.
+        told, tell = os.pipe()
         try:
             pid = os.fork()
-        except OSError:
-            return traceback.format_exc()
-        if pid == 0:
-            self._become_child(parent)
-            _run_child(session.shared, arguments, descriptors)
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)
-        session.children[pid] = handle
-        session.report(started=[handle, pid])
-        return None
+            if pid == 0:
+                _run_child(lambda: self._become_child(parent, told, tell), session.shared, arguments, descriptors)
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+            session.children[pid] = handle
+            session.report(started=[handle, pid])
+        finally:
+            os.close(told)
+            os.close(tell)
 
-    def _become_child(self, parent: int) -> None:
+    def _become_child(self, parent: int, told: int, tell: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -180,6 +183,9 @@ class Zygote:
         self._selector.close()
         for sock in (self._wakeup, self._wakeup_write, self._root.socket, *(s.lines.socket for s in self._sessions)):
             sock.close()
+        os.close(tell)
+        os.read(told, 1)
+        os.close(told)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -208,9 +214,12 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def _run_child(shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]) -> NoReturn:
+def _run_child(
+    become_child: Callable[[], None], shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]
+) -> NoReturn:
     code = 1
     try:
+        become_child()
         os.environ.clear()
         os.environ.update(shared["environment"])
         sys.path[:] = shared["sys_path"]

@@ -55,6 +55,26 @@ def serve_until(launcher: Launcher, done: Callable[[], bool]) -> None:
         launcher.events()
 
 
+def say_something(arguments: dict[str, Any], *descriptors: int) -> int:
+    """A worker that is heard of at once."""
+    os.write(descriptors[1], b"x")
+    return 0
+
+
+def test_whoever_has_said_something_is_known_by_its_process_id(launcher: Launcher) -> None:
+    heard, say = os.pipe()
+    for handle in range(100):
+        launcher.launch(handle, f"{__name__}:say_something", {}, (heard, say))
+        assert os.read(heard, 1) == b"x"
+        assert launcher.pid(handle) > 0
+    ended: set[int] = set()
+    while len(ended) < 100:
+        assert select.select([launcher], [], [], DEADLINE_S)[0], "asking for one keeps nothing back"
+        ended |= {exited.handle for exited in launcher.events()}
+    os.close(heard)
+    os.close(say)
+
+
 def zygote_of(launcher: Launcher) -> psutil.Process:
     return psutil.Process(launcher._zygote._process.pid)
 
