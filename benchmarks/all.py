@@ -28,6 +28,7 @@ NAMES = (
     "peers/weights",
     "peers/reduction",
     "peers/to_475",
+    "overview",
     "table",
 )
 

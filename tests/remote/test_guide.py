@@ -1,4 +1,4 @@
-"""What the README says of many machines, done as it stands there, with stand-ins for srun and ssh."""
+"""What the guide says of many machines, done as it stands there, with stand-ins for srun and ssh."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 from worker_hosts import free_port
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-SECTION = README[README.index("## Many machines") : README.index("## Security")]
+SECTION = (ROOT / "docs" / "guides" / "many-machines.md").read_text()
 TEXT = re.sub(r"```.*?```", "", SECTION, flags=re.DOTALL)
 SSH = '#!/bin/sh\nshift\nexec "$@"\n'
 SECONDS = 50.0
@@ -24,7 +23,7 @@ SECONDS = 50.0
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Any]:
-    """Starts a command of the README in a directory of its own, with a free address in place of the one there."""
+    """Starts a command of the guide in a directory of its own, with a free address in place of the one there."""
     address = f"127.0.0.1:{free_port()}"
     standins = tmp_path / "bin"
     standins.mkdir()
