@@ -1,0 +1,55 @@
+"""Settings of the documentation: make docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import parenv
+
+ROOT = Path(__file__).parent.parent
+
+project, author, copyright = "parenv", "the authors of parenv", "the authors of parenv"
+version = release = parenv.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["notebooks"]
+html_theme = "furo"
+html_title = f"parenv {version}"
+html_static_path = ["static"]
+html_css_files = ["parenv.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#08519c", "color-brand-content": "#1f6fb4"},
+    "dark_css_variables": {"color-brand-primary": "#7db8ec", "color-brand-content": "#7db8ec"},
+}
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+# A role that names something public and leads nowhere is an error; other types in signatures are not looked up.
+nitpicky = True
+nitpick_ignore_regex = [(r"py:.*", r"(?!parenv\.([A-Z]|learning\.|returns\.|progress\.|testing\.|adapters\.)).*")]
+
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+
+
+def add_architecture(app: Any, docname: str, source: list[str]) -> None:
+    """Put ARCHITECTURE.md under the page on how it works; its links to files become their names."""
+    if docname == "how-it-works" and ARCHITECTURE.exists():
+        text = ARCHITECTURE.read_text()
+        text = re.sub(r"^# .*\n", "", text, count=1)
+        source[0] += "\n" + re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"\1", text)
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", add_architecture)
