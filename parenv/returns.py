@@ -24,7 +24,13 @@ _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is fa
 
 
 class VTrace(NamedTuple):
-    """What :func:`vtrace` returns: value targets ``v_s`` and policy-gradient advantages, both ``[T, B]``."""
+    """What :func:`vtrace` returns: value targets ``v_s`` and policy-gradient advantages, both ``[T, B]``.
+
+    >>> no, ones = [False, False], [1.0, 1.0]
+    >>> found = vtrace([0.0, 0.0], [0.0, 0.0], ones, [0.5, 0.5], [0.5, 0.5], no, no, gamma=1.0)
+    >>> found.targets.tolist(), found.advantages.tolist()
+    ([2.5, 1.5], [2.0, 1.0])
+    """
 
     targets: Any
     advantages: Any

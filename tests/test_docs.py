@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import parenv
 from parenv.cli.main import parser
 
 ROOT = Path(__file__).parent.parent
@@ -105,6 +107,53 @@ def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
     assert len(steps) == 5
     shown = run_all("2048", steps, tmp_path)
     assert shown.count("mean return of the last") == 5
+
+
+def test_every_public_class_has_an_example_that_runs() -> None:
+    modules = [parenv, parenv.learning, parenv.returns, parenv.progress, parenv.testing, parenv.adapters.sb3]
+    classes = {
+        found
+        for module in modules
+        for name in getattr(module, "__all__", vars(module))
+        if inspect.isclass(found := getattr(module, name)) and not name.startswith("_")
+        if found.__module__.startswith("parenv")
+    }
+    assert len(classes) > 40
+    for one in classes:
+        lines = [line.strip() for line in (one.__doc__ or "").splitlines()]
+        runs = [line for line in lines if line.startswith(">>>") and "SKIP" not in line]
+        assert runs, f"{one.__module__}.{one.__name__}"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    named = set(re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE))
+    public = {f"parenv.{name}" for name in parenv.__all__}
+    public |= {f"parenv.{module}.{name}" for module in ("learning", "testing") for name in _public(module)}
+    public |= {f"parenv.{module}.{name}" for module in ("returns", "progress") for name in _made_in(module)}
+    assert public - named == set()
+    assert {name for name in named if not _is_there(name)} == set()
+
+
+def _public(module: str) -> list[str]:
+    names: list[str] = getattr(parenv, module).__all__
+    return names
+
+
+def _made_in(module: str) -> list[str]:
+    inside = getattr(parenv, module)
+    return [
+        name
+        for name, value in vars(inside).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == inside.__name__
+    ]
+
+
+def _is_there(name: str) -> bool:
+    found = parenv
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found is not None
 
 
 def run_all(argument: str, programs: list[str], directory: Path) -> str:
