@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 import parenv
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +52,15 @@ def add_architecture(app: Any, docname: str, source: list[str]) -> None:
         source[0] += "\n" + re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"\1", text)
 
 
+def shorten_paths(app: Any, doctree: Any) -> None:
+    """The two files of a difference by their places in the repository, wherever that is."""
+    for literal in doctree.findall(nodes.literal_block):
+        if literal.get("language") == "udiff":
+            shown = literal.astext().replace(f"{ROOT}/", "")
+            literal.rawsource, literal.children = shown, [nodes.Text(shown)]
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_architecture)
+    app.connect("doctree-read", shorten_paths)

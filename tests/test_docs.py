@@ -177,3 +177,22 @@ def test_the_page_on_the_protocol_says_what_the_protocol_is(monkeypatch: pytest.
     assert tables.filled(page) == page, "python docs/protocol_tables.py writes it anew"
     for kind in tables.KINDS:
         assert set(tables._about(kind)[1]) in ({field.name for field in fields(kind)}, set()), kind
+
+
+def test_the_gallery_shows_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gallery = importlib.import_module("gallery")
+    page = (DOCS / "gallery.md").read_text()
+    assert gallery.filled(page) == page, "python benchmarks/gallery.py NAME writes it anew"
+    assert [name for name in gallery.SUBJECTS if name not in page] == []
+
+
+def test_curves_of_several_seeds_are_a_median_in_a_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gallery = importlib.import_module("gallery")
+    curves = [[(0, 0.0, 0.0), (100, 1.0, 10.0)], [(0, 0.0, 0.0), (200, 2.0, 20.0)], [(0, 0.0, 0.0), (200, 2.0, 60.0)]]
+    places, middle, least, most = gallery.band(curves, 0)
+    assert (places[0], places[-1]) == (0, 200)
+    assert (middle[-1], least[-1], most[-1]) == (20, 10, 60), "a run that has ended keeps its last value"
+    assert len(gallery.thinned([(step, 0.0, 0.0) for step in range(1000)])) == 200
+    assert gallery.thinned(curves[0]) == curves[0]
