@@ -56,7 +56,7 @@ def run(tmp_path: Path) -> Iterator[Any]:
 
 
 def commands() -> list[str]:
-    return [line for block in re.findall(r"```\n(.*?)```", SECTION, re.DOTALL) for line in block.splitlines() if line]
+    return [line for block in re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL) for line in block.splitlines() if line]
 
 
 def one_liner(name: str) -> str:
@@ -65,8 +65,9 @@ def one_liner(name: str) -> str:
 
 
 def test_keys_hosts_and_driver(run: Any) -> None:
-    create, scp, worker = commands()
+    create, scp, worker, add = commands()
     assert run(create).communicate(timeout=SECONDS)[0]
+    assert "keys/node3.key" in run(add).communicate(timeout=SECONDS)[0]
     assert shlex.split(scp)[:2] == ["scp", "-p"]
     hosts = [run(worker.replace("node1.key", f"keys/{name}.key").replace("16", "2")) for name in ("node1", "node2")]
     assert re.search(r"^hosts +2,", run.driver(), re.MULTILINE)
