@@ -22,7 +22,11 @@ html_static_path = ["static"]
 html_css_files = ["parenv.css"]
 html_show_sourcelink = False
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#08519c", "color-brand-content": "#1f6fb4"},
+    "light_css_variables": {
+        "color-brand-primary": "#08519c",
+        "color-brand-content": "#1f6fb4",
+        "code-font-size": "var(--font-size--small--3)",
+    },
     "dark_css_variables": {"color-brand-primary": "#7db8ec", "color-brand-content": "#7db8ec"},
 }
 myst_heading_anchors = 3
@@ -60,7 +64,21 @@ def shorten_paths(app: Any, doctree: Any) -> None:
             literal.rawsource, literal.children = shown, [nodes.Text(shown)]
 
 
+YIELDED = {f"parenv.{name}" for name in ("Rollout", "Transitions", "Gradient", "PoolStatistics", "EpisodeStatistics")}
+"""What nobody but parenv makes."""
+
+
+def shorten_signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """None for what is not made by users; and a default that is made anew each time is no Python to Sphinx."""
+    if name in YIELDED:
+        return "", returned
+    return signature and signature.replace("<factory>", "..."), returned
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-signature", shorten_signature)
     app.connect("source-read", add_architecture)
     app.connect("doctree-read", shorten_paths)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from parenv.protocol.conversation import DRIVER, TRANSITIONS, WORKER
+from parenv.protocol.conversation import TRANSITIONS
 from parenv.protocol.frames import HEADER_BYTES, PROTOCOL_VERSION
 from parenv.protocol.messages import KINDS
 
@@ -48,7 +48,7 @@ def _states() -> Iterator[str]:
     yield "|---|---|---|"
     for state in dict.fromkeys(state for state, _, _ in TRANSITIONS):
         cells = [f"`{state.value}`"]
-        for role in (DRIVER, WORKER):
+        for role in ("driver", "worker"):
             said = [
                 f"{kind.__name__}" + ("" if following is state else f" → `{following.value}`")
                 for (before, who, kind), following in TRANSITIONS.items()

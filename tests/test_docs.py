@@ -196,3 +196,13 @@ def test_curves_of_several_seeds_are_a_median_in_a_band(monkeypatch: pytest.Monk
     assert (middle[-1], least[-1], most[-1]) == (20, 10, 60), "a run that has ended keeps its last value"
     assert len(gallery.thinned([(step, 0.0, 0.0) for step in range(1000)])) == 200
     assert gallery.thinned(curves[0]) == curves[0]
+
+
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ndocs: ")[2].splitlines()[1]
+    command = recipe.strip().replace(".venv/bin/sphinx-build", f"{sys.executable} -m sphinx")
+    done = subprocess.run(
+        [*shlex.split(command)[:-1], str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "reference" / "pool.html").exists()

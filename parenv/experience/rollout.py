@@ -154,7 +154,7 @@ class Rollout:
 
     @property
     def final_index(self) -> tuple[Any, Any]:
-        """Rows and columns where episodes ended, two int64 ``[K]``: ``terminated[final_index]`` says how."""
+        """Rows and columns where episodes ended, two int64 ``[K]``; ``terminated[final_index]`` says how."""
         return self._ends.steps, self._ends.columns
 
     def next_observations(self) -> Tree:
