@@ -37,7 +37,7 @@ from parenv.process.cores import own_file
 from parenv.process.forks import Owner
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
-from parenv.supervision.supervisor import Supervisor
+from parenv.supervision.supervisor import Product, Supervisor
 from parenv.supervision.workers import Workers
 
 SYNC_LEASES = 3
@@ -68,14 +68,25 @@ class Session:
         self._journal = _journal_of(plan)
         self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         self._versions = Versions(plan.policy, self._arena.weights, self._arena.places, plan.settings)
-        self.workers = Workers(placement_for(plan, job, self._arena.weights_map), self._arena.progress, plan.shares)
+        self.workers = Workers(
+            placement_for(plan, job, self._arena.weights_map),
+            self._arena.progress,
+            plan.shares,
+            plan.first_env_id,
+            plan.first_worker,
+        )
         launch = with_launch(self._arena.memory.fd)
         self._observers = [Trace()]
-        self._supervisor = Supervisor(self.workers, launch, plan.options, not plan.inline, self._observers)
+        layouts: list[Layout] = []
+        self._layouts = layouts
+        self._supervisor = Supervisor(
+            self.workers,
+            plan.options,
+            Product(lambda worker: launch, lambda worker: [layouts[worker]], processes=not plan.inline),
+            self._observers,
+        )
         try:
             ready = self._supervisor.start()
-            as_planned = tuple(self.workers.shares) == plan.shares
-            self.workers.first_env_id = plan.first_env_id if as_planned else plan.first_worker * self.workers.shares[0]
             self._lay_out(ready)
         except BaseException:
             self.close(plan.options.close_timeout_s)
@@ -84,6 +95,11 @@ class Session:
     @property
     def _trace(self) -> Trace:
         return self._observers[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a worker is gone that is not replaced."""
+        return self._supervisor.over
 
     @property
     def version(self) -> int:
@@ -286,10 +302,9 @@ class Session:
                 credits=1 if together else 1 + plan.prefetch,
             )
         )
-        layouts = []
         for worker in range(num_workers):
             first = workers.env_ids(worker).start
-            layouts.append(
+            self._layouts.append(
                 Layout(
                     slots_offset=self._arena.slots_offset,
                     slot_bytes=largest.total_bytes,
@@ -303,7 +318,8 @@ class Session:
                     infos=ready[0].infos,
                 )
             )
-        self._supervisor.lay_out(layouts)
+        for worker, layout in enumerate(self._layouts):
+            self.workers.say(worker, layout)
         if plan.gradient is not None and plan.gradient_job is not None:
             self._accumulator = Accumulator(plan.gradient, plan.gradient_job.layout, self._tally)
         self._feed = self._make_feed(Slotted(spec, slots, leases, self._supervisor, self._versions, self._tally))
