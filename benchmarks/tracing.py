@@ -18,7 +18,7 @@ from common import consumption_rate, interleaved, rate_alone, save, summary
 from rollouts import Agent
 
 from parenv import AsyncWorkerPool, TorchPolicy
-from parenv.pool.trace import Trace
+from parenv.records.trace import Trace
 
 SECONDS, REPEATS = 2.0, 9
 NUM_ENVS, WORKERS, ROLLOUT_LENGTH = 64, 2, 128

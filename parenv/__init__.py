@@ -36,10 +36,10 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout, Transitions
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
-from parenv.pool.checkpoint import load_checkpoint, save_checkpoint
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import recommended_num_workers
+from parenv.records.checkpoint import load_checkpoint, save_checkpoint
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.make import make_vec
 

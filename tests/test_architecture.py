@@ -16,7 +16,7 @@ FLOORS = [
     {"envs", "policy", "worker"},
     {"remote"},
     {"crew"},
-    {"pool", "vector"},
+    {"pool", "vector", "records", "advice"},
     {"learning"},
     {"adapters", "cli", "progress", "testing"},
     {"__main__"},

@@ -18,8 +18,8 @@ from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing,
 from parenv.policy.devices import check_device
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
-from parenv.pool.journal import Script
 from parenv.process.cores import own_file, this_learner
+from parenv.records.recorder import Script
 from parenv.worker.job import GradientJob
 
 

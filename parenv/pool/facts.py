@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymnasium import Space
 
-from parenv.pool.advice import Advice
+from parenv.advice.recommendations import Advice
 from parenv.pool.session import Session
 from parenv.pool.statistics import PoolStatistics
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parenv.advice.advising import advise, costs_of
+from parenv.advice.recommendations import Advice
 from parenv.crew.crew import Crew
 from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
@@ -19,26 +21,24 @@ from parenv.memory.maps import SlotMap
 from parenv.memory.progress import header_bytes
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.policy.snapshots import module_of
-from parenv.pool.advice import Advice
-from parenv.pool.advising import advise, costs_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
 from parenv.pool.configuration import Plan
 from parenv.pool.feeds import AsyncFeed, Feed, Slotted, SyncFeed
 from parenv.pool.gradients import Accumulator
 from parenv.pool.hiring import as_job, launch_for, placement_for
-from parenv.pool.journal import Journal, Recorder
 from parenv.pool.questions import Question
-from parenv.pool.resuming import check_state, restore_workers, workers_state
 from parenv.pool.staff import Staff
 from parenv.pool.statistics import PoolStatistics, Tally, mean
-from parenv.pool.trace import Trace, TraceWriter
 from parenv.pool.turns import Turns
 from parenv.pool.versions import Versions
 from parenv.process.cores import own_file
 from parenv.process.forks import Owner
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
+from parenv.records.recorder import Journal, Recorder
+from parenv.records.resuming import check_state, restore_workers, workers_state
+from parenv.records.trace import Trace, TraceWriter
 
 SYNC_LEASES = 3
 

@@ -27,11 +27,11 @@ from parenv.errors import (
 from parenv.memory.progress import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
 from parenv.placement.base import KILL_TIMEOUT_S, Launch
-from parenv.pool.trace import Trace
 from parenv.process.supervisor import Supervisor
 from parenv.process.watchdog import Look, Watchdog
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Commit, Layout, Message, Ready
+from parenv.records.trace import Trace
 
 _REPEATABLE = {"load", "evaluate"}
 """Calls that mean the pool, not the environments that are gone, and so are asked again."""

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scripts import printed_by
 
-from parenv.cli import rllib
-from parenv.cli.peers import vector_peers
+from parenv.cli.systems import rllib
+from parenv.cli.systems.peers import vector_peers
 
 KINDS = {
     "SB3 DummyVecEnv": "stable_baselines3",
@@ -66,7 +66,7 @@ RUNNERS = """
 import itertools, pathlib, sys
 from test_peers import counted
 from types import SimpleNamespace
-from parenv.cli import rllib
+from parenv.cli.systems import rllib
 
 path = pathlib.Path(sys.argv[1])
 opened = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)

@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from parenv.cli import rllib
-from parenv.cli.peers import vector_peers
+from parenv.cli.systems import rllib
+from parenv.cli.systems.peers import vector_peers
 
 RLLIB = ("ray", "ray.tune", "ray.tune.trainable.trainable", "ray.rllib.algorithms.ppo",
          "ray.rllib.execution.rollout_ops", "ray.rllib.core.rl_module.default_model_config")  # fmt: skip
@@ -28,7 +28,7 @@ def test_of_tianshous_sub_environments_those_that_have_ended_are_reset(monkeypat
             terminated, truncated = actions == 1, actions == 2
             return None, None, terminated, truncated, None
 
-    monkeypatch.setattr("parenv.cli.peers._is_installed", lambda package: package == "tianshou")
+    monkeypatch.setattr("parenv.cli.systems.peers._is_installed", lambda package: package == "tianshou")
     monkeypatch.setitem(sys.modules, "tianshou.env", SimpleNamespace(DummyVectorEnv=DummyVectorEnv))  # type: ignore[arg-type]
     envs = next(vector_peers("fork")).make([dict] * 4)
     envs.step(np.array([0, 1, 0, 2]))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from parenv.advice.costs import Costs, RolloutLength, Setting, steps_per_second
+from parenv.advice.device_choice import learner_device, mini_batch, worker_device
+from parenv.advice.recommendations import NEARLY, WORTH, Advice, Recommendation, in_seconds, in_steps
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import Mode, Parallelism
 from parenv.policy.devices import accelerator, device_of
-from parenv.pool.advice import NEARLY, WORTH, Advice, Recommendation, in_seconds, in_steps
 from parenv.pool.configuration import Plan
-from parenv.pool.costs import Costs, RolloutLength, Setting, steps_per_second
-from parenv.pool.devices import learner_device, mini_batch, worker_device
 from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import usable_cores
 

@@ -12,11 +12,11 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector.utils import batch_space
 
-from parenv.cli import rllib
 from parenv.cli.environment import Environment
-from parenv.cli.peers import vector_peers
 from parenv.cli.schedule import grid
 from parenv.cli.subjects import Opened, Subject
+from parenv.cli.systems import rllib
+from parenv.cli.systems.peers import vector_peers
 from parenv.options import Mode
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.vector.env import ParallelVectorEnv

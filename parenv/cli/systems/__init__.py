@@ -1,0 +1,1 @@
+"""The systems whose env steps per second ``parenv bench`` compares."""
