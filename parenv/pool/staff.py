@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ from parenv.process.supervisor import Supervisor
 from parenv.process.watchdog import Look, Watchdog
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Commit, Layout, Message, Ready
-from parenv.records.trace import Trace
 
 _REPEATABLE = {"load", "evaluate"}
 """Calls that mean the pool, not the environments that are gone, and so are asked again."""
@@ -52,12 +51,14 @@ class Lost(NamedTuple):
     """A worker is gone with everything that it had not committed."""
 
     worker: int
+    reason: Exception
 
 
 class Back(NamedTuple):
     """There is another process in the place of a worker that was lost; its sub-environments begin anew."""
 
     worker: int
+    generation: int
 
 
 Event = Committed | Lost | Back
@@ -86,10 +87,18 @@ class Staff:
         launch: how they are started.
         options: how long they may take, and what becomes of them.
         processes: whether they are processes, which can be killed.
+        tell: is told at once of who is lost and who is back.
     """
 
-    def __init__(self, crew: Crew, launch: Launch, options: WorkerOptions, processes: bool) -> None:
-        self.crew, self._options = crew, options
+    def __init__(
+        self,
+        crew: Crew,
+        launch: Launch,
+        options: WorkerOptions,
+        processes: bool,
+        tell: Callable[[Lost | Back], object],
+    ) -> None:
+        self.crew, self._options, self._tell = crew, options, tell
         self._launch, self._processes = launch, processes
         self._supervisor = Supervisor(options.restart, len(crew.shares))
         limits = [limit for limit in (options.step_timeout_s, options.reset_timeout_s) if limit is not None]
@@ -102,7 +111,6 @@ class Staff:
         self._asked: _Asked | None = None
         self.deaths: list[deque[Exception]] = [deque(maxlen=MAX_DEATHS_KEPT) for _ in crew.shares]
         self.restarts = 0
-        self.trace = Trace()
 
     def start(self) -> list[Ready]:
         """Start all and wait until they are ready."""
@@ -222,8 +230,8 @@ class Staff:
         self.crew.signal(worker, signal.SIGKILL, alone=False)
 
     def _lost(self, worker: int, error: Exception) -> None:
-        crew, deaths = self.crew, self.deaths[worker]
-        self.trace.lost(worker, error)
+        crew, deaths, lost = self.crew, self.deaths[worker], Lost(worker, error)
+        self._tell(lost)
         # Commits that came before the end are events before it.
         self._events.extend(Committed(*heard) for heard in crew.take_commits())
         if isinstance(error, HostLostError) and self._options.restart is not None:
@@ -239,7 +247,7 @@ class Staff:
         self._due[worker] = time.monotonic() + wait_s
         crew.broken = False
         if was_ready:
-            self._events.append(Lost(worker))
+            self._events.append(lost)
         asked = self._asked
         if asked is not None and asked.method not in _REPEATABLE and not crew.answered_by(asked.calls, worker):
             crew.fail(asked.calls[worker], error)
@@ -295,7 +303,8 @@ class Staff:
             crew.broken = True
             raise WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
         crew.say(worker, self._layouts[worker])
-        self._events.append(Back(worker))
-        self.trace.back(worker, crew.generation(worker))
+        back = Back(worker, crew.generation(worker))
+        self._tell(back)
+        self._events.append(back)
         if asked is not None and not crew.answered_by(asked.calls, worker):
             asked.calls |= crew.begin(asked.method, {worker: asked.arguments[worker]}, asked.weights)
