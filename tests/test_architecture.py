@@ -15,7 +15,7 @@ FLOORS = [
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
     {"remote"},
-    {"crew"},
+    {"supervision"},
     {"pool", "vector"},
     {"records", "advice"},
     {"learning"},
@@ -82,7 +82,7 @@ def test_torch_is_imported_lazily() -> None:
 
 
 def test_many_machines_stand_behind_one_door() -> None:
-    door, outside = PACKAGE / "crew" / "hiring.py", {"remote", "cli"}
+    door, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli"}
     for path in MODULES:
         if room_of(path) in outside:
             continue
@@ -132,7 +132,7 @@ def test_the_session_of_a_pool_knows_few_modules() -> None:
 
 
 def test_only_workers_unpickle() -> None:
-    allowed = {"worker", "pool/hiring.py"}
+    allowed = {"worker", "pool/launching.py"}
     for path in MODULES:
         where = str(path.relative_to(PACKAGE))
         if "loads(" in path.read_text().replace("json.loads(", ""):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import Dispatch
-from parenv.pool.staff import Back, Lost
+from parenv.supervision.supervisor import Back, Lost
 
 
 class Asked(NamedTuple):

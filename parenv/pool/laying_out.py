@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parenv.crew.crew import Crew
 from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data, slot_layout
@@ -16,6 +15,7 @@ from parenv.pool.arena import Arena
 from parenv.pool.configuration import Plan
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
+from parenv.supervision.workers import Workers
 
 SYNC_LEASES = 3
 
@@ -38,12 +38,12 @@ class LaidOut(NamedTuple):
     layouts: list[Layout]
 
 
-def lay_out(plan: Plan, crew: Crew, arena: Arena, ready: Sequence[Ready]) -> LaidOut:
+def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) -> LaidOut:
     """Make room for rollouts.
 
     Args:
         plan: of the pool.
-        crew: its workers.
+        workers: its workers.
         arena: its memory.
         ready: what each worker says of its sub-environments.
 
@@ -59,33 +59,34 @@ def lay_out(plan: Plan, crew: Crew, arena: Arena, ready: Sequence[Ready]) -> Lai
         gradient_bytes=plan.gradient_job.layout.nbytes if plan.gradient_job else 0,
         infos=infos_from_data(ready[0].infos),
     )
-    workers, together = len(crew.shares), plan.mode == "sync"
-    largest = slot_layout(spec, sum(crew.shares), workers) if together else slot_layout(spec, max(crew.shares), 1)
-    leases = SYNC_LEASES if together else workers + 2
-    num_slots = leases + (1 if together else workers * (1 + plan.prefetch))
+    num_workers, together = len(workers.shares), plan.mode == "sync"
+    columns, writers = (sum(workers.shares), num_workers) if together else (max(workers.shares), 1)
+    largest = slot_layout(spec, columns, writers)
+    leases = SYNC_LEASES if together else num_workers + 2
+    num_slots = leases + (1 if together else num_workers * (1 + plan.prefetch))
     arena.check_fits(largest, num_slots, spec)
     slots = arena.add_slots(largest, num_slots)
-    crew.lay_out(
+    workers.lay_out(
         SlotMap(
             memory=arena.mapping,
             spec=spec,
             offset=arena.slots_offset,
             slot_bytes=largest.total_bytes,
             together=together,
-            shares=tuple(crew.shares),
+            shares=tuple(workers.shares),
             credits=1 if together else 1 + plan.prefetch,
         )
     )
     layouts = []
-    for worker in range(workers):
-        first = crew.env_ids(worker).start
+    for worker in range(num_workers):
+        first = workers.env_ids(worker).start
         layouts.append(
             Layout(
                 slots_offset=arena.slots_offset,
                 slot_bytes=largest.total_bytes,
-                slot_envs=sum(crew.shares) if together else crew.shares[worker],
-                slot_workers=workers if together else 1,
-                first_column=first - crew.first_env_id if together else 0,
+                slot_envs=sum(workers.shares) if together else workers.shares[worker],
+                slot_workers=num_workers if together else 1,
+                first_column=first - workers.first_env_id if together else 0,
                 share=worker if together else 0,
                 first_env_id=first,
                 extras=ready[0].extras,

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from parenv.crew.crew import Crew
 from parenv.envs.factories import Spaces
 from parenv.memory.progress import header_bytes
 from parenv.policy.snapshots import module_of
@@ -14,11 +13,12 @@ from parenv.pool.arena import Arena
 from parenv.pool.configuration import Plan
 from parenv.pool.feeds import AsyncFeed, Feed, Slotted, SyncFeed
 from parenv.pool.gradients import Accumulator
-from parenv.pool.hiring import as_job, launch_for, placement_for
+from parenv.pool.launching import as_job, launch_for, placement_for
 from parenv.pool.laying_out import LaidOut, lay_out
-from parenv.pool.staff import Back, Lost, Staff
 from parenv.pool.statistics import Tally
 from parenv.pool.versions import Versions
+from parenv.supervision.supervisor import Back, Lost, Supervisor
+from parenv.supervision.workers import Workers
 
 
 class Parts(NamedTuple):
@@ -26,8 +26,8 @@ class Parts(NamedTuple):
 
     arena: Arena
     versions: Versions
-    crew: Crew
-    staff: Staff
+    workers: Workers
+    supervisor: Supervisor
     feed: Feed
     accumulator: Accumulator | None
     spaces: Spaces
@@ -50,17 +50,17 @@ def opened(plan: Plan, tally: Tally, tell: Callable[[Lost | Back], object]) -> P
         arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         stack.callback(arena.close)
         versions = Versions(plan.policy, arena.weights, arena.places, plan.settings)
-        crew = Crew(placement_for(plan, job, arena.weights_map), arena.progress, plan.shares)
-        staff = Staff(crew, with_launch(arena.memory.fd), plan.options, not plan.inline, tell)
-        stack.callback(staff.close, plan.options.close_timeout_s)
-        ready = staff.start()
-        as_planned = tuple(crew.shares) == plan.shares
-        crew.first_env_id = plan.first_env_id if as_planned else plan.first_worker * crew.shares[0]
-        laid_out = lay_out(plan, crew, arena, ready)
-        staff.lay_out(laid_out.layouts)
-        feed = _feed(plan, laid_out, staff, versions, tally)
+        workers = Workers(placement_for(plan, job, arena.weights_map), arena.progress, plan.shares)
+        supervisor = Supervisor(workers, with_launch(arena.memory.fd), plan.options, not plan.inline, tell)
+        stack.callback(supervisor.close, plan.options.close_timeout_s)
+        ready = supervisor.start()
+        as_planned = tuple(workers.shares) == plan.shares
+        workers.first_env_id = plan.first_env_id if as_planned else plan.first_worker * workers.shares[0]
+        laid_out = lay_out(plan, workers, arena, ready)
+        supervisor.lay_out(laid_out.layouts)
+        feed = _feed(plan, laid_out, supervisor, versions, tally)
         stack.pop_all()
-    return Parts(arena, versions, crew, staff, feed, _accumulator(plan, tally), laid_out.spaces)
+    return Parts(arena, versions, workers, supervisor, feed, _accumulator(plan, tally), laid_out.spaces)
 
 
 def _accumulator(plan: Plan, tally: Tally) -> Accumulator | None:
@@ -69,11 +69,11 @@ def _accumulator(plan: Plan, tally: Tally) -> Accumulator | None:
     return Accumulator(plan.gradient, plan.gradient_job.layout, tally)
 
 
-def _feed(plan: Plan, laid_out: LaidOut, staff: Staff, versions: Versions, tally: Tally) -> Feed:
-    slotted = Slotted(laid_out.spec, laid_out.slots, laid_out.leases, staff, versions, tally)
+def _feed(plan: Plan, laid_out: LaidOut, supervisor: Supervisor, versions: Versions, tally: Tally) -> Feed:
+    slotted = Slotted(laid_out.spec, laid_out.slots, laid_out.leases, supervisor, versions, tally)
     if plan.mode == "sync":
         return SyncFeed(slotted)
     drop = plan.on_stale == "drop"
-    workers = len(staff.crew.shares)
+    workers = len(supervisor.workers.shares)
     dispatch = plan.recorder.dispatch(workers, plan.prefetch, plan.max_policy_lag, pace=not drop)
     return AsyncFeed(slotted, dispatch, plan.max_policy_lag if drop else None)

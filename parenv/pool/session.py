@@ -46,7 +46,7 @@ class Session:
         self._evaluations = 0
         parts = opened(plan, self._tally, self._tell)
         self._arena, self._versions = parts.arena, parts.versions
-        self.crew, self._staff = parts.crew, parts.staff
+        self.workers, self._supervisor = parts.workers, parts.supervisor
         self._feed, self._accumulator = parts.feed, parts.accumulator
         self.observation_space, self.action_space = parts.spaces
 
@@ -59,7 +59,10 @@ class Session:
     def identity(self) -> dict[str, Any]:
         """Layout and seed: what a pool must have in common with another one to go on where that one was."""
         names = ("mode", "parallelism", "rollout_length")
-        shares = {"sub-environments of each worker": list(self.crew.shares), "first env_id": self.crew.first_env_id}
+        shares = {
+            "sub-environments of each worker": list(self.workers.shares),
+            "first env_id": self.workers.first_env_id,
+        }
         return {"layout": {**{name: self.plan.about[name] for name in names}, **shares}, "seed": self.plan.seed}
 
     def next_rollout(self, deadline: float) -> Rollout | None:
@@ -89,15 +92,15 @@ class Session:
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
-        self.ask_workers("load", dict.fromkeys(range(len(self.crew.shares)), tuple(newest)), newest)
+        self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest)
         return newest.number
 
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
         """Run episodes by the newest version, spread over the workers."""
         began = time.perf_counter()
         self._evaluations += 1
-        workers = len(self.crew.shares)
-        wanted = {w: episodes // workers + (w < episodes % workers) for w in range(workers)}
+        num_workers = len(self.workers.shares)
+        wanted = {w: episodes // num_workers + (w < episodes % num_workers) for w in range(num_workers)}
         newest = self._versions.newest
         questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
         answers = self.ask_workers("evaluate", questions, newest)
@@ -109,12 +112,12 @@ class Session:
 
         A run whose order matters waits until no rollout is under way, so that it can be repeated.
         """
-        question = Question(self.crew, method, env_ids, arguments)
+        question = Question(self.workers, method, env_ids, arguments)
         while self.plan.recorder.orders and self._feed.versions_in_use():
             self._feed.listen()
         self._tell(Questioned(method))
         with self._turns.during("calling"):
-            return question.ask(self._staff)
+            return question.ask(self._supervisor)
 
     def ask_workers(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], version: Version | None = None
@@ -128,8 +131,8 @@ class Session:
         """
         with self._turns.during("calling"):
             if version is None:
-                return self._staff.ask(method, arguments)
-            return self._staff.ask(method, arguments, (version.number, version.place))
+                return self._supervisor.ask(method, arguments)
+            return self._supervisor.ask(method, arguments, (version.number, version.place))
 
     def observe(self, timeline: Observer) -> None:
         """Have this one hear of what happens from now on, instead of the one before, which is closed."""
@@ -142,7 +145,7 @@ class Session:
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
-        now, tally, traffic = time.monotonic(), self._tally, self.crew.traffic()
+        now, tally, traffic = time.monotonic(), self._tally, self.workers.traffic()
         collecting = now - self._first_asked
         rollout_s, spread_s = tally.rollout_seconds()
         return PoolStatistics(
@@ -159,8 +162,8 @@ class Session:
             gradients=tally.gradients,
             skipped_gradients=tally.skipped,
             dropped_rollouts=tally.dropped,
-            workers_alive=self.crew.alive,
-            worker_restarts=self._staff.restarts,
+            workers_alive=self.workers.alive,
+            worker_restarts=self._supervisor.restarts,
             env_restarts=tally.env_restarts,
             environment_seconds=tally.environment_s,
             acting_seconds=tally.acting_s,
@@ -174,7 +177,7 @@ class Session:
             rollout_seconds_spread=spread_s,
             driver_seconds=dict(tally.driver_s),
             driver_processor_seconds=dict(tally.driver_processor_s),
-            messages=self.crew.messages,
+            messages=self.workers.messages,
             hosts=traffic.hosts,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
@@ -188,7 +191,7 @@ class Session:
             "policy_version": self.version,
             "settings": dict(self._versions.settings),
             "evaluations": self._evaluations,
-            "worker_restarts": self._staff.restarts,
+            "worker_restarts": self._supervisor.restarts,
             "statistics": self._tally.state(),
             "seconds": now - self._began,
             "collecting_seconds": 0.0 if math.isnan(self._first_asked) else now - self._first_asked,
@@ -200,7 +203,7 @@ class Session:
             raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
         self._versions.resume(state["policy_version"], state["settings"])
         self._feed.resume(state["policy_version"])
-        self._evaluations, self._staff.restarts = state["evaluations"], state["worker_restarts"]
+        self._evaluations, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
         self._tally.load(state["statistics"])
         self._began -= state["seconds"]
         self._collected_before_s = state["collecting_seconds"]
@@ -210,7 +213,7 @@ class Session:
         if not self.owner.is_here:
             return
         try:
-            self._staff.close(timeout_s)
+            self._supervisor.close(timeout_s)
         finally:
             self.plan.recorder.close()
             self._timeline.close()

@@ -16,7 +16,7 @@ _log = logging.getLogger("parenv")
 
 def pool_state(session: Session) -> dict[str, Any]:
     """Everything but the policy that a resumed run needs, as plain data."""
-    everybody = dict.fromkeys(range(len(session.crew.shares)), ())
+    everybody = dict.fromkeys(range(len(session.workers.shares)), ())
     states, under_way = session.ask_workers("get_state", everybody), session.under_way()
     return {
         **session.identity,
@@ -55,11 +55,11 @@ def _check(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
 
 
 def _restore_workers(session: Session, state: Mapping[str, Any]) -> list[str]:
-    crew, missing, questions = session.crew, [], {}
+    workers, missing, questions = session.workers, [], {}
     for worker, found in enumerate(state["workers"]):
-        under_way, env_ids = state["under_way"][worker], crew.env_ids(worker)
-        generation = max(found["generation"], crew.generations_before[worker]) + 1
-        crew.generations_before[worker] = generation
+        under_way, env_ids = state["under_way"][worker], workers.env_ids(worker)
+        generation = max(found["generation"], workers.generations_before[worker]) + 1
+        workers.generations_before[worker] = generation
         questions[worker] = (found, generation, under_way > 0)
         if under_way:
             missing.append(f"{under_way} rollouts of worker {worker} that were under way and had not been taken")
@@ -69,7 +69,7 @@ def _restore_workers(session: Session, state: Mapping[str, Any]) -> list[str]:
             for wrapper in (env["unknown"] if env is not None else ())
         ]
     for worker, anew in session.ask_workers("set_state", questions).items():
-        first = crew.env_ids(worker).start
+        first = workers.env_ids(worker).start
         missing += [
             f"the episode of env_id {first + column}: the environment has no get_state, and begins anew"
             for column in anew

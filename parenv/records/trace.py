@@ -23,8 +23,8 @@ from parenv.errors import ConfigurationError
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
 from parenv.pool.session import Session
-from parenv.pool.staff import Back, Lost
 from parenv.process.cores import own_file
+from parenv.supervision.supervisor import Back, Lost
 
 FORMAT = 1
 PROCESS = DRIVER = 1
@@ -175,7 +175,7 @@ def trace_of(session: Session, path: str | os.PathLike[str]) -> TraceWriter:
     layout, env_steps = session.identity["layout"], session.statistics().env_steps
     about = {"env_steps": env_steps, "in processes": not session.plan.inline, **layout}
     finishing = "commit" if session.plan.postprocess is None else "postprocess"
-    return TraceWriter(own_file(path), len(session.crew.shares), about, finishing)
+    return TraceWriter(own_file(path), len(session.workers.shares), about, finishing)
 
 
 def _opened(path: Path) -> TextIO:
