@@ -131,6 +131,12 @@ def test_the_session_of_a_pool_knows_few_modules() -> None:
     assert len(found) <= 15, sorted(found)
 
 
+def test_what_measures_another_library_needs_nothing_of_parenv() -> None:
+    for path in (PACKAGE / "cli" / "systems").glob("*.py"):
+        of_parenv = [name for name in imports(path) if name.startswith("parenv")]
+        assert not of_parenv or path.stem == "compared", f"{path} cannot be used where only its library is installed"
+
+
 def test_only_workers_unpickle() -> None:
     allowed = {"worker", "pool/launching.py"}
     for path in MODULES:

@@ -14,7 +14,7 @@ from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport
 from parenv.cli.main import main
 from parenv.cli.systems import rllib
-from parenv.cli.systems.peers import vector_peers
+from parenv.cli.systems.compared import vector_peers
 
 BROKEN = """
 import gymnasium as gym

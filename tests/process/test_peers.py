@@ -14,7 +14,7 @@ import pytest
 from scripts import printed_by
 
 from parenv.cli.systems import rllib
-from parenv.cli.systems.peers import vector_peers
+from parenv.cli.systems.compared import vector_peers
 
 KINDS = {
     "SB3 DummyVecEnv": "stable_baselines3",
@@ -69,11 +69,11 @@ from types import SimpleNamespace
 from parenv.cli.systems import rllib
 
 path = pathlib.Path(sys.argv[1])
-opened = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)
+measure, close = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)
 path.write_text("")
 rllib.time = SimpleNamespace(perf_counter=itertools.count().__next__)
-print(opened.measure(1.0), len(path.read_text().split()))
-opened.close()
+print(measure(1.0), len(path.read_text().split()))
+close()
 """
 
 
