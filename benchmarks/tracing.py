@@ -50,17 +50,17 @@ def measure(mode: Any, path: Path) -> dict[str, Any]:
     ) as pool:  # fmt: skip
         session: Any = pool._session
         pool.trace(path)
-        trace = session._timeline
+        trace = session._observers[1]
 
         def rate(traced: bool) -> float:
             # Nothing in the API ends a trace before the pool, and two pools would not be the same pool.
-            session._timeline = trace if traced else Observer()
+            session._observers[1] = trace if traced else Observer()
             return rate_alone(pool, SECONDS, lambda rollout: pool.publish(policy))
 
         arms = {"without": lambda: rate(False), "traced": lambda: rate(True)}
         found = interleaved(arms, REPEATS, alternating=True)
         direct = driver_time(pool, policy, trace)
-        session._timeline = trace
+        session._observers[1] = trace
     return {
         "env steps per second": summary(found, "without"),
         "cost, share": cost(found["without"], found["traced"]),
@@ -82,7 +82,7 @@ def cost(without: list[float], traced: list[float]) -> dict[str, float]:
 
 def driver_time(pool: Any, policy: Any, trace: Any) -> dict[str, float]:
     """Microseconds of the driver's processor that the trace takes per rollout, over the time between two rollouts."""
-    pool._session._timeline = watch = Stopwatch(trace)
+    pool._session._observers[1] = watch = Stopwatch(trace)
     began = time.perf_counter()
     consumption_rate(pool, 3 * SECONDS, lambda rollout: pool.publish(policy))
     interval_s = (time.perf_counter() - began) / watch.asks

@@ -5,7 +5,7 @@ The core emits the events and knows nothing of those who hear them: they stand i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from parenv.pool.arrival import Arrival
@@ -69,3 +69,13 @@ class Observer:
 
     def close(self) -> None:
         """There will be no more. Idempotent."""
+
+
+def telling(observers: Sequence[Observer]) -> Callable[[Event], None]:
+    """A function that tells all of them of an event; it knows nobody else, so that nobody is kept by whoever has it."""
+
+    def tell(event: Event) -> None:
+        for observer in observers:
+            observer.hear(event)
+
+    return tell

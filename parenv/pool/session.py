@@ -13,7 +13,7 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.pool.arrival import Arrival
 from parenv.pool.configuration import Plan
-from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published, Questioned
+from parenv.pool.events import Asked, Delivered, Evaluated, Observer, Published, Questioned, telling
 from parenv.pool.opening import opened
 from parenv.pool.questions import Question
 from parenv.pool.statistics import PoolStatistics, Tally, mean
@@ -39,7 +39,8 @@ class Session:
         self.owner = Owner("the pool")
         self._tally = Tally()
         self._turns = Turns(self._tally.driver_s, self._tally.driver_processor_s)
-        self._timeline = Observer()
+        self._observers = [plan.recorder, Observer()]  # The second one can be exchanged: see observe.
+        self._tell = telling(self._observers)
         self._began = time.monotonic()
         self._first_asked = math.nan
         self._collected_before_s = 0.0
@@ -136,8 +137,8 @@ class Session:
 
     def observe(self, timeline: Observer) -> None:
         """Have this one hear of what happens from now on, instead of the one before, which is closed."""
-        self._timeline.close()
-        self._timeline = timeline
+        self._observers[1].close()
+        self._observers[1] = timeline
 
     def under_way(self) -> Mapping[int, int]:
         """By worker, how many rollouts have been asked for and not yielded."""
@@ -215,8 +216,8 @@ class Session:
         try:
             self._supervisor.close(timeout_s)
         finally:
-            self.plan.recorder.close()
-            self._timeline.close()
+            for observer in self._observers:
+                observer.close()
             self._arena.close()
 
     def _next(self, deadline: float) -> Arrival | None:
@@ -227,7 +228,3 @@ class Session:
             arrival = None if self.plan.recorder.is_over else self._feed.next(deadline)
         self._tell(Delivered(arrival))
         return arrival
-
-    def _tell(self, event: Event) -> None:
-        self.plan.recorder.hear(event)
-        self._timeline.hear(event)
