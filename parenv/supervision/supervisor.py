@@ -7,8 +7,8 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from parenv.errors import (
     HostLostError,
@@ -42,12 +42,14 @@ class Lost(NamedTuple):
     """A worker is gone with everything that it had not committed."""
 
     worker: int
+    reason: Exception
 
 
 class Back(NamedTuple):
     """There is another process in the place of a worker that was lost; its sub-environments begin anew."""
 
     worker: int
+    generation: int
 
 
 Event = Committed | Lost | Back
@@ -66,6 +68,7 @@ class Product(NamedTuple):
     Args:
         launch: what all get when they are started, called with ``None``; or one that is started in place of another.
         briefing: what such a one is told as soon as it is ready.
+        tell: is told at once of who is lost, also while it starts, and of who is back and knows where everything lies.
         asked: what changes with every answer to what a worker was asked other than by messages, or ``None`` if there is
             nothing to be answered.
         processes: whether they are processes, which can be killed.
@@ -74,19 +77,10 @@ class Product(NamedTuple):
 
     launch: Callable[[int | None], Launch]
     briefing: Callable[[int], Iterable[Message]]
+    tell: Callable[[Lost | Back], object]
     asked: Callable[[int], object] = lambda worker: None
     processes: bool = True
     await_hosts: bool = True
-
-
-class Observer(Protocol):
-    """Hears what becomes of workers as it happens."""
-
-    def lost(self, worker: int, reason: Exception) -> None:
-        """A process is gone."""
-
-    def back(self, worker: int, generation: int) -> None:
-        """Another one in its place is ready, and knows where everything lies."""
 
 
 class Supervisor:
@@ -96,7 +90,6 @@ class Supervisor:
         workers: not yet started.
         options: how long they may take, and what becomes of them.
         product: what they work for.
-        observers: whoever is among them at the time.
 
     Attributes:
         next_s: when :meth:`events` is to be called again even if nothing happens, on the monotonic clock.
@@ -109,10 +102,9 @@ class Supervisor:
         workers: Workers,
         options: WorkerOptions,
         product: Product,
-        observers: Sequence[Observer] = (),
     ) -> None:
         self.workers, self._options = workers, options
-        self._product, self._observers = product, observers
+        self._product = product
         self._restart_limit = RestartLimit(options.restart, len(workers.shares))
         self._watch = Watch(workers, options, product.asked, product.processes)
         self.next_s = self._watch.next_s
@@ -182,7 +174,6 @@ class Supervisor:
         finally:
             # They lead back to whoever has this, and so would keep its memory until garbage is collected.
             del self._product, self._watch
-            self._observers = ()
 
     def _listen(self, timeout_s: float) -> None:
         """Hear what there is, start who is due, and end who hangs."""
@@ -248,8 +239,8 @@ class Supervisor:
         self.workers.signal(worker, signal.SIGKILL, alone=False)
 
     def _lost(self, worker: int, error: Exception) -> None:
-        for observer in self._observers:
-            observer.lost(worker, error)
+        lost = Lost(worker, error)
+        self._product.tell(lost)
         # Commits that came before the end are events before it.
         self._events.extend(self.workers.take_commits())
         wait_s = self._wait_s(worker, error)
@@ -261,7 +252,7 @@ class Supervisor:
         deaths.append(error.with_traceback(None))
         _log.warning("%s Worker %s is restarted.", str(error), worker)
         if worker not in self._starting:
-            self._events.append(Lost(worker))
+            self._events.append(lost)
         self._starting.pop(worker, None)
         self._away.add(worker)
         self._due[worker] = time.monotonic() + wait_s
@@ -321,9 +312,9 @@ class Supervisor:
             raise self._given_up(error)
         for message in self._product.briefing(worker):
             workers.say(worker, message)
-        self._events.append(Back(worker))
-        for observer in self._observers:
-            observer.back(worker, workers.generation(worker))
+        back = Back(worker, workers.generation(worker))
+        self._product.tell(back)
+        self._events.append(back)
         self.questions.back(worker)
 
     def _given_up(self, error: Exception) -> Exception:

@@ -23,7 +23,7 @@ from parenv.protocol.messages import Actions, Message, Remarks, Rows
 from parenv.supervision.launch import local_launch, stepping_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
-from parenv.supervision.supervisor import Product, Supervisor
+from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.backend import Members
@@ -57,8 +57,8 @@ class ProcessBackend:
         self._answers = Doorbell()
         self._poller: Poller | None = None
         self.workers = Workers(self._placement, [Progress(head, worker) for worker in range(num_workers)], plan.shares)
-        product = Product(self._launch, self._briefing, self._unanswered, await_hosts=False)
-        self._supervisor = Supervisor(self.workers, plan.options, product, observers=[self])
+        product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
+        self._supervisor = Supervisor(self.workers, plan.options, product)
         self._questions = self._supervisor.questions
         self._beginning: dict[int, Question | None] = {}
         self._restarted: list[list[int]] = []
@@ -208,14 +208,21 @@ class ProcessBackend:
             self._requests.close()
             self._answers.close()
 
-    def lost(self, worker: int, reason: Exception) -> None:
+    def _heed(self, event: Lost | Back) -> None:
+        match event:
+            case Lost(worker):
+                self._leave_out(worker)
+            case Back(worker):
+                self._begin_anew(worker)
+
+    def _leave_out(self, worker: int) -> None:
         """Nothing is asked of a worker that is gone, and no more awaited of it than what has been heard."""
         self._requests.leave_out(worker)
         self._said[worker] = self.workers.heard[worker]
         if (reset := self._beginning.pop(worker, None)) is not None:
             self._questions.forget(reset)
 
-    def back(self, worker: int, generation: int) -> None:
+    def _begin_anew(self, worker: int) -> None:
         """Episodes begin anew in one that is back: by themselves with the next step, or else at once."""
         self._board.info_kinds[self._rows_of(worker)] = 0
         reset = None
