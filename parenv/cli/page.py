@@ -7,10 +7,10 @@ import io
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from parenv.advice.recommendations import in_steps
 from parenv.cli.pictures import COLOURS, NARROW, WIDTH, Picture, pictures
 from parenv.cli.tables import Table
 from parenv.cli.timeline import WINDOW, Loss, Timeline
-from parenv.pool.advice import in_steps
 
 MOST_LOSSES = 100
 DPI = 120

@@ -114,7 +114,7 @@ class Timeline:
 
     Args:
         name: of the file.
-        about: what the pool was, see :class:`parenv.pool.trace.TraceWriter`.
+        about: what the pool was, see :class:`parenv.records.trace.TraceWriter`.
         is_finished: whether the file was closed.
         driver: what the driver did.
         workers: what the workers did.

@@ -17,7 +17,7 @@ from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing,
 from parenv.policy.devices import check_device
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
-from parenv.pool.journal import Script
+from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
 from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
 from parenv.worker.job import GradientJob
@@ -47,8 +47,7 @@ class Plan:
         seed: root of all seeds.
         settings: of version 0, beside those that the policy has.
         options: of the workers.
-        record: where to write the journal, or ``None``.
-        replay: the journal to follow, or ``None``.
+        recorder: writes the run down, has it repeat another one, or does nothing.
         placement: where workers run; ``None``: on this machine.
         spaces: of a sub-environment, where the user gives them.
     """
@@ -72,14 +71,13 @@ class Plan:
     seed: int
     settings: Mapping[str, Any]
     options: WorkerOptions
-    record: str | os.PathLike[str] | None
-    replay: Script | None
+    recorder: Observer
     placement: Placing = None
     spaces: Spaces | None = None
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a journal says of the pool that it is of."""
+        """What a recording says of the pool that it is of."""
         return {
             "seed": self.seed,
             "mode": self.mode,
@@ -168,12 +166,9 @@ def make_plan(
     part = part_of(this_learner(), factories.count or num_envs, num_workers, parallelism)
     if seed is not None:
         at_least("seed", seed, 0)
-    if record is not None and replay is not None:
-        raise ConfigurationError("a run is recorded or replayed, not both")
-    script = None if replay is None else Script(own_file(replay))
-    if script is not None and seed is None:
-        seed = script.about["seed"]
-    plan = Plan(
+    recorder = _recorder(record, replay)
+    seed = recorder.seed if seed is None else seed
+    return Plan(
         factories=factories,
         policy=policy,
         shares=part.shares,
@@ -193,14 +188,24 @@ def make_plan(
         seed=int(np.random.SeedSequence().entropy) % 2**63 if seed is None else int(seed),  # type: ignore[arg-type]
         settings=_settings(settings),
         options=options,
-        record=None if record is None else own_file(record),
-        replay=script,
+        recorder=recorder,
         placement=placement,
         spaces=given_spaces(spaces, factories),
     )
-    if script is not None:
-        script.check(plan.about)
-    return plan
+
+
+def _recorder(record: str | os.PathLike[str] | None, replay: str | os.PathLike[str] | None) -> Observer:
+    if record is not None and replay is not None:
+        raise ConfigurationError("a run is recorded or replayed, not both")
+    if record is not None:
+        from parenv.records import Recorder
+
+        return Recorder(own_file(record))
+    if replay is not None:
+        from parenv.records import Replayer
+
+        return Replayer(own_file(replay))
+    return Observer()
 
 
 def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gymnasium import Space
 
-from parenv.pool.advice import Advice
+from parenv.memory.layout import WHOLE_EPISODES
 from parenv.pool.session import Session
 from parenv.pool.statistics import PoolStatistics
+
+if TYPE_CHECKING:
+    from parenv.advice import Advice
 
 
 class Facts:
@@ -55,7 +60,17 @@ class Facts:
         Raises:
             ConfigurationError: no rollout has been yielded yet.
         """
-        return self._session.advice()
+        from parenv.advice import Setting, advise, costs_of
+
+        plan = self._session.plan
+        setting = Setting(
+            plan.mode,
+            "experience" if plan.gradient is None else "gradient",
+            0 if plan.inline else self.num_workers,
+            self.num_envs,
+            "episode" if plan.rollout_length == WHOLE_EPISODES else plan.rollout_length,
+        )
+        return advise(costs_of(self.statistics(), setting, plan.policy, plan.options.device))
 
     def __repr__(self) -> str:
         plan, about = self._session.plan, self._session.plan.about

@@ -17,6 +17,7 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.pool.configuration import make_plan
+from parenv.pool.events import Observer
 from parenv.pool.facts import Facts
 from parenv.pool.session import Session
 from parenv.pool.streams import Item, criteria, stream
@@ -214,8 +215,11 @@ class AsyncWorkerPool(Facts):
         Raises:
             ConfigurationError: the file cannot be written.
         """
+        from parenv.records import trace_of
+
         with self._using() as session:
-            session.trace(path)
+            session.observe(Observer())  # The one before is closed first: it may be the same file.
+            session.observe(trace_of(session, path))
 
     def call(self, name: str, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of sub-environments, found through their wrappers, between two rollouts.
@@ -252,8 +256,10 @@ class AsyncWorkerPool(Facts):
         environment has ``get_state() -> data`` and ``set_state(data)``; then a sync run goes on as if it had not been
         interrupted. Rollouts that are under way are not part of it: take it between rounds, or expect gaps.
         """
+        from parenv.records import pool_state
+
         with self._using() as session:
-            return session.state_dict()
+            return pool_state(session)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Go on where a pool was that had this state.
@@ -266,8 +272,10 @@ class AsyncWorkerPool(Facts):
         Raises:
             ConfigurationError: the state is of a pool with another layout or seed.
         """
+        from parenv.records import resume_pool
+
         with self._using() as session:
-            return session.load_state_dict(state)
+            return resume_pool(session, state)
 
     def close(self) -> None:
         """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
@@ -305,7 +313,7 @@ class AsyncWorkerPool(Facts):
             try:
                 yield self._session
             finally:
-                if self._session.workers.broken:
+                if self._session.is_over:
                     self.close()
 
     def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:

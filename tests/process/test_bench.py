@@ -10,11 +10,11 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from parenv.cli import rllib
 from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport
 from parenv.cli.main import main
-from parenv.cli.peers import vector_peers
+from parenv.cli.systems import rllib
+from parenv.cli.systems.compared import vector_peers
 
 BROKEN = """
 import gymnasium as gym

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scripts import printed_by
 
-from parenv.cli import rllib
-from parenv.cli.peers import vector_peers
+from parenv.cli.systems import rllib
+from parenv.cli.systems.compared import vector_peers
 
 KINDS = {
     "SB3 DummyVecEnv": "stable_baselines3",
@@ -66,14 +66,14 @@ RUNNERS = """
 import itertools, pathlib, sys
 from test_peers import counted
 from types import SimpleNamespace
-from parenv.cli import rllib
+from parenv.cli.systems import rllib
 
 path = pathlib.Path(sys.argv[1])
-opened = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)
+measure, close = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)
 path.write_text("")
 rllib.time = SimpleNamespace(perf_counter=itertools.count().__next__)
-print(opened.measure(1.0), len(path.read_text().split()))
-opened.close()
+print(measure(1.0), len(path.read_text().split()))
+close()
 """
 
 

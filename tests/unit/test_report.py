@@ -25,7 +25,7 @@ from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.layout import COMMIT_DTYPE
 from parenv.pool.arrival import Arrival
-from parenv.pool.trace import TraceWriter
+from parenv.records.trace import TraceWriter
 
 SINCE_S = 1000.0
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+from parenv.advice.costs import Costs, RolloutLength, Setting, steps_per_second
+from parenv.advice.device_choice import learner_device, mini_batch, worker_device
+from parenv.advice.recommendations import NEARLY, WORTH, Advice, Recommendation, in_seconds, in_steps
 from parenv.errors import ConfigurationError
-from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import Mode, Parallelism
 from parenv.policy.devices import accelerator, device_of
-from parenv.pool.advice import NEARLY, WORTH, Advice, Recommendation, in_seconds, in_steps
-from parenv.pool.configuration import Plan
-from parenv.pool.costs import Costs, RolloutLength, Setting, steps_per_second
-from parenv.pool.devices import learner_device, mini_batch, worker_device
 from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import usable_cores
 
@@ -27,26 +26,25 @@ UNEVEN = 0.1
 MOSTLY = 0.5
 
 
-def costs_of(plan: Plan, num_envs: int, statistics: PoolStatistics) -> Costs:
+def costs_of(statistics: PoolStatistics, setting: Setting, policy: Any, worker_device: str) -> Costs:
     """What a pool has cost so far.
+
+    Args:
+        statistics: its figures.
+        setting: its own.
+        policy: the user's, as it is now.
+        worker_device: on which workers act.
 
     Raises:
         ConfigurationError: it has not yielded a rollout yet.
     """
     if not statistics.rollouts:
         raise ConfigurationError("there is no advice before the first rollout: run the loop for a while")
-    setting = Setting(
-        plan.mode,
-        "experience" if plan.gradient is None else "gradient",
-        0 if plan.inline else len(plan.shares),
-        num_envs,
-        "episode" if plan.rollout_length == WHOLE_EPISODES else plan.rollout_length,
-    )
     return replace(
         Costs.of(statistics, setting, usable_cores()),
-        learner_device=device_of(plan.policy),
-        worker_device=plan.options.device,
-        accelerator=accelerator(plan.policy),
+        learner_device=device_of(policy),
+        worker_device=worker_device,
+        accelerator=accelerator(policy),
     )
 
 

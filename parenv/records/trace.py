@@ -21,6 +21,10 @@ from typing import Any, TextIO
 
 from parenv.errors import ConfigurationError
 from parenv.pool.arrival import Arrival
+from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
+from parenv.pool.session import Session
+from parenv.process.cores import own_file
+from parenv.supervision.supervisor import Back, Lost
 
 FORMAT = 1
 PROCESS = DRIVER = 1
@@ -32,29 +36,7 @@ FLUSH_S = 1.0
 _log = logging.getLogger("parenv")
 
 
-class Trace:
-    """No trace: nothing is written."""
-
-    def asked(self) -> None:
-        """The driver asks for the next rollout."""
-
-    def yielded(self, arrival: Arrival | None) -> None:
-        """The driver has waited for a rollout since it asked, and has it or not."""
-
-    def did(self, what: str, since: float, **about: Any) -> None:
-        """The driver has done something else than learning and waiting, such as ``"publish"``."""
-
-    def lost(self, worker: int, reason: Exception) -> None:
-        """A worker is gone."""
-
-    def back(self, worker: int, generation: int) -> None:
-        """Another process is in its place."""
-
-    def close(self) -> None:
-        """There will be no more."""
-
-
-class TraceWriter(Trace):
+class TraceWriter(Observer):
     """Writes events as they happen, one in a line; a file that was not closed can be read all the same.
 
     Args:
@@ -88,14 +70,35 @@ class TraceWriter(Trace):
             self._event("thread_sort_index", "M", track, now, args={"sort_index": track})
         self._write("", flush=True)
 
-    def asked(self) -> None:
-        """The driver asks for the next rollout."""
-        self._waiting_since = now = time.perf_counter()
-        self._piece(DRIVER, "learn", self._learning_since, now)
+    def hear(self, event: Event) -> None:
+        """Write it down."""
+        now = time.perf_counter()
+        match event:
+            case Asked():
+                self._waiting_since = now
+                self._piece(DRIVER, "learn", self._learning_since, now)
+            case Delivered(arrival):
+                self._delivered(now, arrival)
+            case Published(version, since):
+                self._piece(DRIVER, "publish", since, now, f'{{"policy_version": {version}}}')
+            case Evaluated(version, since):
+                self._piece(DRIVER, "evaluate", since, now, f'{{"policy_version": {version}}}')
+            case Lost(worker, reason):
+                self._lost.setdefault(worker, now)
+                self._event("lost", "i", _track(worker), now, s="t", args={"reason": str(reason)})
+            case Back(worker, generation):
+                self._back[_track(worker)] = now
+                about = f'{{"generation": {generation}}}'
+                self._piece(_track(worker), "restart", self._lost.pop(worker, now), now, about)
 
-    def yielded(self, arrival: Arrival | None) -> None:
-        """The driver has waited for a rollout since it asked, and has it or not."""
-        self._learning_since = now = time.perf_counter()
+    def close(self) -> None:
+        """Finish the file. Idempotent."""
+        if not self._file.closed:
+            self._write("\n]\n", flush=True)
+            self._file.close()
+
+    def _delivered(self, now: float, arrival: Arrival | None) -> None:
+        self._learning_since = now
         self._piece(DRIVER, "wait", self._waiting_since, now)
         if arrival is not None:
             self._arrived(now, arrival)
@@ -103,27 +106,6 @@ class TraceWriter(Trace):
         if now - self._flushed > FLUSH_S:
             self._flushed = now
             self._write("", flush=True)
-
-    def did(self, what: str, since: float, **about: Any) -> None:
-        """The driver has done something else than learning and waiting, such as ``"publish"``."""
-        self._piece(DRIVER, what, since, time.perf_counter(), json.dumps(about))
-
-    def lost(self, worker: int, reason: Exception) -> None:
-        """A worker is gone."""
-        now = time.perf_counter()
-        self._lost.setdefault(worker, now)
-        self._event("lost", "i", _track(worker), now, s="t", args={"reason": str(reason)})
-
-    def back(self, worker: int, generation: int) -> None:
-        """Another process is in its place."""
-        self._back[_track(worker)] = now = time.perf_counter()
-        self._piece(_track(worker), "restart", self._lost.pop(worker, now), now, f'{{"generation": {generation}}}')
-
-    def close(self) -> None:
-        """Finish the file. Idempotent."""
-        if not self._file.closed:
-            self._write("\n]\n", flush=True)
-            self._file.close()
 
     def _arrived(self, now: float, arrival: Arrival) -> None:
         episodes, env_steps = arrival.rollout.episodes, sum(arrival.samples)
@@ -186,6 +168,14 @@ class TraceWriter(Trace):
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
+def trace_of(session: Session, path: str | os.PathLike[str]) -> TraceWriter:
+    """A timeline of a pool from now on."""
+    layout, env_steps = session.identity["layout"], session.statistics().env_steps
+    about = {"env_steps": env_steps, "in processes": not session.plan.inline, **layout}
+    finishing = "commit" if session.plan.postprocess is None else "postprocess"
+    return TraceWriter(own_file(path), len(session.workers.shares), about, finishing)
 
 
 def _opened(path: Path) -> TextIO:

@@ -1,4 +1,4 @@
-"""Going on where another pool was: what workers contribute to a pool's state, and what they make of it again."""
+"""Going on where another pool was: a pool's state as plain data, and what becomes of it in another one."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.supervision.supervisor import Supervisor
+from parenv.pool.session import Session
 
 STATE_FORMAT = 2
 
 _log = logging.getLogger("parenv")
 
 
-def workers_state(supervisor: Supervisor, under_way: Mapping[int, int]) -> dict[str, Any]:
-    """The workers' part of a state, as plain data.
-
-    Args:
-        supervisor: the workers.
-        under_way: by worker, rollouts that have been asked for and not yielded.
-    """
-    states = supervisor.ask("get_state", dict.fromkeys(range(len(supervisor.workers.shares)), ()))
+def pool_state(session: Session) -> dict[str, Any]:
+    """Everything but the policy that a resumed run needs, as plain data."""
+    everybody = dict.fromkeys(range(len(session.workers.shares)), ())
+    states, under_way = session.ask_workers("get_state", everybody), session.under_way()
     return {
+        **session.identity,
+        **session.state(),
         "format": STATE_FORMAT,
         "under_way": {worker: under_way.get(worker, 0) for worker in states},
         "workers": [states[worker] for worker in sorted(states)],
     }
 
 
-def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Refuse the state of another kind of pool.
-
-    Args:
-        state: of a pool.
-        mine: ``"layout"`` and ``"seed"`` of the pool that is to have it.
+def resume_pool(session: Session, state: Mapping[str, Any]) -> list[str]:
+    """Have a pool that has just been made go on where another was; what could not be restored, in words.
 
     Raises:
-        ConfigurationError: they differ.
+        ConfigurationError: the state is of another kind of pool, or the pool has been asked for something already.
     """
+    _check(state, session.identity)
+    session.resume(state)
+    missing = _restore_workers(session, state)
+    for words in missing:
+        _log.warning("not restored: %s", words)
+    return missing
+
+
+def _check(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     if state.get("format") != STATE_FORMAT:
         raise ConfigurationError(f"this is no state of a pool: its format is {state.get('format')!r}")
     for name, value in mine["layout"].items():
@@ -51,13 +54,11 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         )
 
 
-def restore_workers(supervisor: Supervisor, state: Mapping[str, Any]) -> list[str]:
-    """Have workers go on where others were; what could not be restored, in words."""
-    workers, missing, questions = supervisor.workers, [], {}
+def _restore_workers(session: Session, state: Mapping[str, Any]) -> list[str]:
+    workers, missing, questions = session.workers, [], {}
     for worker, found in enumerate(state["workers"]):
         under_way, env_ids = state["under_way"][worker], workers.env_ids(worker)
-        generation = max(found["generation"], workers.generations_before[worker]) + 1
-        workers.generations_before[worker] = generation
+        generation = workers.skip_generations(worker, found["generation"])
         questions[worker] = (found, generation, under_way > 0)
         if under_way:
             missing.append(f"{under_way} rollouts of worker {worker} that were under way and had not been taken")
@@ -66,12 +67,10 @@ def restore_workers(supervisor: Supervisor, state: Mapping[str, Any]) -> list[st
             for env_id, env in zip(env_ids, found["envs"], strict=True)
             for wrapper in (env["unknown"] if env is not None else ())
         ]
-    for worker, anew in supervisor.ask("set_state", questions).items():
+    for worker, anew in session.ask_workers("set_state", questions).items():
         first = workers.env_ids(worker).start
         missing += [
             f"the episode of env_id {first + column}: the environment has no get_state, and begins anew"
             for column in anew
         ]
-    for words in missing:
-        _log.warning("not restored: %s", words)
     return missing

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parenv.pool.costs import Costs, Setting
+from parenv.advice.costs import Costs, Setting
 
 WORTH = 1.1
 """How many times faster something must be to be recommended over what is simpler."""

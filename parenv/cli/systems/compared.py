@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium.vector.utils import batch_space
 
-from parenv.cli import rllib
 from parenv.cli.environment import Environment
-from parenv.cli.peers import vector_peers
 from parenv.cli.schedule import grid
 from parenv.cli.subjects import Opened, Subject
+from parenv.cli.systems import gymnasium, rllib, sb3, tianshou, torchrl
 from parenv.options import Mode
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.vector.env import ParallelVectorEnv
@@ -25,7 +24,7 @@ REFERENCE = "SyncVectorEnv"
 BATCHES_OF_ACTIONS = 32
 PREFETCH = 1
 POOL_WEIGHT = 2.0  # Half of it goes before the clock runs and after it has stopped.
-FORK = "fork" if sys.platform == "linux" else None
+LIBRARIES = (gymnasium, sb3, tianshou, torchrl)
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,55 @@ class System:
     subject: Subject
 
 
+class Peer(NamedTuple):
+    """A vector env of a library that is installed.
+
+    Args:
+        name: as the report calls it.
+        in_process: whether it steps in this process; otherwise in one process for each sub-environment.
+        make: makes it of factories.
+    """
+
+    name: str
+    in_process: bool
+    make: Callable[[Sequence[Callable[[], Any]]], Any]
+
+
+def vector_peers(start_method: str | None) -> Iterator[Peer]:
+    """What is installed, Gymnasium's first.
+
+    Args:
+        start_method: of multiprocessing, where one can be chosen.
+    """
+    for library in LIBRARIES:
+        if is_installed(library.PACKAGE):
+            for kind, in_process in library.KINDS.items():
+                make = partial(library.make, kind, start_method=start_method)
+                yield Peer(f"{library.NAME} {kind}".strip(), in_process, make)
+
+
+def is_installed(package: str) -> bool:
+    """Whether it can be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
 def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[int, ...]) -> Iterator[System]:
-    """Gymnasium's vector envs, parenv's with each number of workers, and those of other libraries."""
+    """Vector envs: Gymnasium's, parenv's with each number of workers, and those of other libraries."""
     factories = [environment.make] * num_envs
 
-    def system(name: str, workers: int | None, make: Callable[[], Any], **close: Any) -> System:
+    def system(name: str, workers: int | None, make: Callable[[], Any]) -> System:
         def open_envs() -> Opened:
             envs = make()
-            return Opened(_stepping(envs, environment.action_space), lambda: envs.close(**close))
+            return Opened(_stepping(envs, environment.action_space), envs.close)
 
-        forks = workers is None
-        return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, forks))
+        return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, workers is None))
 
-    yield system(REFERENCE, 0, lambda: gym.vector.SyncVectorEnv(factories))
-    yield system("AsyncVectorEnv", None, lambda: gym.vector.AsyncVectorEnv(factories, context=FORK), terminate=True)
-    for workers in (0, *(workers for _, workers in grid([num_envs], num_workers))):
-        yield system("ParallelVectorEnv", workers, partial(ParallelVectorEnv, factories, num_workers=workers))
-    for peer in vector_peers(FORK):
-        yield system(peer.name, 0 if peer.in_process else None, partial(peer.make, factories))
+    found = vector_peers("fork")
+    peers = [system(peer.name, 0 if peer.in_process else None, partial(peer.make, factories)) for peer in found]
+    counts = (0, *(workers for _, workers in grid([num_envs], num_workers)))
+    ours = [system("ParallelVectorEnv", n, partial(ParallelVectorEnv, factories, num_workers=n)) for n in counts]
+    first = len(gymnasium.KINDS)
+    yield from (*peers[:first], *ours, *peers[first:])
 
 
 def pool_system(
@@ -92,7 +122,7 @@ def rllib_system(environment: Environment, num_envs: int, num_workers: int, roll
     """RLlib's env runners, with a policy like that of the pools by default."""
 
     def open_runners() -> Opened:
-        return rllib.open_runners(environment.make, num_envs, num_workers, rollout_length)
+        return Opened(*rllib.open_runners(environment.make, num_envs, num_workers, rollout_length))
 
     name = f"RLlib env runners of {rllib.envs_of_a_runner(num_envs, num_workers)} envs"
     return System(name, num_envs, num_workers, Subject(f"{name}, {num_envs} envs", open_runners, 1.0))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parenv.pool.advice import NEARLY, WORTH, Recommendation, in_seconds
-from parenv.pool.costs import Costs, Setting
+from parenv.advice.costs import Costs, Setting
+from parenv.advice.recommendations import NEARLY, WORTH, Recommendation, in_seconds
 
 
 def mini_batch(costs: Costs, device: str) -> Recommendation:
