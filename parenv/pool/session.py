@@ -24,16 +24,16 @@ from parenv.pool.advising import advise, costs_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
 from parenv.pool.configuration import Plan
-from parenv.pool.feeds import AsyncFeed, Feed, Slotted, SyncFeed
+from parenv.pool.driver_timer import Turns
 from parenv.pool.gradients import Accumulator
 from parenv.pool.hiring import as_job, launch_for, placement_for
 from parenv.pool.journal import Journal, Recorder
 from parenv.pool.questions import Question
 from parenv.pool.resuming import check_state, restore_workers, workers_state
+from parenv.pool.rollout_queue import AsyncFeed, Feed, Slotted, SyncFeed
 from parenv.pool.staff import Staff
 from parenv.pool.statistics import PoolStatistics, Tally, mean
 from parenv.pool.trace import Trace, TraceWriter
-from parenv.pool.turns import Turns
 from parenv.pool.versions import Versions
 from parenv.process.cores import own_file
 from parenv.process.forks import Owner
