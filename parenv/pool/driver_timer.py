@@ -10,7 +10,7 @@ from typing import Literal
 Part = Literal["learning", "publishing", "waiting", "calling"]
 
 
-class Turns:
+class DriverTimer:
     """Adds up wall-clock and processor seconds by part: between two rollouts the driver learns, unless it publishes.
 
     What comes before the first rollout, and after the last one, is not counted.

@@ -26,7 +26,7 @@ from parenv.pool.dispatch import CreditKey, Dispatch
 from parenv.protocol.data import pack
 
 FORMAT = 1
-_DERIVED = {"successors"}
+_DERIVED = {"shifted_observations"}
 
 
 class Journal:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from parenv.crew.crew import FOREVER_S
-from parenv.experience.assembly import Share, assemble
+from parenv.experience.assembly import Columns, assemble
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout, slot_layout
 from parenv.memory.slots import Slots
@@ -89,7 +89,7 @@ class Slotted:
             **about: what :func:`~parenv.experience.assembly.assemble` wants to know.
         """
         shares = [
-            Share(i, mine.start, mine.stop, commit.objects)
+            Columns(i, mine.start, mine.stop, commit.objects)
             for i, (mine, (_, commit)) in enumerate(zip(columns, heard, strict=True))
         ]
         lend = self.slots.leased < self._max_leases

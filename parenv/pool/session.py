@@ -24,7 +24,7 @@ from parenv.pool.advising import advise, costs_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
 from parenv.pool.configuration import Plan
-from parenv.pool.driver_timer import Turns
+from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.gradients import Accumulator
 from parenv.pool.hiring import as_job, launch_for, placement_for
 from parenv.pool.journal import Journal, Recorder
@@ -57,7 +57,7 @@ class Session:
         self.plan = plan
         self.owner = Owner("the pool")
         self._tally = Tally()
-        self._turns = Turns(self._tally.driver_s, self._tally.driver_processor_s)
+        self._timer = DriverTimer(self._tally.driver_s, self._tally.driver_processor_s)
         self._began = time.monotonic()
         self._first_asked = math.nan
         self._collected_before_s = 0.0
@@ -101,7 +101,7 @@ class Session:
     def publish(self, policy: Any, settings: Mapping[str, Any]) -> int:
         """Write a new version, once there is room for it."""
         began = time.perf_counter()
-        with self._turns.during("publishing"):
+        with self._timer.during("publishing"):
             while not self._versions.has_room(self._feed.versions_in_use()):
                 self._feed.listen()
             version = self._versions.add(policy, settings, self._feed.publish)
@@ -111,7 +111,7 @@ class Session:
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
-        with self._turns.during("calling"):
+        with self._timer.during("calling"):
             everybody = dict.fromkeys(range(len(self.crew.shares)), tuple(newest))
             self._staff.ask("load", everybody, (newest.number, newest.place))
         return newest.number
@@ -124,7 +124,7 @@ class Session:
         wanted = {w: episodes // workers + (w < episodes % workers) for w in range(workers)}
         newest = self._versions.newest
         questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
-        with self._turns.during("calling"):
+        with self._timer.during("calling"):
             answers = self._staff.ask("evaluate", questions, (newest.number, newest.place))
         self._staff.trace.did("evaluate", began, policy_version=newest.number)
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
@@ -139,7 +139,7 @@ class Session:
             while self._feed.versions_in_use():
                 self._feed.listen()
             self._journal.called(method)
-        with self._turns.during("calling"):
+        with self._timer.during("calling"):
             return question.ask(self._staff)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
@@ -198,7 +198,7 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that a resumed run needs, as plain data."""
-        with self._turns.during("calling"):
+        with self._timer.during("calling"):
             workers = workers_state(self._staff, self._feed.under_way())
         now = time.monotonic()
         return {
@@ -241,7 +241,7 @@ class Session:
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
         self._staff.trace.asked()
-        with self._turns.during("waiting"):
+        with self._timer.during("waiting"):
             arrival = None if self._journal.is_over else self._feed.next(deadline)
         if arrival is not None:
             self._journal.taken(arrival)
@@ -287,7 +287,7 @@ class Session:
                     slot_envs=sum(crew.shares) if together else crew.shares[worker],
                     slot_workers=workers if together else 1,
                     first_column=first - crew.first_env_id if together else 0,
-                    share=worker if together else 0,
+                    position=worker if together else 0,
                     first_env_id=first,
                     extras=ready[0].extras,
                     carry=ready[0].carry,

@@ -41,7 +41,7 @@ class Layout:
         slot_envs: sub-environments per slot, ``B`` or ``num_envs``.
         slot_workers: workers that write into one slot.
         first_column: this worker's first column in a slot.
-        share: this worker's position among those that write into one slot.
+        position: of this worker among those that write into one slot.
         first_env_id: the env_id of that column.
         extras: as the first worker said.
         carry: likewise.
@@ -53,7 +53,7 @@ class Layout:
     slot_envs: int
     slot_workers: int
     first_column: int
-    share: int
+    position: int
     first_env_id: int
     extras: Any
     carry: Any
