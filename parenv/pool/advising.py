@@ -38,15 +38,15 @@ def costs_of(plan: Plan, num_envs: int, statistics: PoolStatistics) -> Costs:
     setting = Setting(
         plan.mode,
         "experience" if plan.gradient is None else "gradient",
-        0 if plan.inline else len(plan.shares),
+        0 if plan.inline else len(plan.job.shares),
         num_envs,
-        "episode" if plan.rollout_length == WHOLE_EPISODES else plan.rollout_length,
+        "episode" if plan.job.rollout_length == WHOLE_EPISODES else plan.job.rollout_length,
     )
     return replace(
         Costs.of(statistics, setting, usable_cores()),
-        learner_device=device_of(plan.policy),
-        worker_device=plan.options.device,
-        accelerator=accelerator(plan.policy),
+        learner_device=device_of(plan.job.policy),
+        worker_device=plan.job.options.device,
+        accelerator=accelerator(plan.job.policy),
     )
 
 

@@ -13,24 +13,25 @@ from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
-from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data, slot_layout
+from parenv.memory.layout import RolloutSpec, SlotLayout, extras_and_carry, infos_from_data
 from parenv.memory.maps import SlotMap
-from parenv.memory.progress import header_bytes
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.policy.snapshots import module_of
 from parenv.pool.advice import Advice
 from parenv.pool.advising import advise, costs_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
+from parenv.pool.blocks import Block, blocks_of
 from parenv.pool.configuration import Plan
+from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.gradients import Accumulator
 from parenv.pool.journal import Journal, Recorder
-from parenv.pool.launching import as_job, launch_for, placement_for
+from parenv.pool.launching import launch_for, placement_for
 from parenv.pool.questions import Question
 from parenv.pool.resuming import check_state, restore_workers, workers_state
-from parenv.pool.rollout_queue import AsyncFeed, Feed, Slotted, SyncFeed
-from parenv.pool.statistics import PoolStatistics, Tally, mean
+from parenv.pool.rollout_queue import RolloutQueue
+from parenv.pool.statistics import Counters, PoolStatistics, mean
 from parenv.pool.trace import Trace, TraceWriter
 from parenv.pool.versions import Versions
 from parenv.process.cores import own_file
@@ -44,7 +45,7 @@ SYNC_LEASES = 3
 
 
 class Session:
-    """Arena, workers, versions and feed of one pool.
+    """Arena, workers, versions and rollout queue of one pool.
 
     Args:
         plan: checked.
@@ -56,29 +57,25 @@ class Session:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.owner = Owner("the pool")
-        self._tally = Tally()
-        self._timer = DriverTimer(self._tally.driver_s, self._tally.driver_processor_s)
-        self._began = time.monotonic()
-        self._first_asked = math.nan
-        self._collected_before_s = 0.0
+        self._counters = Counters()
+        self._timer = DriverTimer(self._counters.driver_s, self._counters.driver_processor_s)
         self._evaluations = 0
-        job = as_job(plan, header_bytes(len(plan.shares)))
-        with_launch = launch_for(plan, job)
-        per_worker = 1 if plan.mode == "sync" else 1 + plan.prefetch
+        job = plan.job
+        with_launch = launch_for(plan)
         self._journal = _journal_of(plan)
-        self._arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
-        self._versions = Versions(plan.policy, self._arena.weights, self._arena.places, plan.settings)
-        self.workers = Workers(placement_for(plan, job, self._arena.weights_map), self._arena.progress, plan.shares)
+        self._arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 2)
+        self._versions = Versions(job.policy, self._arena.weights, self._arena.places, job.settings)
+        self.workers = Workers(placement_for(plan, self._arena.weights_map), self._arena.progress, job.shares)
         launch = with_launch(self._arena.memory.fd)
         self._observers = [Trace()]
-        self._supervisor = Supervisor(self.workers, launch, plan.options, not plan.inline, self._observers)
+        self._supervisor = Supervisor(self.workers, launch, job.options, not plan.inline, self._observers)
         try:
             ready = self._supervisor.start()
-            as_planned = tuple(self.workers.shares) == plan.shares
-            self.workers.first_env_id = plan.first_env_id if as_planned else plan.first_worker * self.workers.shares[0]
+            as_planned = tuple(self.workers.shares) == job.shares
+            self.workers.first_env_id = job.first_env_id if as_planned else job.first_worker * self.workers.shares[0]
             self._lay_out(ready)
         except BaseException:
-            self.close(plan.options.close_timeout_s)
+            self.close(job.options.close_timeout_s)
             raise
 
     @property
@@ -107,9 +104,9 @@ class Session:
         """Write a new version, once there is room for it."""
         began = time.perf_counter()
         with self._timer.during("publishing"):
-            while not self._versions.has_room(self._feed.versions_in_use()):
-                self._feed.listen()
-            version = self._versions.add(policy, settings, self._feed.publish)
+            while not self._versions.has_room(self._queue.versions_in_use()):
+                self._queue.listen()
+            version = self._versions.add(policy, settings, self._queue.publish)
         self._trace.did("publish", began, policy_version=version)
         return version
 
@@ -141,8 +138,8 @@ class Session:
         """
         question = Question(self.workers, method, env_ids, arguments)
         if self._journal.is_kept:
-            while self._feed.versions_in_use():
-                self._feed.listen()
+            while self._queue.versions_in_use():
+                self._queue.listen()
             self._journal.called(method)
         with self._timer.during("calling"):
             return question.ask(self._supervisor)
@@ -150,46 +147,46 @@ class Session:
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline from now on, instead of the one before."""
         layout = self._layout_and_seed()["layout"]
-        about = {"env_steps": self._tally.env_steps, "in processes": not self.plan.inline, **layout}
-        finishing = "commit" if self.plan.postprocess is None else "postprocess"
+        about = {"env_steps": self._counters.env_steps, "in processes": not self.plan.inline, **layout}
+        finishing = "commit" if self.plan.job.postprocess is None else "postprocess"
         self._trace.close()
         self._observers[:] = [Trace()]
         self._observers[:] = [TraceWriter(own_file(path), len(self.workers.shares), about, finishing)]
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
-        now, tally, traffic = time.monotonic(), self._tally, self.workers.traffic()
-        collecting = now - self._first_asked
-        rollout_s, spread_s = tally.rollout_seconds()
+        counters, traffic = self._counters, self.workers.traffic()
+        collecting_s = self._timer.collecting_s
+        rollout_s, spread_s = counters.rollout_seconds()
         return PoolStatistics(
-            env_steps=tally.env_steps,
-            rollouts=tally.rollouts,
-            episodes=tally.episodes,
-            mean_return=mean(tally.returns),
-            mean_length=mean(tally.lengths),
-            seconds=now - self._began,
-            env_steps_per_second=tally.env_steps / collecting if collecting > 0 else 0.0,
+            env_steps=counters.env_steps,
+            rollouts=counters.rollouts,
+            episodes=counters.episodes,
+            mean_return=mean(counters.returns),
+            mean_length=mean(counters.lengths),
+            seconds=self._timer.seconds,
+            env_steps_per_second=counters.env_steps / collecting_s if collecting_s > 0 else 0.0,
             policy_version=self.version,
-            policy_lag=dict(sorted(tally.lag.items())),
-            copied_rollouts=tally.copied,
-            gradients=tally.gradients,
-            skipped_gradients=tally.skipped,
-            dropped_rollouts=tally.dropped,
+            policy_lag=dict(sorted(counters.lag.items())),
+            copied_rollouts=counters.copied,
+            gradients=counters.gradients,
+            skipped_gradients=counters.skipped,
+            dropped_rollouts=counters.dropped,
             workers_alive=self.workers.alive,
             worker_restarts=self._supervisor.restarts,
-            env_restarts=tally.env_restarts,
-            environment_seconds=tally.environment_s,
-            acting_seconds=tally.acting_s,
-            learning_seconds=tally.learning_s,
-            committing_seconds=tally.busy_s - tally.environment_s - tally.acting_s - tally.learning_s,
-            waiting_seconds=tally.waiting_s,
-            processor_seconds=tally.processor_s,
-            sleeping_seconds=tally.sleeping_s,
-            contended_seconds=tally.contended_s,
+            env_restarts=counters.env_restarts,
+            environment_seconds=counters.environment_s,
+            acting_seconds=counters.acting_s,
+            learning_seconds=counters.learning_s,
+            committing_seconds=counters.busy_s - counters.environment_s - counters.acting_s - counters.learning_s,
+            waiting_seconds=counters.waiting_s,
+            processor_seconds=counters.processor_s,
+            sleeping_seconds=counters.sleeping_s,
+            contended_seconds=counters.contended_s,
             rollout_seconds=rollout_s,
             rollout_seconds_spread=spread_s,
-            driver_seconds=dict(tally.driver_s),
-            driver_processor_seconds=dict(tally.driver_processor_s),
+            driver_seconds=dict(counters.driver_s),
+            driver_processor_seconds=dict(counters.driver_processor_s),
             messages=self.workers.messages,
             hosts=traffic.hosts,
             bytes_sent=traffic.sent,
@@ -204,31 +201,29 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy that a resumed run needs, as plain data."""
         with self._timer.during("calling"):
-            state = workers_state(self._supervisor, self._feed.under_way())
-        now = time.monotonic()
+            state = workers_state(self._supervisor, self._queue.under_way())
         return {
             **self._layout_and_seed(),
             "policy_version": self.version,
             "settings": dict(self._versions.settings),
             "evaluations": self._evaluations,
             "worker_restarts": self._supervisor.restarts,
-            "statistics": self._tally.state(),
-            "seconds": now - self._began,
-            "collecting_seconds": 0.0 if math.isnan(self._first_asked) else now - self._first_asked,
+            "statistics": self._counters.state(),
+            "seconds": self._timer.seconds,
+            "collecting_seconds": 0.0 if math.isnan(self._timer.collecting_s) else self._timer.collecting_s,
             **state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Go on where another pool was; what could not be restored, in words."""
         check_state(state, self._layout_and_seed())
-        if not math.isnan(self._first_asked) or self.version:
+        if not math.isnan(self._timer.collecting_s) or self.version:
             raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
         self._versions.resume(state["policy_version"], state["settings"])
-        self._feed.resume(state["policy_version"])
+        self._queue.resume(state["policy_version"])
         self._evaluations, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
-        self._tally.load(state["statistics"])
-        self._began -= state["seconds"]
-        self._collected_before_s = state["collecting_seconds"]
+        self._counters.load(state["statistics"])
+        self._timer.resume(state["seconds"], state["collecting_seconds"])
         return restore_workers(self._supervisor, state)
 
     def close(self, timeout_s: float) -> None:
@@ -243,36 +238,32 @@ class Session:
             self._arena.close()
 
     def _next(self, deadline: float) -> Arrival | None:
-        if math.isnan(self._first_asked):
-            self._first_asked = time.monotonic() - self._collected_before_s
+        self._timer.asked()
         self._trace.asked()
         with self._timer.during("waiting"):
-            arrival = None if self._journal.is_over else self._feed.next(deadline)
+            arrival = None if self._journal.is_over else self._queue.next(deadline)
         if arrival is not None:
             self._journal.taken(arrival)
         self._trace.yielded(arrival)
         return arrival
 
     def _lay_out(self, ready: Sequence[Ready]) -> None:
-        plan, workers = self.plan, self.workers
+        plan, job = self.plan, self.plan.job
         described = _checked_spaces(ready, plan.spaces)
         self.observation_space, self.action_space = plan.spaces or described
         spec = RolloutSpec(
-            plan.rollout_length,
+            job.rollout_length,
             leaves(described[0]),
             leaves(described[1]),
             *extras_and_carry(ready[0].extras, ready[0].carry),
-            gradient_bytes=plan.gradient_job.layout.nbytes if plan.gradient_job else 0,
+            gradient_bytes=job.gradient.layout.nbytes if job.gradient else 0,
             infos=infos_from_data(ready[0].infos),
         )
-        num_workers, together = len(workers.shares), plan.mode == "sync"
-        largest = (
-            slot_layout(spec, sum(workers.shares), num_workers)
-            if together
-            else slot_layout(spec, max(workers.shares), 1)
-        )
+        num_workers, together = len(ready), plan.mode == "sync"
+        blocks = blocks_of(spec, [self.workers.env_ids(worker) for worker in range(num_workers)], together)
+        largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
         leases = SYNC_LEASES if together else num_workers + 2
-        num_slots = leases + (1 if together else num_workers * (1 + plan.prefetch))
+        num_slots = leases + (1 if together else num_workers * plan.credits)
         self._arena.check_fits(largest, num_slots, spec)
         slots = self._arena.add_slots(largest, num_slots)
         self.workers.lay_out(
@@ -282,39 +273,39 @@ class Session:
                 offset=self._arena.slots_offset,
                 slot_bytes=largest.total_bytes,
                 together=together,
-                shares=tuple(workers.shares),
-                credits=1 if together else 1 + plan.prefetch,
+                shares=tuple(self.workers.shares),
+                credits=plan.credits,
             )
         )
-        layouts = []
-        for worker in range(num_workers):
-            first = workers.env_ids(worker).start
-            layouts.append(
-                Layout(
-                    slots_offset=self._arena.slots_offset,
-                    slot_bytes=largest.total_bytes,
-                    slot_envs=sum(workers.shares) if together else workers.shares[worker],
-                    slot_workers=num_workers if together else 1,
-                    first_column=first - workers.first_env_id if together else 0,
-                    position=worker if together else 0,
-                    first_env_id=first,
-                    extras=ready[0].extras,
-                    carry=ready[0].carry,
-                    infos=ready[0].infos,
-                )
-            )
-        self._supervisor.lay_out(layouts)
-        if plan.gradient is not None and plan.gradient_job is not None:
-            self._accumulator = Accumulator(plan.gradient, plan.gradient_job.layout, self._tally)
-        self._feed = self._make_feed(Slotted(spec, slots, leases, self._supervisor, self._versions, self._tally))
+        self._supervisor.lay_out(
+            [self._layout(ready[0], worker, block, largest) for worker, block in enumerate(blocks)]
+        )
+        if plan.gradient is not None and job.gradient is not None:
+            self._accumulator = Accumulator(plan.gradient, job.gradient.layout, self._counters)
+        about = (self._supervisor, self._versions, self._counters)
+        drop_lag = plan.max_policy_lag if plan.on_stale == "drop" else None
+        self._queue = RolloutQueue(self._scheduler(), spec, blocks, slots, leases, drop_lag, *about)
 
-    def _make_feed(self, slotted: Slotted) -> Feed:
-        plan = self.plan
+    def _layout(self, first: Ready, worker: int, block: Block, largest: SlotLayout) -> Layout:
+        mine = block.columns[block.workers.index(worker)]
+        return Layout(
+            slots_offset=self._arena.slots_offset,
+            slot_bytes=largest.total_bytes,
+            slot_envs=len(block.env_ids),
+            slot_workers=len(block.workers),
+            first_column=mine.first,
+            position=mine.position,
+            first_env_id=self.workers.env_ids(worker).start,
+            extras=first.extras,
+            carry=first.carry,
+            infos=first.infos,
+        )
+
+    def _scheduler(self) -> Dispatch | Rounds:
+        plan, num_workers = self.plan, len(self.workers.shares)
         if plan.mode == "sync":
-            return SyncFeed(slotted)
-        drop = plan.on_stale == "drop"
-        dispatch = self._journal.dispatch(len(self.workers.shares), plan.prefetch, plan.max_policy_lag, pace=not drop)
-        return AsyncFeed(slotted, dispatch, plan.max_policy_lag if drop else None)
+            return Rounds(num_workers)
+        return self._journal.dispatch(num_workers, plan.prefetch, plan.max_policy_lag, pace=plan.on_stale == "pace")
 
     def _layout_and_seed(self) -> dict[str, Any]:
         names = ("mode", "parallelism", "rollout_length")
@@ -322,7 +313,7 @@ class Session:
             "sub-environments of each worker": list(self.workers.shares),
             "first env_id": self.workers.first_env_id,
         }
-        return {"layout": {**{name: self.plan.about[name] for name in names}, **shares}, "seed": self.plan.seed}
+        return {"layout": {**{name: self.plan.about[name] for name in names}, **shares}, "seed": self.plan.job.seed}
 
 
 def _journal_of(plan: Plan) -> Journal:

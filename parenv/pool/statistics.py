@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -124,20 +124,33 @@ def _shares(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {part / total:.0%}" for name, part in seconds.items() if total > 0 and part > 0)
 
 
-class Tally:
-    """Counts what is yielded."""
+@dataclass
+class Counters:
+    """What has been yielded so far, and what it took, in figures."""
 
-    def __init__(self) -> None:
-        self.env_steps = self.rollouts = self.episodes = self.copied = self.dropped = 0
-        self.gradients = self.skipped = self.env_restarts = 0
-        self.lag: Counter[int] = Counter()
-        self.returns: deque[float] = deque(maxlen=WINDOW)
-        self.lengths: deque[int] = deque(maxlen=WINDOW)
-        self.environment_s = self.acting_s = self.learning_s = self.waiting_s = self.processor_s = 0.0
-        self.sleeping_s = self.contended_s = 0.0
-        self.commits, self.busy_s, self.squared_busy_s = 0, 0.0, 0.0
-        self.driver_s: dict[str, float] = {}
-        self.driver_processor_s: dict[str, float] = {}
+    env_steps: int = 0
+    rollouts: int = 0
+    episodes: int = 0
+    copied: int = 0
+    dropped: int = 0
+    gradients: int = 0
+    skipped: int = 0
+    env_restarts: int = 0
+    lag: Counter[int] = field(default_factory=Counter)
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    environment_s: float = 0.0
+    acting_s: float = 0.0
+    learning_s: float = 0.0
+    waiting_s: float = 0.0
+    processor_s: float = 0.0
+    sleeping_s: float = 0.0
+    contended_s: float = 0.0
+    commits: int = 0
+    busy_s: float = 0.0
+    squared_busy_s: float = 0.0
+    driver_s: dict[str, float] = field(default_factory=dict)
+    driver_processor_s: dict[str, float] = field(default_factory=dict)
 
     def add(self, rollout: Rollout, env_steps: int) -> None:
         """Count a rollout that is yielded, or whose gradients are."""
