@@ -32,7 +32,6 @@ from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.backend import Members
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.spaces import rebuilt
-from parenv.worker.step_station import StepJob
 
 WORKER_ENTRY = "parenv.worker.stepping:main"
 MESSAGE_TIMEOUT_S = 60.0
@@ -54,13 +53,12 @@ class ProcessBackend:
 
     Args:
         plan: checked.
-        job: what they are to make.
     """
 
-    def __init__(self, plan: VectorPlan, job: StepJob) -> None:
+    def __init__(self, plan: VectorPlan) -> None:
         workers = len(plan.shares)
         self._plan = plan
-        payload = pickled({"env_fns": plan.factories, "workers": plan.options}, job)
+        payload = pickled({"env_fns": plan.job.factories, "workers": plan.options}, plan.job)
         self._with_launch = local_launch(WORKER_ENTRY, payload, plan.options)
         self._placement = stepping_placement(WORKER_ENTRY, plan.placement, plan.options)
         # A host that does not say that a worker has ended is itself known to be lost only after its silence.
@@ -322,7 +320,7 @@ class ProcessBackend:
         if self._dtypes is not None:
             workers.say(worker, Actions(self._dtypes, b""))
         asked: dict[int, int] = {}
-        if plan.mode is AutoresetMode.SAME_STEP:
+        if plan.job.autoreset_mode is AutoresetMode.SAME_STEP:
             # Not one of the questions that are asked again of a successor, which is reset by itself.
             asked = workers.begin("reset", {worker: (range(len(env_ids)), [None] * len(env_ids), None)})
             while workers.generation(worker) == generation and not workers.answered(asked):
