@@ -71,7 +71,7 @@ def assemble(
     observations = leaf_blocks("observations", spec.observations)
     parts = [_ends_of(spec, arrays, mine, first) for mine in columns]
     return Rollout(
-        **{name: block(name) for name in PLAIN},
+        **{name: arrays[name, 0][part[name]] for name in PLAIN},
         observations=unflatten(spec.observations, [rows[:T] for rows in observations]),
         actions=unflatten(spec.actions, leaf_blocks("actions", spec.actions)),
         last_observations=unflatten(spec.observations, [rows[T] for rows in observations]),

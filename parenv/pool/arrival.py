@@ -58,7 +58,10 @@ def arrival_of(
         policy_version: the version that acted.
         policy_lag: in publishes.
     """
-    columns = [mine._replace(objects=said.objects) for mine, said in zip(block.columns, commits, strict=True)]
+    columns = [
+        mine._replace(objects=said.objects) if said.objects else mine
+        for mine, said in zip(block.columns, commits, strict=True)
+    ]
     rollout = assemble(
         spec,
         arrays,

@@ -213,11 +213,15 @@ class Rounds(Scheduler):
 
     def __init__(self, num_workers: int) -> None:
         self._workers = range(num_workers)
-        self._round = -1
+        self._whole = CreditKey(0, -1)
         self._round_version = 0
         self._missing: set[int] = set()
         self._lost: set[int] = set()
         self._outstanding = self._yielded = False
+
+    @property
+    def _round(self) -> int:
+        return self._whole.sequence
 
     def under_way(self) -> dict[int, int]:
         """By worker, how many rollouts have been asked for and not yielded."""
@@ -225,7 +229,7 @@ class Rounds(Scheduler):
 
     def rollout_of(self, key: CreditKey) -> CreditKey:
         """The credit that stands for the rollout of a round."""
-        return CreditKey(0, key.sequence)
+        return self._whole
 
     def version_of(self, key: CreditKey) -> int:
         """The version that a credit names."""
@@ -239,7 +243,7 @@ class Rounds(Scheduler):
         """Begin a round if there is none: a credit for everybody; who is lost gets it when it is back."""
         if self._outstanding:
             return []
-        self._round += 1
+        self._whole = CreditKey(0, self._round + 1)
         self._round_version = self.version
         self._missing = set(self._workers)
         self._outstanding, self._yielded = True, False
@@ -247,7 +251,7 @@ class Rounds(Scheduler):
 
     def commit(self, key: CreditKey) -> bool:
         """A worker's part is complete; false if it was not asked for."""
-        if key.sequence != self._round or key.worker not in self._missing:
+        if key.sequence != self._whole.sequence or key.worker not in self._missing:
             return False
         self._missing.remove(key.worker)
         return True
@@ -267,7 +271,7 @@ class Rounds(Scheduler):
         if self._missing or self._yielded or not self._outstanding:
             return None
         self._yielded = True
-        return CreditKey(0, self._round)
+        return self._whole
 
     def done(self, key: CreditKey) -> None:
         """The learner is done with a rollout: the next round may begin."""
