@@ -114,12 +114,12 @@ def _rows(figures: PoolStatistics) -> dict[str, str]:
         "workers": f"{figures.workers_alive} alive, {figures.worker_restarts} restarts; {figures.env_restarts} "
         "sub-environments replaced",
         "hosts": f"{figures.hosts}, {figures.bytes_received / 1e6:,.1f} MB received" if figures.hosts else "",
-        "their time": _shares({name: getattr(figures, f"{name}_seconds") for name in workers}),
-        "driver's": _shares(figures.driver_seconds),
+        "their time": _fractions({name: getattr(figures, f"{name}_seconds") for name in workers}),
+        "driver's": _fractions(figures.driver_seconds),
     }
 
 
-def _shares(seconds: Mapping[str, float]) -> str:
+def _fractions(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values())
     return ", ".join(f"{name} {part / total:.0%}" for name, part in seconds.items() if total > 0 and part > 0)
 
