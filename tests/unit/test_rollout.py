@@ -191,3 +191,9 @@ def test_without_an_end_next_observations_are_a_view() -> None:
     rollout = record(np.zeros((2, 3), bool), [3]).rollout
     assert np.shares_memory(rollout.next_observations()["x"], rollout.observations["x"])
     assert len(rollout.final_observations["x"]) == 0
+
+
+def test_the_former_name_of_shifted_observations_goes_on_working_and_says_the_new_one() -> None:
+    rollout = record(ENDED, [3]).rollout
+    with pytest.warns(DeprecationWarning, match="Rollout.successors is now shifted_observations"):
+        assert rollout.successors is rollout.shifted_observations
