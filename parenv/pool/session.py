@@ -38,7 +38,7 @@ from parenv.process.cores import own_file
 from parenv.process.forks import Owner
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
-from parenv.supervision.supervisor import Supervisor
+from parenv.supervision.supervisor import Product, Supervisor
 from parenv.supervision.workers import Workers
 
 SYNC_LEASES = 3
@@ -65,14 +65,20 @@ class Session:
         self._journal = _journal_of(plan)
         self._arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 2)
         self._versions = Versions(job.policy, self._arena.weights, self._arena.places, job.settings)
-        self.workers = Workers(placement_for(plan, self._arena.weights_map), self._arena.progress, job.shares)
+        placement = placement_for(plan, self._arena.weights_map)
+        self.workers = Workers(placement, self._arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch = with_launch(self._arena.memory.fd)
         self._observers = [Trace()]
-        self._supervisor = Supervisor(self.workers, launch, job.options, not plan.inline, self._observers)
+        layouts: list[Layout] = []
+        self._layouts = layouts
+        self._supervisor = Supervisor(
+            self.workers,
+            job.options,
+            Product(lambda worker: launch, lambda worker: [layouts[worker]], processes=not plan.inline),
+            self._observers,
+        )
         try:
             ready = self._supervisor.start()
-            as_planned = tuple(self.workers.shares) == job.shares
-            self.workers.first_env_id = job.first_env_id if as_planned else job.first_worker * self.workers.shares[0]
             self._lay_out(ready)
         except BaseException:
             self.close(job.options.close_timeout_s)
@@ -81,6 +87,11 @@ class Session:
     @property
     def _trace(self) -> Trace:
         return self._observers[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a worker is gone that is not replaced."""
+        return self._supervisor.over
 
     @property
     def version(self) -> int:
@@ -277,9 +288,9 @@ class Session:
                 credits=plan.credits,
             )
         )
-        self._supervisor.lay_out(
-            [self._layout(ready[0], worker, block, largest) for worker, block in enumerate(blocks)]
-        )
+        for worker, block in enumerate(blocks):
+            self._layouts.append(self._layout(ready[0], worker, block, largest))
+            self.workers.say(worker, self._layouts[worker])
         if plan.gradient is not None and job.gradient is not None:
             self._accumulator = Accumulator(plan.gradient, job.gradient.layout, self._counters)
         about = (self._supervisor, self._versions, self._counters)

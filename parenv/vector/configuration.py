@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -36,8 +36,6 @@ class VectorPlan:
         measured: whether a measurement decides that.
         observation_mode: ``"same"``, ``"different"``, or batched and single space.
         batch_size: rows that ``recv`` returns.
-        step_timeout_s: seconds in which a request must be answered, or ``None``.
-        on_worker_death: ``"raise"`` or ``"restart"``.
         placement: where workers run; ``None``: on this machine.
         spaces: of a sub-environment, where the user gives them.
         strict_infos: whether a value in an info that has no plain form is an error.
@@ -48,8 +46,6 @@ class VectorPlan:
     measured: bool
     observation_mode: ObservationMode
     batch_size: int
-    step_timeout_s: float | None
-    on_worker_death: OnWorkerDeath
     placement: Placing
     spaces: Spaces | None
     strict_infos: bool
@@ -79,7 +75,7 @@ def make_vector_plan(given: Given) -> VectorPlan:
     """
     factories = _factories(given.env_fns)
     _check_as_gymnasium_has_it(given)
-    num_envs, options = len(given.env_fns), _options(given.workers)
+    num_envs, options = len(given.env_fns), _options(given)
     batch_size = _batch_size(given.batch_size, num_envs)
     num_workers = placed_workers(given.placement, given.num_workers)
     workers = _workers(num_workers, num_envs, given.max_concurrency)
@@ -97,8 +93,6 @@ def make_vector_plan(given: Given) -> VectorPlan:
         measured=num_workers == "auto" and workers > 0,
         observation_mode=_checked(given.observation_mode),
         batch_size=batch_size,
-        step_timeout_s=_step_timeout_s(given.step_timeout_s),
-        on_worker_death=one_of("on_worker_death", given.on_worker_death, ("raise", "restart")),
         placement=given.placement,
         spaces=given_spaces(given.spaces, factories),
         strict_infos=given.strict_infos,
@@ -128,13 +122,23 @@ def _check_as_gymnasium_has_it(given: Given) -> None:
         )
 
 
-def _options(workers: Any) -> WorkerOptions:
-    options = WorkerOptions() if workers is None else instance_of("workers", workers, WorkerOptions)
+def _options(given: Given) -> WorkerOptions:
+    """The user's, with what a vector env has arguments of its own for; ``restart=None`` where none is restarted."""
+    options = WorkerOptions() if given.workers is None else instance_of("workers", given.workers, WorkerOptions)
     if options.on_env_error != "raise":
         raise ConfigurationError(
             "WorkerOptions.on_env_error is for pools: in a vector env the exception is raised, and the env goes on"
         )
-    return options
+    restarts = one_of("on_worker_death", given.on_worker_death, ("raise", "restart")) == "restart"
+    if restarts and options.restart is None:
+        raise ConfigurationError('on_worker_death="restart" needs a RestartPolicy, but WorkerOptions has restart=None')
+    if given.step_timeout_s is not None and not given.step_timeout_s > 0:
+        raise ConfigurationError(f"step_timeout_s must be positive seconds or None, got {given.step_timeout_s}")
+    return replace(
+        options,
+        restart=options.restart if restarts else None,
+        step_timeout_s=options.step_timeout_s if given.step_timeout_s is None else given.step_timeout_s,
+    )
 
 
 def _batch_size(batch_size: int | None, num_envs: int) -> int:
@@ -143,12 +147,6 @@ def _batch_size(batch_size: int | None, num_envs: int) -> int:
     if at_least("batch_size", batch_size, 1) > num_envs:
         raise ConfigurationError(f"batch_size={batch_size} is more than the {num_envs} sub-environments there are")
     return batch_size
-
-
-def _step_timeout_s(seconds: float | None) -> float | None:
-    if seconds is not None and not seconds > 0:
-        raise ConfigurationError(f"step_timeout_s must be positive seconds or None, got {seconds}")
-    return seconds
 
 
 def _workers(num_workers: int | str | None, num_envs: int, max_concurrency: int | None) -> int:
