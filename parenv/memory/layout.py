@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -129,21 +129,11 @@ Values = Iterable[tuple[Any, tuple[int, ...], Any]]
 """Key, shape of one value and dtype of each array that a field consists of."""
 
 
-@dataclass(frozen=True)
-class RolloutField:
-    """A row of the table of what lies in a slot.
-
-    Args:
-        axes: what its arrays have a value for.
-        of: its dtype, for one array of numbers; or what it consists of in the rollouts of a specification.
-    """
+class RolloutField(NamedTuple):
+    """What the arrays of a field have a value for, and its dtype, or what it consists of in rollouts of a kind."""
 
     axes: Axes
     of: Any
-
-    def values(self, spec: RolloutSpec) -> Values:
-        """What it consists of in such rollouts."""
-        return self.of(spec) if callable(self.of) else [(0, (), self.of)]
 
 
 def _leaves(of: Sequence[Leaf]) -> Values:
@@ -304,7 +294,8 @@ def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayou
     sparse: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
     for name, field in ROLLOUT_FIELDS.items():
         (sparse if field.axes is Axes.ENDS else always).extend(
-            ((name, key), (*sizes[field.axes], *shape), dtype) for key, shape, dtype in field.values(spec)
+            ((name, key), (*sizes[field.axes], *shape), dtype)
+            for key, shape, dtype in (field.of(spec) if callable(field.of) else [(0, (), field.of)])
         )
     placed, reserved = place(always, 0)
     more, total = place(sparse, reserved)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from parenv.errors import ProtocolError
-from parenv.protocol.messages import TRANSITIONS, WORKER, Failure, Message, State
+from parenv.protocol.messages import DRIVER, TRANSITIONS, WORKER, Failure, Message, State
+
+__all__ = ["DRIVER", "WORKER", "Conversation"]
 
 ANSWERING = {State.RUNNING, State.STEPPING, State.FAILED, State.CLOSING}
 """Where a failed call or step is an answer like any other, and changes nothing."""

@@ -11,22 +11,9 @@ from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
 from parenv.memory.progress import LINE_BYTES, line
 from parenv.placement.base import Launch
-from parenv.protocol.conversation import Conversation
+from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import (
-    DRIVER,
-    WORKER,
-    Call,
-    Commit,
-    Credit,
-    Failure,
-    Layout,
-    Message,
-    Ready,
-    Remarks,
-    Reply,
-    Rows,
-)
+from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Remarks, Reply, Rows
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
 from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Beat, Gone, Pieces, Weights, Welcome

@@ -12,21 +12,9 @@ from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.maps import SlotMap
 from parenv.memory.progress import Progress
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic
-from parenv.protocol.conversation import Conversation
+from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import (
-    DRIVER,
-    WORKER,
-    Call,
-    Close,
-    Commit,
-    Credit,
-    Failure,
-    Message,
-    Ready,
-    Remarks,
-    Reply,
-)
+from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Remarks, Reply
 from parenv.supervision.calls import Calls
 from parenv.supervision.failures import from_end, from_failure, say_where, where_it_happened
 from parenv.supervision.warning import Warner

@@ -17,9 +17,9 @@ from parenv.memory.layout import leaves_from_data
 from parenv.memory.progress import Progress, code
 from parenv.memory.shared import SharedMemory
 from parenv.process.doorbell import Doorbell, rung
-from parenv.protocol.conversation import Conversation
+from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.protocol.messages import DRIVER, WORKER, Actions, Call, Close, Message, Remarks, Reply, Rows, as_warning
+from parenv.protocol.messages import Actions, Call, Close, Message, Remarks, Reply, Rows, as_warning
 from parenv.protocol.plain import as_data, plain_info
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.process import address_of, failure_of, show_stacks

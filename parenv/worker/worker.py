@@ -10,9 +10,9 @@ from typing import Any
 from parenv.envs.seeding import RandomState, worker_seed
 from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory
-from parenv.protocol.conversation import Conversation
+from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import DRIVER, WORKER, Call, Close, Credit, Layout, Message, Reply, as_warning
+from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, as_warning
 from parenv.worker.collecting import StopCollectingError
 from parenv.worker.job import Job
 from parenv.worker.starting import Started, prepare_process, start
