@@ -15,7 +15,7 @@ from parenv.process.forks import Owner
 from parenv.supervision.partition import at_least
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
-from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan
+from parenv.vector.configuration import Given, ObservationMode, OnWorkerDeath, make_vector_plan
 from parenv.vector.session import Session, StepResults
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
@@ -99,26 +99,14 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
     ) -> None:
-        plan = make_vector_plan(
-            env_fns,
-            context=context,
-            worker=worker,
-            observation_mode=observation_mode,
-            autoreset_mode=autoreset_mode,
-            max_concurrency=max_concurrency,
-            num_workers=num_workers,
-            batch_size=batch_size,
-            step_timeout_s=step_timeout_s,
-            on_worker_death=on_worker_death,
-            options=WorkerOptions() if workers is None else workers,
-            placement=placement,
-            spaces=spaces,
-            strict_infos=strict_infos,
-        )
+        # By name, so that an argument is spelled here and where it is checked, and nowhere between.
+        given = dict(locals())
+        del given["self"]
+        plan = make_vector_plan(Given(**given))
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
-        self.autoreset_mode = plan.mode
+        self.autoreset_mode = plan.job.autoreset_mode
         self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
         plan, session, self.measured_step_s = begin(plan, copy)
         self._session = session

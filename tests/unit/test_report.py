@@ -146,9 +146,9 @@ def test_what_a_trace_says_is_read_in_seconds_since_the_first_rollout_was_asked_
     assert (second.who, second.what) == ("sub-environment of worker 0", "sub-environment")
 
 
-def test_shares_fill_the_time_and_a_publish_is_no_learning(tmp_path: Path) -> None:
+def test_the_parts_fill_the_time_and_a_publish_is_no_learning(tmp_path: Path) -> None:
     timeline = read_timeline(two_workers(tmp_path / "trace.json"))
-    driver, worker, killed = (track.shares() for track in timeline.tracks)
+    driver, worker, killed = (track.fractions() for track in timeline.tracks)
     assert driver == pytest.approx({"learn": 0.125, "wait": 0.75, "publish": 0.125, UNRECORDED: 0.0})
     assert worker == pytest.approx({"wait": 0.2, "act": 0.3, "env": 0.4, "commit": 0.1, UNRECORDED: 0.0})
     assert killed["restart"] == pytest.approx(0.6 / 3)
@@ -168,8 +168,8 @@ def test_a_publish_behind_the_last_rollout_takes_nothing_from_learning(tmp_path:
             piece("driver", "publish", 3.0, 4.0),
         ],
     )
-    shares = read_timeline(path).driver.shares()
-    assert shares == pytest.approx({"wait": 0.5, "learn": 0.25, "publish": 0.25, UNRECORDED: 0.0})
+    fractions = read_timeline(path).driver.fractions()
+    assert fractions == pytest.approx({"wait": 0.5, "learn": 0.25, "publish": 0.25, UNRECORDED: 0.0})
 
 
 def test_env_steps_are_even_within_a_rollout_and_none_between_two(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_trace_that_breaks_off_anywhere_is_read_up_to_there(tmp_path: Path) ->
         torn.write_text(whole[:end])
         timeline = read_timeline(torn)
         assert not timeline.is_finished
-        assert [0 <= sum(track.shares().values()) <= 1 + 1e-9 for track in timeline.tracks] == [True] * 3
+        assert [0 <= sum(track.fractions().values()) <= 1 + 1e-9 for track in timeline.tracks] == [True] * 3
         assert len(timeline.workers[1].env_steps_until([0.0, 1.0])) == 2
         known.add(timeline.total_env_steps)
     assert known == {0, 20, 30, 50, 70, 80}
@@ -278,7 +278,7 @@ def test_a_trace_that_begins_amid_a_run_counts_from_its_first_question(tmp_path:
     for since in (-4.0, -3.0, -2.0, -0.5):
         events += [instant("driver", "rollout", 0.5, env_steps=10, policy_lag=0), *run("0", since, 10)]
     timeline = read_timeline(write(tmp_path / "trace.json", events))
-    assert timeline.workers[0].shares() == pytest.approx(
+    assert timeline.workers[0].fractions() == pytest.approx(
         {"wait": 0, "act": 0, "env": 0.8, "commit": 0.2, "unrecorded": 0}
     )
     assert timeline.cycle_s == pytest.approx(0.4)
