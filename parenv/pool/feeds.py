@@ -19,8 +19,8 @@ from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
 from parenv.pool.statistics import Tally
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
-from parenv.supervision.supervisor import Committed, Event, Lost, Supervisor
-from parenv.supervision.workers import FOREVER_S
+from parenv.supervision.supervisor import Event, Lost, Supervisor
+from parenv.supervision.workers import FOREVER_S, Committed
 
 _log = logging.getLogger("parenv")
 

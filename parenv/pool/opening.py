@@ -17,7 +17,8 @@ from parenv.pool.launching import as_job, launch_for, placement_for
 from parenv.pool.laying_out import LaidOut, lay_out
 from parenv.pool.statistics import Tally
 from parenv.pool.versions import Versions
-from parenv.supervision.supervisor import Back, Lost, Supervisor
+from parenv.protocol.messages import Layout
+from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 
 
@@ -50,14 +51,17 @@ def opened(plan: Plan, tally: Tally, tell: Callable[[Lost | Back], object]) -> P
         arena = Arena(len(plan.shares), module_of(plan.policy), len(plan.shares) * per_worker + 2)
         stack.callback(arena.close)
         versions = Versions(plan.policy, arena.weights, arena.places, plan.settings)
-        workers = Workers(placement_for(plan, job, arena.weights_map), arena.progress, plan.shares)
-        supervisor = Supervisor(workers, with_launch(arena.memory.fd), plan.options, not plan.inline, tell)
+        placement = placement_for(plan, job, arena.weights_map)
+        workers = Workers(placement, arena.progress, plan.shares, plan.first_env_id, plan.first_worker)
+        launch, layouts = with_launch(arena.memory.fd), list[Layout]()
+        product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
+        supervisor = Supervisor(workers, plan.options, product)
         stack.callback(supervisor.close, plan.options.close_timeout_s)
         ready = supervisor.start()
-        as_planned = tuple(workers.shares) == plan.shares
-        workers.first_env_id = plan.first_env_id if as_planned else plan.first_worker * workers.shares[0]
         laid_out = lay_out(plan, workers, arena, ready)
-        supervisor.lay_out(laid_out.layouts)
+        layouts += laid_out.layouts
+        for worker, layout in enumerate(layouts):
+            workers.say(worker, layout)
         feed = _feed(plan, laid_out, supervisor, versions, tally)
         stack.pop_all()
     return Parts(arena, versions, workers, supervisor, feed, _accumulator(plan, tally), laid_out.spaces)

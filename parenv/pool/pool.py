@@ -313,7 +313,7 @@ class AsyncWorkerPool(Facts):
             try:
                 yield self._session
             finally:
-                if self._session.workers.broken:
+                if self._session.is_over:
                     self.close()
 
     def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:

@@ -51,6 +51,11 @@ class Session:
         self.observation_space, self.action_space = parts.spaces
 
     @property
+    def is_over(self) -> bool:
+        """Whether a worker is gone that is not replaced."""
+        return self._supervisor.over
+
+    @property
     def version(self) -> int:
         """The newest version."""
         return self._versions.newest.number

@@ -58,8 +58,7 @@ def _restore_workers(session: Session, state: Mapping[str, Any]) -> list[str]:
     workers, missing, questions = session.workers, [], {}
     for worker, found in enumerate(state["workers"]):
         under_way, env_ids = state["under_way"][worker], workers.env_ids(worker)
-        generation = max(found["generation"], workers.generations_before[worker]) + 1
-        workers.generations_before[worker] = generation
+        generation = workers.skip_generations(worker, found["generation"])
         questions[worker] = (found, generation, under_way > 0)
         if under_way:
             missing.append(f"{under_way} rollouts of worker {worker} that were under way and had not been taken")

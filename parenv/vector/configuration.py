@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,9 +32,7 @@ class VectorPlan:
         mode: what happens where an episode ends.
         observation_mode: ``"same"``, ``"different"``, or batched and single space.
         batch_size: rows that ``recv`` returns.
-        step_timeout_s: seconds in which a request must be answered, or ``None``.
-        on_worker_death: ``"raise"`` or ``"restart"``.
-        options: of the workers.
+        options: of the workers; with ``restart=None`` where none is restarted.
         seed: root of the seeds that nobody gives.
         cores: one for each worker to keep to, or ``None``.
         placement: where workers run; ``None``: on this machine.
@@ -49,8 +47,6 @@ class VectorPlan:
     mode: AutoresetMode
     observation_mode: ObservationMode
     batch_size: int
-    step_timeout_s: float | None
-    on_worker_death: OnWorkerDeath
     options: WorkerOptions
     seed: int
     cores: tuple[int, ...] | None
@@ -105,15 +101,9 @@ def make_vector_plan(
             "forked from a helper process, as safe as spawn and as fast as fork"
         )
     instance_of("workers", options, WorkerOptions)
-    if options.on_env_error != "raise":
-        raise ConfigurationError(
-            "WorkerOptions.on_env_error is for pools: in a vector env the exception is raised, and the env goes on"
-        )
-    one_of("on_worker_death", on_worker_death, ("raise", "restart"))
+    options = _options(options, on_worker_death, step_timeout_s)
     if max_concurrency is not None:
         at_least("max_concurrency", max_concurrency, 1)
-    if step_timeout_s is not None and not step_timeout_s > 0:
-        raise ConfigurationError(f"step_timeout_s must be positive seconds or None, got {step_timeout_s}")
     batch_size = num_envs if batch_size is None else batch_size
     at_least("batch_size", batch_size, 1)
     if batch_size > num_envs:
@@ -128,14 +118,30 @@ def make_vector_plan(
         mode=AutoresetMode(autoreset_mode),
         observation_mode=_checked(observation_mode),
         batch_size=batch_size,
-        step_timeout_s=step_timeout_s,
-        on_worker_death=on_worker_death,
         options=options,
         seed=int(np.random.SeedSequence().entropy) % 2**63,  # type: ignore[arg-type]
         cores=own_cores(workers) if options.threads == 1 and placement is None else None,
         placement=placement,
         spaces=given_spaces(spaces, factories),
         strict_infos=strict_infos,
+    )
+
+
+def _options(options: WorkerOptions, on_worker_death: OnWorkerDeath, step_timeout_s: float | None) -> WorkerOptions:
+    """The user's, with what a vector env has arguments of its own for."""
+    if options.on_env_error != "raise":
+        raise ConfigurationError(
+            "WorkerOptions.on_env_error is for pools: in a vector env the exception is raised, and the env goes on"
+        )
+    one_of("on_worker_death", on_worker_death, ("raise", "restart"))
+    if on_worker_death == "restart" and options.restart is None:
+        raise ConfigurationError('on_worker_death="restart" needs a RestartPolicy, but WorkerOptions has restart=None')
+    if step_timeout_s is not None and not step_timeout_s > 0:
+        raise ConfigurationError(f"step_timeout_s must be positive seconds or None, got {step_timeout_s}")
+    return replace(
+        options,
+        restart=options.restart if on_worker_death == "restart" else None,
+        step_timeout_s=options.step_timeout_s if step_timeout_s is None else step_timeout_s,
     )
 
 

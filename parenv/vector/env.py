@@ -42,11 +42,13 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         num_workers: worker processes; ``None``: one per usable core; 0: everything in this process; ``"auto"``: one per
             core or 0, whichever a measurement of the first sub-environment's step promises to be faster.
         batch_size: rows that :meth:`recv` returns; all by default.
-        step_timeout_s: seconds in which a worker must answer a step or a call; one that does not is killed, its stack
-            shown. ``WorkerOptions(reset_timeout_s=...)`` is the same for resets. Without effect with ``num_workers=0``,
-            where there is nobody to wait for it; that also goes for the limit of a wait.
-        on_worker_death: ``"raise"``: a dead worker closes the env; ``"restart"``: it is started again, the current
-            episodes of its sub-environments are truncated and flagged in ``infos["worker_restarted"]``.
+        step_timeout_s: seconds that an env step or a call may take before its worker counts as hung and is killed, its
+            stack shown; ``None``: ``WorkerOptions.step_timeout_s``. ``WorkerOptions.reset_timeout_s`` is the same for
+            resets. Without effect with ``num_workers=0``, where there is nobody to wait for it; that also goes for the
+            limit of a wait.
+        on_worker_death: ``"raise"``: a dead worker closes the env; ``"restart"``: it is started again, as often as
+            ``WorkerOptions.restart`` allows; the current episodes of its sub-environments are truncated and flagged in
+            ``infos["worker_restarted"]``.
         workers: how workers are set up and how long they may take to start and to close.
         placement: where workers run; ``None``: on this machine. On hosts, every step costs a round trip over the
             network, where it costs some microseconds here: prefer :class:`AsyncWorkerPool` across machines, or
