@@ -18,7 +18,6 @@ from parenv.pool.events import Asked, Delivered, Evaluated, Observer, Published,
 from parenv.pool.opening import opened
 from parenv.pool.questions import Question
 from parenv.pool.statistics import Counters, PoolStatistics, mean
-from parenv.pool.versions import Version
 from parenv.process.forks import Owner
 
 
@@ -95,7 +94,7 @@ class Session:
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
-        self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest)
+        self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
 
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
@@ -106,7 +105,7 @@ class Session:
         wanted = {w: episodes // num_workers + (w < episodes % num_workers) for w in range(num_workers)}
         newest = self._versions.newest
         questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
-        answers = self.ask_workers("evaluate", questions, newest)
+        answers = self.ask_workers("evaluate", questions, newest[:2])
         self._tell(Evaluated(newest.number, began))
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
 
@@ -122,20 +121,10 @@ class Session:
         with self._timer.during("calling"):
             return question.ask(self._supervisor)
 
-    def ask_workers(
-        self, method: str, arguments: Mapping[int, tuple[Any, ...]], version: Version | None = None
-    ) -> dict[int, Any]:
-        """Call a method on several workers; their answers, by worker.
-
-        Args:
-            method: as in :class:`~parenv.protocol.messages.Call`.
-            arguments: by worker.
-            version: that the method uses, if any.
-        """
+    def ask_workers(self, method: str, arguments: Mapping[int, tuple[Any, ...]], *weights: Any) -> dict[int, Any]:
+        """As :meth:`~parenv.supervision.supervisor.Supervisor.ask`, in the time that is counted as calling."""
         with self._timer.during("calling"):
-            if version is None:
-                return self._supervisor.ask(method, arguments)
-            return self._supervisor.ask(method, arguments, (version.number, version.place))
+            return self._supervisor.ask(method, arguments, *weights)
 
     def observe(self, timeline: Observer) -> None:
         """Have this one hear of what happens from now on, instead of the one before, which is closed."""

@@ -25,7 +25,9 @@ from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.layout import COMMIT_DTYPE
 from parenv.pool.arrival import Arrival
+from parenv.pool.events import Asked, Delivered, Published
 from parenv.records.trace import TraceWriter
+from parenv.supervision.supervisor import Back, Lost
 
 SINCE_S = 1000.0
 
@@ -455,7 +457,7 @@ def test_what_follows_begins_where_what_was_before_ends_in_whole_nanoseconds(tmp
             ended + waiting_s,
             waiting_s=waiting_s, acting_s=acting_s, environment_s=environment_s, learning_s=learning_s,
         )  # fmt: skip
-        writer.yielded(arrival)
+        writer.hear(Delivered(arrival))
         ended = float(arrival.commits["ended_s"][0])
     writer.close()
     events = pieces_written(tmp_path / "trace.json")
@@ -467,9 +469,9 @@ def test_what_follows_begins_where_what_was_before_ends_in_whole_nanoseconds(tmp
 
 def test_a_rollout_that_was_made_before_a_restart_and_arrives_after_it_is_where_it_was(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace.json", 1, header([1])[1]["args"], "commit")
-    writer.lost(0, RuntimeError("died"))
-    writer.back(0, 1)
-    writer.yielded(arrived(1.0, waiting_s=0.5, acting_s=0.1, environment_s=0.1, learning_s=0.0))
+    writer.hear(Lost(0, RuntimeError("died")))
+    writer.hear(Back(0, 1))
+    writer.hear(Delivered(arrived(1.0, waiting_s=0.5, acting_s=0.1, environment_s=0.1, learning_s=0.0)))
     writer.close()
     first, *_, restart = pieces_written(tmp_path / "trace.json")
     assert (first["name"], first["ts"], first["dur"], restart["name"]) == ("wait", 0.5e6, 0.5e6, "restart")
@@ -483,11 +485,11 @@ def test_what_the_pool_writes_is_strict_json_also_where_a_return_is_not_a_number
     rollout: Any = SimpleNamespace(episodes=episodes, policy_version=3, policy_lag=2)
     replaced = [[[0, "step", 'ValueError: "quoted"\nin two lines']]]
     writer = TraceWriter(path, 1, header([1])[1]["args"], "commit")
-    writer.asked()
-    writer.yielded(Arrival(rollout, [0], [[0]], [12], None, [0.0], [{}], commits, replaced))
-    writer.did("publish", 0.0, policy_version=4)
-    writer.lost(0, RuntimeError('it "died"'))
-    writer.back(0, 1)
+    writer.hear(Asked())
+    writer.hear(Delivered(Arrival(rollout, [0], [[0]], [12], None, [0.0], [{}], commits, replaced)))
+    writer.hear(Published(4, 0.0))
+    writer.hear(Lost(0, RuntimeError('it "died"')))
+    writer.hear(Back(0, 1))
     writer.close()
     writer.close()
 
