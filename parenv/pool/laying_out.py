@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
-from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data, slot_layout
+from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data
 from parenv.memory.maps import SlotMap
 from parenv.memory.slots import Slots
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.pool.arena import Arena
+from parenv.pool.blocks import Block, blocks_of
 from parenv.pool.configuration import Plan
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
@@ -26,6 +27,7 @@ class LaidOut(NamedTuple):
     Args:
         spaces: of a sub-environment: observations and actions.
         spec: what a rollout is made of.
+        blocks: by worker, what one slot has of it, and of whom else.
         slots: for rollouts.
         leases: how many of them the user may hold.
         layouts: what each worker is told of them.
@@ -33,6 +35,7 @@ class LaidOut(NamedTuple):
 
     spaces: Spaces
     spec: RolloutSpec
+    blocks: Sequence[Block]
     slots: Slots
     leases: int
     layouts: list[Layout]
@@ -52,18 +55,18 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
     """
     described = _checked_spaces(ready, plan.spaces)
     spec = RolloutSpec(
-        plan.rollout_length,
+        plan.job.rollout_length,
         leaves(described[0]),
         leaves(described[1]),
         *extras_and_carry(ready[0].extras, ready[0].carry),
-        gradient_bytes=plan.gradient_job.layout.nbytes if plan.gradient_job else 0,
+        gradient_bytes=plan.job.gradient.layout.nbytes if plan.job.gradient else 0,
         infos=infos_from_data(ready[0].infos),
     )
-    num_workers, together = len(workers.shares), plan.mode == "sync"
-    columns, writers = (sum(workers.shares), num_workers) if together else (max(workers.shares), 1)
-    largest = slot_layout(spec, columns, writers)
+    num_workers, together = len(ready), plan.mode == "sync"
+    blocks = blocks_of(spec, [workers.env_ids(worker) for worker in range(num_workers)], together)
+    largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
     leases = SYNC_LEASES if together else num_workers + 2
-    num_slots = leases + (1 if together else num_workers * (1 + plan.prefetch))
+    num_slots = leases + (1 if together else num_workers * plan.credits)
     arena.check_fits(largest, num_slots, spec)
     slots = arena.add_slots(largest, num_slots)
     workers.lay_out(
@@ -74,27 +77,27 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
             slot_bytes=largest.total_bytes,
             together=together,
             shares=tuple(workers.shares),
-            credits=1 if together else 1 + plan.prefetch,
+            credits=plan.credits,
         )
     )
     layouts = []
-    for worker in range(num_workers):
-        first = workers.env_ids(worker).start
+    for worker, block in enumerate(blocks):
+        mine = block.columns[block.workers.index(worker)]
         layouts.append(
             Layout(
                 slots_offset=arena.slots_offset,
                 slot_bytes=largest.total_bytes,
-                slot_envs=sum(workers.shares) if together else workers.shares[worker],
-                slot_workers=num_workers if together else 1,
-                first_column=first - workers.first_env_id if together else 0,
-                share=worker if together else 0,
-                first_env_id=first,
+                slot_envs=len(block.env_ids),
+                slot_workers=len(block.workers),
+                first_column=mine.first,
+                position=mine.position,
+                first_env_id=workers.env_ids(worker).start,
                 extras=ready[0].extras,
                 carry=ready[0].carry,
                 infos=ready[0].infos,
             )
         )
-    return LaidOut(plan.spaces or described, spec, slots, leases, layouts)
+    return LaidOut(plan.spaces or described, spec, blocks, slots, leases, layouts)
 
 
 def _checked_spaces(ready: Sequence[Ready], given: Spaces | None) -> Spaces:

@@ -13,12 +13,11 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.pool.arrival import Arrival
 from parenv.pool.configuration import Plan
+from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.events import Asked, Delivered, Evaluated, Observer, Published, Questioned, telling
 from parenv.pool.opening import opened
 from parenv.pool.questions import Question
-from parenv.pool.statistics import PoolStatistics, Tally, mean
-from parenv.pool.turns import Turns
-from parenv.pool.versions import Version
+from parenv.pool.statistics import Counters, PoolStatistics, mean
 from parenv.process.forks import Owner
 
 
@@ -37,18 +36,15 @@ class Session:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.owner = Owner("the pool")
-        self._tally = Tally()
-        self._turns = Turns(self._tally.driver_s, self._tally.driver_processor_s)
+        self._counters = Counters()
+        self._timer = DriverTimer(self._counters.driver_s, self._counters.driver_processor_s)
         self._observers = [plan.recorder, Observer()]  # The second one can be exchanged: see observe.
         self._tell = telling(self._observers)
-        self._began = time.monotonic()
-        self._first_asked = math.nan
-        self._collected_before_s = 0.0
         self._evaluations = 0
-        parts = opened(plan, self._tally, self._tell)
+        parts = opened(plan, self._counters, self._tell)
         self._arena, self._versions = parts.arena, parts.versions
         self.workers, self._supervisor = parts.workers, parts.supervisor
-        self._feed, self._accumulator = parts.feed, parts.accumulator
+        self._queue, self._accumulator = parts.queue, parts.accumulator
         self.observation_space, self.action_space = parts.spaces
 
     @property
@@ -69,7 +65,7 @@ class Session:
             "sub-environments of each worker": list(self.workers.shares),
             "first env_id": self.workers.first_env_id,
         }
-        return {"layout": {**{name: self.plan.about[name] for name in names}, **shares}, "seed": self.plan.seed}
+        return {"layout": {**{name: self.plan.about[name] for name in names}, **shares}, "seed": self.plan.job.seed}
 
     def next_rollout(self, deadline: float) -> Rollout | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
@@ -88,17 +84,17 @@ class Session:
     def publish(self, policy: Any, settings: Mapping[str, Any]) -> int:
         """Write a new version, once there is room for it."""
         began = time.perf_counter()
-        with self._turns.during("publishing"):
-            while not self._versions.has_room(self._feed.versions_in_use()):
-                self._feed.listen()
-            version = self._versions.add(policy, settings, self._feed.publish)
+        with self._timer.during("publishing"):
+            while not self._versions.has_room(self._queue.versions_in_use()):
+                self._queue.listen()
+            version = self._versions.add(policy, settings, self._queue.publish)
         self._tell(Published(version, began))
         return version
 
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
-        self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest)
+        self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
 
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
@@ -109,7 +105,7 @@ class Session:
         wanted = {w: episodes // num_workers + (w < episodes % num_workers) for w in range(num_workers)}
         newest = self._versions.newest
         questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
-        answers = self.ask_workers("evaluate", questions, newest)
+        answers = self.ask_workers("evaluate", questions, newest[:2])
         self._tell(Evaluated(newest.number, began))
         return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
 
@@ -119,26 +115,16 @@ class Session:
         A run whose order matters waits until no rollout is under way, so that it can be repeated.
         """
         question = Question(self.workers, method, env_ids, arguments)
-        while self.plan.recorder.orders and self._feed.versions_in_use():
-            self._feed.listen()
+        while self.plan.recorder.orders and self._queue.versions_in_use():
+            self._queue.listen()
         self._tell(Questioned(method))
-        with self._turns.during("calling"):
+        with self._timer.during("calling"):
             return question.ask(self._supervisor)
 
-    def ask_workers(
-        self, method: str, arguments: Mapping[int, tuple[Any, ...]], version: Version | None = None
-    ) -> dict[int, Any]:
-        """Call a method on several workers; their answers, by worker.
-
-        Args:
-            method: as in :class:`~parenv.protocol.messages.Call`.
-            arguments: by worker.
-            version: that the method uses, if any.
-        """
-        with self._turns.during("calling"):
-            if version is None:
-                return self._supervisor.ask(method, arguments)
-            return self._supervisor.ask(method, arguments, (version.number, version.place))
+    def ask_workers(self, method: str, arguments: Mapping[int, tuple[Any, ...]], *weights: Any) -> dict[int, Any]:
+        """As :meth:`~parenv.supervision.supervisor.Supervisor.ask`, in the time that is counted as calling."""
+        with self._timer.during("calling"):
+            return self._supervisor.ask(method, arguments, *weights)
 
     def observe(self, timeline: Observer) -> None:
         """Have this one hear of what happens from now on, instead of the one before, which is closed."""
@@ -147,42 +133,42 @@ class Session:
 
     def under_way(self) -> Mapping[int, int]:
         """By worker, how many rollouts have been asked for and not yielded."""
-        return self._feed.under_way()
+        return self._queue.under_way()
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
-        now, tally, traffic = time.monotonic(), self._tally, self.workers.traffic()
-        collecting = now - self._first_asked
-        rollout_s, spread_s = tally.rollout_seconds()
+        counters, traffic = self._counters, self.workers.traffic()
+        collecting_s = self._timer.collecting_s
+        rollout_s, spread_s = counters.rollout_seconds()
         return PoolStatistics(
-            env_steps=tally.env_steps,
-            rollouts=tally.rollouts,
-            episodes=tally.episodes,
-            mean_return=mean(tally.returns),
-            mean_length=mean(tally.lengths),
-            seconds=now - self._began,
-            env_steps_per_second=tally.env_steps / collecting if collecting > 0 else 0.0,
+            env_steps=counters.env_steps,
+            rollouts=counters.rollouts,
+            episodes=counters.episodes,
+            mean_return=mean(counters.returns),
+            mean_length=mean(counters.lengths),
+            seconds=self._timer.seconds,
+            env_steps_per_second=counters.env_steps / collecting_s if collecting_s > 0 else 0.0,
             policy_version=self.version,
-            policy_lag=dict(sorted(tally.lag.items())),
-            copied_rollouts=tally.copied,
-            gradients=tally.gradients,
-            skipped_gradients=tally.skipped,
-            dropped_rollouts=tally.dropped,
+            policy_lag=dict(sorted(counters.lag.items())),
+            copied_rollouts=counters.copied,
+            gradients=counters.gradients,
+            skipped_gradients=counters.skipped,
+            dropped_rollouts=counters.dropped,
             workers_alive=self.workers.alive,
             worker_restarts=self._supervisor.restarts,
-            env_restarts=tally.env_restarts,
-            environment_seconds=tally.environment_s,
-            acting_seconds=tally.acting_s,
-            learning_seconds=tally.learning_s,
-            committing_seconds=tally.busy_s - tally.environment_s - tally.acting_s - tally.learning_s,
-            waiting_seconds=tally.waiting_s,
-            processor_seconds=tally.processor_s,
-            sleeping_seconds=tally.sleeping_s,
-            contended_seconds=tally.contended_s,
+            env_restarts=counters.env_restarts,
+            environment_seconds=counters.environment_s,
+            acting_seconds=counters.acting_s,
+            learning_seconds=counters.learning_s,
+            committing_seconds=counters.busy_s - counters.environment_s - counters.acting_s - counters.learning_s,
+            waiting_seconds=counters.waiting_s,
+            processor_seconds=counters.processor_s,
+            sleeping_seconds=counters.sleeping_s,
+            contended_seconds=counters.contended_s,
             rollout_seconds=rollout_s,
             rollout_seconds_spread=spread_s,
-            driver_seconds=dict(tally.driver_s),
-            driver_processor_seconds=dict(tally.driver_processor_s),
+            driver_seconds=dict(counters.driver_s),
+            driver_processor_seconds=dict(counters.driver_processor_s),
             messages=self.workers.messages,
             hosts=traffic.hosts,
             bytes_sent=traffic.sent,
@@ -192,27 +178,25 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         """What is counted here, as plain data."""
-        now = time.monotonic()
         return {
             "policy_version": self.version,
             "settings": dict(self._versions.settings),
             "evaluations": self._evaluations,
             "worker_restarts": self._supervisor.restarts,
-            "statistics": self._tally.state(),
-            "seconds": now - self._began,
-            "collecting_seconds": 0.0 if math.isnan(self._first_asked) else now - self._first_asked,
+            "statistics": self._counters.state(),
+            "seconds": self._timer.seconds,
+            "collecting_seconds": 0.0 if math.isnan(self._timer.collecting_s) else self._timer.collecting_s,
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on counting where another pool was."""
-        if not math.isnan(self._first_asked) or self.version:
+        if not math.isnan(self._timer.collecting_s) or self.version:
             raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
         self._versions.resume(state["policy_version"], state["settings"])
-        self._feed.resume(state["policy_version"])
+        self._queue.resume(state["policy_version"])
         self._evaluations, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
-        self._tally.load(state["statistics"])
-        self._began -= state["seconds"]
-        self._collected_before_s = state["collecting_seconds"]
+        self._counters.load(state["statistics"])
+        self._timer.resume(state["seconds"], state["collecting_seconds"])
 
     def close(self, timeout_s: float) -> None:
         """End the workers, by themselves within the limit or by force after it. Idempotent."""
@@ -226,10 +210,9 @@ class Session:
             self._arena.close()
 
     def _next(self, deadline: float) -> Arrival | None:
-        if math.isnan(self._first_asked):
-            self._first_asked = time.monotonic() - self._collected_before_s
+        self._timer.asked()
         self._tell(Asked())
-        with self._turns.during("waiting"):
-            arrival = None if self.plan.recorder.is_over else self._feed.next(deadline)
+        with self._timer.during("waiting"):
+            arrival = None if self.plan.recorder.is_over else self._queue.next(deadline)
         self._tell(Delivered(arrival))
         return arrival

@@ -174,7 +174,7 @@ def trace_of(session: Session, path: str | os.PathLike[str]) -> TraceWriter:
     """A timeline of a pool from now on."""
     layout, env_steps = session.identity["layout"], session.statistics().env_steps
     about = {"env_steps": env_steps, "in processes": not session.plan.inline, **layout}
-    finishing = "commit" if session.plan.postprocess is None else "postprocess"
+    finishing = "commit" if session.plan.job.postprocess is None else "postprocess"
     return TraceWriter(own_file(path), len(session.workers.shares), about, finishing)
 
 

@@ -30,7 +30,6 @@ from parenv.vector.backend import Members
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.requests import Requests
 from parenv.vector.spaces import rebuilt
-from parenv.worker.step_station import StepJob
 
 WORKER_ENTRY = "parenv.worker.stepping:main"
 MESSAGE_TIMEOUT_S = 60.0
@@ -41,13 +40,12 @@ class ProcessBackend:
 
     Args:
         plan: checked.
-        job: what they are to make.
     """
 
-    def __init__(self, plan: VectorPlan, job: StepJob) -> None:
+    def __init__(self, plan: VectorPlan) -> None:
         num_workers = len(plan.shares)
         self._plan = plan
-        payload = pickled({"env_fns": plan.factories, "workers": plan.options}, job)
+        payload = pickled({"env_fns": plan.job.factories, "workers": plan.options}, plan.job)
         self._with_launch = local_launch(WORKER_ENTRY, payload, plan.options)
         self._placement = stepping_placement(WORKER_ENTRY, plan.placement, plan.options)
         self._memory = SharedMemory(header_bytes(num_workers))
@@ -226,7 +224,7 @@ class ProcessBackend:
         """Episodes begin anew in one that is back: by themselves with the next step, or else at once."""
         self._board.info_kinds[self._rows_of(worker)] = 0
         reset = None
-        if self._plan.mode is AutoresetMode.SAME_STEP:
+        if self._plan.job.autoreset_mode is AutoresetMode.SAME_STEP:
             columns = range(self._plan.shares[worker])
             reset = self._questions.begin("reset", {worker: (columns, [None] * len(columns), None)})
         self._beginning[worker] = reset

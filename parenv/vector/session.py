@@ -24,7 +24,6 @@ from parenv.vector.process_backend import ProcessBackend
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results
 from parenv.vector.spaces import board_spec, join_spaces
-from parenv.worker.step_station import StepJob
 
 _ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -44,8 +43,7 @@ class Session:
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
         self._plan = plan
-        job = StepJob(plan.factories, plan.options, plan.shares, plan.mode.value, plan.seed, plan.cores)
-        self.backend: Backend = InlineBackend(job) if plan.inline else ProcessBackend(plan, job)
+        self.backend: Backend = InlineBackend(plan.job) if plan.inline else ProcessBackend(plan)
         try:
             self._get_to_know()
         except BaseException:
@@ -55,8 +53,8 @@ class Session:
         self._all = range(num_envs)
         self._results = Results(self._board, self.spaces.first_observation, copy, plan.options, plan.strict_infos)
         self.read_infos = self._results.infos
-        self._restarts = Restarts(self._board, self._results, plan.mode, plan.options.restart is not None)
-        self._ends = Ends(self._board, plan.mode)
+        self._restarts = Restarts(self._board, self._results, plan.job.autoreset_mode, plan.options.restart is not None)
+        self._ends = Ends(self._board, plan.job.autoreset_mode)
         self._tracks_ends = self._restarts.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
@@ -209,9 +207,9 @@ class Session:
         """Ask what the sub-environments are like, and make the board for them."""
         plan, members = self._plan, self.backend.members
         self.spaces = join_spaces(members.spaces, plan.observation_mode, plan.spaces)
-        self.metadata = {**members.metadata, "autoreset_mode": plan.mode}
+        self.metadata = {**members.metadata, "autoreset_mode": plan.job.autoreset_mode}
         self.render_mode = members.render_mode
-        self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, plan.mode))
+        self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, plan.job.autoreset_mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
         """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""

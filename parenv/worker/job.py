@@ -8,6 +8,7 @@ from typing import Any
 
 from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
+from parenv.memory.progress import header_bytes
 from parenv.options import WorkerOptions
 
 
@@ -44,7 +45,6 @@ class Job:
         infos: names of infos that come along.
         settings: of version 0, beside those that the policy has.
         seed: root of all seeds.
-        weights_offset: where the flat weights begin in shared memory, in bytes.
     """
 
     factories: Factories
@@ -60,4 +60,8 @@ class Job:
     infos: tuple[str, ...]
     settings: Mapping[str, Any]
     seed: int
-    weights_offset: int
+
+    @property
+    def weights_offset(self) -> int:
+        """Where the flat weights begin in shared memory, in bytes."""
+        return header_bytes(len(self.shares))

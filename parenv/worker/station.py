@@ -13,7 +13,7 @@ import cloudpickle
 import numpy as np
 
 from parenv.envs.seeding import RandomState, environment_seed, evaluation_seed, random_state, set_random_state
-from parenv.experience.assembly import Share
+from parenv.experience.assembly import Columns
 from parenv.memory.layout import WHOLE_EPISODES, extras_and_carry, infos_from_data, slot_layout
 from parenv.memory.progress import Progress
 from parenv.policy.snapshots import WeightsReader
@@ -49,7 +49,7 @@ class Station:
         infos = infos_from_data(layout.infos)
         spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=gradient_bytes)
         self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
-        self._share = Share(layout.share, layout.first_column, layout.first_column + started.stepper.num_envs)
+        self._columns = Columns(layout.position, layout.first_column, layout.first_column + started.stepper.num_envs)
         self._writers: dict[int, RolloutWriter] = {}
         device = self._job.options.device
         self._actor = Actor(
@@ -115,7 +115,7 @@ class Station:
             sequence=credit.sequence,
         )
         replaced = [] if self._replacements is None else self._replacements.take_causes()
-        return Commit(credit.sequence, dict(writer.share.objects), report, replaced)
+        return Commit(credit.sequence, dict(writer.columns.objects), report, replaced)
 
     def answer(self, call: Call) -> Any:
         """Answer a call."""
@@ -161,7 +161,7 @@ class Station:
         if slot not in self._writers:
             offset = self._layout.slots_offset + slot * self._layout.slot_bytes
             view = memoryview(self._mapping)[offset : offset + self._layout.slot_bytes]
-            self._writers[slot] = RolloutWriter(self._spec, self._slots.arrays(view), self._share)
+            self._writers[slot] = RolloutWriter(self._spec, self._slots.arrays(view), self._columns)
         return self._writers[slot]
 
     def _call(self, columns: list[int], name: str, args: Any, kwargs: Any) -> list[Any]:

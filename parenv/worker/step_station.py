@@ -42,7 +42,7 @@ class StepJob:
         factories: make the sub-environments.
         options: the user's.
         shares: sub-environments of each worker.
-        autoreset_mode: value of Gymnasium's enum.
+        autoreset_mode: what happens where an episode ends.
         seed: root of the seeds that sub-environments get when they are restarted.
         cores: one for each worker to keep to, or ``None``.
     """
@@ -50,7 +50,7 @@ class StepJob:
     factories: Factories
     options: WorkerOptions
     shares: tuple[int, ...]
-    autoreset_mode: str
+    autoreset_mode: AutoresetMode
     seed: int
     cores: tuple[int, ...] | None = None
 
@@ -103,7 +103,7 @@ class StepStation:
             self.envs,
             self.first_env_id,
             board,
-            AutoresetMode(self._job.autoreset_mode),
+            self._job.autoreset_mode,
             self.info_writer,
             self._progress,
             self._restart_seeds(),

@@ -30,7 +30,8 @@ def test_of_tianshous_sub_environments_those_that_have_ended_are_reset(monkeypat
 
     monkeypatch.setattr("parenv.cli.systems.compared.is_installed", lambda package: package == "tianshou")
     monkeypatch.setitem(sys.modules, "tianshou.env", SimpleNamespace(DummyVectorEnv=DummyVectorEnv))  # type: ignore[arg-type]
-    envs = next(vector_peers("fork")).make([dict] * 4)
+    _, _, make = next(vector_peers("fork"))
+    envs = make([dict] * 4)
     envs.step(np.array([0, 1, 0, 2]))
     envs.step(np.zeros(4))
     assert [ids.tolist() for ids in resets] == [[1, 3]]

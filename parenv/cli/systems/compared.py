@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector.utils import batch_space
 
 from parenv.cli.environment import Environment
 from parenv.cli.schedule import grid
-from parenv.cli.subjects import Opened, Subject
+from parenv.cli.subjects import Opened, Subject, seconds_each
 from parenv.cli.systems import gymnasium, rllib, sb3, tianshou, torchrl
 from parenv.options import Mode
 from parenv.pool.pool import AsyncWorkerPool
@@ -24,6 +25,7 @@ REFERENCE = "SyncVectorEnv"
 BATCHES_OF_ACTIONS = 32
 PREFETCH = 1
 POOL_WEIGHT = 2.0  # Half of it goes before the clock runs and after it has stopped.
+Make = Callable[[Sequence[Callable[[], Any]]], Any]
 LIBRARIES = (gymnasium, sb3, tianshou, torchrl)
 
 
@@ -44,22 +46,8 @@ class System:
     subject: Subject
 
 
-class Peer(NamedTuple):
-    """A vector env of a library that is installed.
-
-    Args:
-        name: as the report calls it.
-        in_process: whether it steps in this process; otherwise in one process for each sub-environment.
-        make: makes it of factories.
-    """
-
-    name: str
-    in_process: bool
-    make: Callable[[Sequence[Callable[[], Any]]], Any]
-
-
-def vector_peers(start_method: str | None) -> Iterator[Peer]:
-    """What is installed, Gymnasium's first.
+def vector_peers(start_method: str | None) -> Iterator[tuple[str, bool, Make]]:
+    """Vector envs of libraries that are installed: names, whether they step in this process, and what makes them.
 
     Args:
         start_method: of multiprocessing, where one can be chosen.
@@ -68,7 +56,7 @@ def vector_peers(start_method: str | None) -> Iterator[Peer]:
         if is_installed(library.PACKAGE):
             for kind, in_process in library.KINDS.items():
                 make = partial(library.make, kind, start_method=start_method)
-                yield Peer(f"{library.NAME} {kind}".strip(), in_process, make)
+                yield f"{library.NAME} {kind}".strip(), in_process, make
 
 
 def is_installed(package: str) -> bool:
@@ -88,7 +76,7 @@ def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[i
         return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, workers is None))
 
     found = vector_peers("fork")
-    peers = [system(peer.name, 0 if peer.in_process else None, partial(peer.make, factories)) for peer in found]
+    peers = [system(name, 0 if in_process else None, partial(make, factories)) for name, in_process, make in found]
     counts = (0, *(workers for _, workers in grid([num_envs], num_workers)))
     ours = [system("ParallelVectorEnv", n, partial(ParallelVectorEnv, factories, num_workers=n)) for n in counts]
     first = len(gymnasium.KINDS)
@@ -129,22 +117,11 @@ def rllib_system(environment: Environment, num_envs: int, num_workers: int, roll
 
 
 def _stepping(envs: Any, action_space: gym.Space[Any]) -> Callable[[float], float]:
-    num_envs: int = envs.num_envs
-    batches = batch_space(action_space, num_envs)
+    batches = batch_space(action_space, envs.num_envs)
     batches.seed(0)
-    actions = [batches.sample() for _ in range(BATCHES_OF_ACTIONS)]
+    actions = itertools.cycle([batches.sample() for _ in range(BATCHES_OF_ACTIONS)])
     envs.reset()
-
-    def rate(seconds: float) -> float:
-        count, began = 0, time.perf_counter()
-        while True:
-            envs.step(actions[count % BATCHES_OF_ACTIONS])
-            count += 1
-            elapsed = time.perf_counter() - began
-            if elapsed >= seconds:
-                return count * num_envs / elapsed
-
-    return rate
+    return lambda seconds: envs.num_envs / seconds_each(lambda: envs.step(next(actions)), seconds)
 
 
 def _collecting_rate(pool: AsyncWorkerPool, seconds: float, ahead: int) -> float:

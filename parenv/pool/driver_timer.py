@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -10,10 +11,10 @@ from typing import Literal
 Part = Literal["learning", "publishing", "waiting", "calling"]
 
 
-class Turns:
+class DriverTimer:
     """Adds up wall-clock and processor seconds by part: between two rollouts the driver learns, unless it publishes.
 
-    What comes before the first rollout, and after the last one, is not counted.
+    What comes before the first rollout, and after the last one, is in no part.
 
     Args:
         seconds: by part, added to.
@@ -24,6 +25,29 @@ class Turns:
         self._seconds, self._processor_seconds = seconds, processor_seconds
         self._part: Part | None = None
         self._since = (0.0, 0.0)
+        self._began = time.monotonic()
+        self._first_asked = math.nan
+        self._collected_before_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the pool was made, with those of the run that this one resumes."""
+        return time.monotonic() - self._began
+
+    @property
+    def collecting_s(self) -> float:
+        """Seconds since the first rollout was asked for, likewise; NaN before."""
+        return time.monotonic() - self._first_asked
+
+    def resume(self, seconds: float, collecting_s: float) -> None:
+        """Go on counting from here."""
+        self._began -= seconds
+        self._collected_before_s = collecting_s
+
+    def asked(self) -> None:
+        """A rollout is asked for."""
+        if math.isnan(self._first_asked):
+            self._first_asked = time.monotonic() - self._collected_before_s
 
     @contextlib.contextmanager
     def during(self, part: Part) -> Iterator[None]:
