@@ -187,7 +187,7 @@ def test_the_examples_of_the_readme_run_as_plain_scripts(number: int, tmp_path: 
 
 
 def test_every_figure_of_the_readme_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     table = importlib.import_module("table")
     readme = (ROOT / "README.md").read_text()
     assert [name for name, block in table.blocks().items() if block not in readme] == []
@@ -196,7 +196,7 @@ def test_every_figure_of_the_readme_is_in_the_results(monkeypatch: pytest.Monkey
 
 
 def test_stepping_pays_where_the_lines_cross(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     sentences = importlib.import_module("sentences")
     case = {"sync": {"median": 8 / 40e-6}, "parenv": {"median": 8 / 80e-6}}
     assert sentences.step_us(case, 8) == pytest.approx((40, 80))
@@ -204,7 +204,7 @@ def test_stepping_pays_where_the_lines_cross(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_rises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     growth = importlib.import_module("growth")
     assert growth.exponent([1, 10, 100], [2, 2, 2]) == pytest.approx(1)
     assert growth.exponent([1, 4, 16], [3, 6, 12]) == pytest.approx(1.5)

@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def machine() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 LIBRARIES = {
     "parenv": ("parenv",),
     "Gymnasium": ("Gymnasium", "CleanRL's loop"),

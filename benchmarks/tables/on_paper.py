@@ -8,7 +8,7 @@ from typing import Any
 TEXT = """# How far one driver goes
 
 On paper, from constants measured by `python benchmarks/remote.py` (`results/remote.json`), and written by
-`python benchmarks/table.py`. Driver, hosts and workers shared {cores} cores there
+`python benchmarks/tables/table.py`. Driver, hosts and workers shared {cores} cores there
 ({cpu}), so take these as orders of magnitude and measure your own.
 
 | constant | measured |

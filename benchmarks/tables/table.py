@@ -2,7 +2,7 @@
 
 In the README that is what stands between ``<!-- name -->`` and ``<!-- end of name -->``.
 
-python benchmarks/table.py
+python benchmarks/tables/table.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import growth
 import on_paper
 import sentences
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 README, RESULTS, SCALING = HERE.parent / "README.md", HERE / "RESULTS.md", HERE / "scaling.md"
 DRIVER = "driver's processor, rollout of a worker, "
 IN_README = (
@@ -49,7 +49,7 @@ Env steps to 475 tell of each library's own PPO, with the same settings, and not
 RESULTS_FILE = """# Results
 
 Measured on {machine}; medians. Written by
-`python benchmarks/table.py` from the files under `results/`, each of which names its command and its machine.
+`python benchmarks/tables/table.py` from the files under `results/`, each of which names its command and its machine.
 `make bench` repeats everything.
 
 ## Against the field

@@ -91,7 +91,7 @@ class Cable:
 def cable(count: int = 1) -> Iterator[Cable]:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     try:
-        lab = importlib.import_module("hosts")
+        lab = importlib.import_module("lib.hosts")
     finally:
         sys.path.pop(0)
     with lab.namespaces(count) as names:
