@@ -46,7 +46,7 @@ bench: .venv/dev
 
 .venv/python:
 	$(PYTHON) -m venv .venv
-	$(PIP) torch
+	$(PIP) "pip>=25.1" torch  # Earlier ones know no dependency groups.
 	touch $@
 
 .venv/demo: .venv/python pyproject.toml
@@ -54,7 +54,7 @@ bench: .venv/dev
 	touch $@
 
 .venv/dev: .venv/python pyproject.toml constraints.txt
-	$(PIP) --editable ".[dev]"
+	$(PIP) --group dev --editable ".[progress,bench,sb3,tensorboard,ray]"
 	touch $@ .venv/demo
 
 .venv-lowest/done: pyproject.toml constraints-lowest.txt
