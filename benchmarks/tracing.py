@@ -13,8 +13,8 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from common import consumption_rate, interleaved, rate_alone, save, summary
-from rollouts import Agent
+from lib.common import consumption_rate, interleaved, rate_alone, save, summary
+from lib.subjects import Agent
 
 from parenv import AsyncWorkerPool, TorchPolicy
 from parenv.pool.events import Asked, Event, Observer

@@ -30,6 +30,7 @@ class Broken(gym.Env):
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("command", ["bench", "advise"])
 def test_who_reads_only_the_first_line_ends_the_command_in_silence(command: str) -> None:
     arguments = [sys.executable, "-m", "parenv", command, "CartPole-v1", "--seconds", "0.5", "--num-workers", "1"]

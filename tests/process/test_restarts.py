@@ -56,6 +56,7 @@ def kill(pool: AsyncWorkerPool, worker: int) -> bool:
     return True
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mode", "prefetch"), [("sync", 0), pytest.param("async", 0, marks=pytest.mark.soak), ("async", 2)]
 )
@@ -193,6 +194,7 @@ class Weight(torch.nn.Module):
         return torch.zeros(batch, dtype=torch.int64), self.value.expand(batch)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_one_in_its_place_acts_by_the_newest_version(mode: Any) -> None:
     policy = TorchPolicy(Weight(), "act", ("actions", "value"))
@@ -244,6 +246,7 @@ def test_what_a_replaced_process_still_says_is_refused() -> None:
         assert workers.refused_messages == refused + 100
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.soak), "async"])
 def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mode: Any) -> None:
     class Parent(LedgerEnv):

@@ -232,6 +232,7 @@ def test_the_page_has_all_pictures_and_needs_no_other_file(tmp_path: Path, capsy
         assert words in page.text
 
 
+@pytest.mark.more
 def test_a_directory_with_several_traces_has_one_page(tmp_path: Path) -> None:
     for name in ("a", "b"):
         two_workers(tmp_path / f"{name}.json")
@@ -262,6 +263,7 @@ def test_without_an_episode_there_is_no_picture_of_returns(tmp_path: Path) -> No
     assert "no worker processes (num_workers=0)" in page.text
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("returns", [[None, None], [0.0], [-1e30, 1e30]])
 def test_strange_returns_can_be_drawn(returns: list[Any], tmp_path: Path) -> None:
     rollout = instant("driver", "rollout", 1.0, env_steps=10, policy_lag=0, returns=returns, lengths=[5] * len(returns))
@@ -287,6 +289,7 @@ def test_a_trace_that_begins_amid_a_run_counts_from_its_first_question(tmp_path:
     assert "Throughput" in Page(report(tmp_path)).pictures
 
 
+@pytest.mark.more
 def test_lanes_are_limited_and_said_to_be(tmp_path: Path) -> None:
     events = [*header([1] * 40), piece("driver", "wait", 0.0, 1.0)]
     for worker in range(40):
@@ -368,6 +371,7 @@ def texts(figure: Any) -> Iterator[Any]:
     return (text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip())
 
 
+@pytest.mark.more
 def test_on_a_phone_there_is_a_picture_of_its_own_whose_text_can_be_read(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
@@ -383,6 +387,7 @@ def test_on_a_phone_there_is_a_picture_of_its_own_whose_text_can_be_read(tmp_pat
     assert [attributes["media"] for tag, attributes in page.tags if tag == "source"] == ["(max-width: 600px)"] * 5
 
 
+@pytest.mark.more
 def test_a_page_is_as_wide_as_the_screen_and_its_tables_are_scrolled(tmp_path: Path) -> None:
     two_workers(tmp_path / "trace.json")
     tags = Page(report(tmp_path)).tags
