@@ -16,7 +16,7 @@ from parenv.memory.progress import Progress, header_bytes
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Remarks
 from parenv.vector.team import Members
-from parenv.worker.step_station import StepJob, StepStation
+from parenv.worker.step_task import StepJob, StepStation
 
 
 class InlineTeam:

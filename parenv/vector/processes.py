@@ -32,7 +32,7 @@ from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.spaces import rebuilt
 from parenv.vector.team import Members
-from parenv.worker.step_station import StepJob
+from parenv.worker.step_task import StepJob
 
 WORKER_ENTRY = "parenv.worker.stepping:main"
 MESSAGE_TIMEOUT_S = 60.0

@@ -25,7 +25,7 @@ from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results
 from parenv.vector.spaces import board_spec, join_spaces
 from parenv.vector.team import Team
-from parenv.worker.step_station import StepJob
+from parenv.worker.step_task import StepJob
 
 _ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]

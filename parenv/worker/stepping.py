@@ -24,7 +24,7 @@ from parenv.protocol.plain import as_data, plain_info
 from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.process import address_of, failure_of, show_stacks
 from parenv.worker.starting import prepare_process
-from parenv.worker.step_station import StepJob, StepStation
+from parenv.worker.step_task import StepJob, StepStation
 
 
 class StepWorker:

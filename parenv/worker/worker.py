@@ -16,7 +16,7 @@ from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply
 from parenv.worker.collecting import StopCollectingError
 from parenv.worker.job import Job
 from parenv.worker.starting import Started, prepare_process, start
-from parenv.worker.station import Station
+from parenv.worker.rollout_task import Station
 
 
 class Worker:
