@@ -83,7 +83,7 @@ def killed(noticed: Noticed) -> dict[str, Any]:
         next(stream)
         for number in range(REPEATS):
             noticed.at.clear()
-            pid, died = pool._session.crew.pid(number % 2), [0.0]
+            pid, died = pool._session.workers.pid(number % 2), [0.0]
             assert pid > 0
 
             def kill(pid: int = pid, died: list[float] = died) -> None:

@@ -106,7 +106,7 @@ class Nemesis:
     """Makes faults of all kinds in random workers, from a thread of its own, whatever they are doing.
 
     Args:
-        crew: the workers.
+        workers: the workers.
         orders: of the environments, a byte each.
         chance: random numbers.
 
@@ -115,8 +115,8 @@ class Nemesis:
         down: when ``(worker, generation)`` was dealt a fault that ends it.
     """
 
-    def __init__(self, crew: Any, orders: mmap.mmap, chance: random.Random) -> None:
-        self._crew, self._orders, self._chance = crew, orders, chance
+    def __init__(self, workers: Any, orders: mmap.mmap, chance: random.Random) -> None:
+        self._workers, self._orders, self._chance = workers, orders, chance
         self.made: Counter[str] = Counter()
         self.down: dict[tuple[int, int], float] = {}
 
@@ -142,8 +142,8 @@ class Nemesis:
                 self._strike(worker, fault)
 
     def _strike(self, worker: int, fault: str) -> None:
-        generation, pid = self._crew.generation(worker), self._crew.pid(worker)
-        env_id = self._chance.choice(self._crew.env_ids(worker))
+        generation, pid = self._workers.generation(worker), self._workers.pid(worker)
+        env_id = self._chance.choice(self._workers.env_ids(worker))
         # A pid of -1 would be everybody's.
         if pid <= 0 or self._orders[env_id]:
             return
@@ -164,7 +164,7 @@ class Subject(Protocol):
     """What the nemesis is set upon."""
 
     @property
-    def crew(self) -> Any:
+    def workers(self) -> Any:
         """Its workers."""
 
     def advance(self, found: Found) -> Iterator[tuple[int, int]]:
@@ -227,7 +227,7 @@ class PoolSubject:
             ),
             **more,
         )
-        self.crew = self.pool._session.crew
+        self.workers = self.pool._session.workers
         self._stream: Any = self._gradients() if learns else ([rollout] for rollout in self.pool.rollouts())
         self._expected: dict[int, tuple[int, ...]] = {}
         self._held: list[tuple[Any, dict[int, tuple[int, ...]]]] = []
@@ -264,7 +264,7 @@ class PoolSubject:
 
     def _generations(self, rollout: Any) -> Iterator[tuple[int, int]]:
         for worker in range(WORKERS):
-            columns = np.isin(rollout.env_ids, self.crew.env_ids(worker))
+            columns = np.isin(rollout.env_ids, self.workers.env_ids(worker))
             if rollout.restarted[columns].any():
                 yield worker, int(rollout.observations[0, columns, 3][0]) // MAX_REPLACEMENTS
 
@@ -309,7 +309,7 @@ class VectorSubject:
             workers=WorkerOptions(start_timeout_s=5.0),
         )
         session: Any = self._envs._session
-        self.crew = session.team._crew
+        self.workers = session.backend.workers
         self._stepping, self._everybody = stepping, np.arange(NUM_ENVS)
         self._last = self._envs.reset()[0]
         if not stepping:
@@ -335,7 +335,7 @@ class VectorSubject:
         if not self._stepping:
             self._envs.send(np.zeros(len(rows), np.int64), rows)
         for worker in sorted({int(env_id) // ENVS_PER_WORKER for env_id in rows[restarted]}):
-            yield worker, self.crew.generation(worker)
+            yield worker, self.workers.generation(worker)
 
     def close(self) -> None:
         """End it."""
@@ -413,12 +413,12 @@ def scenario(make: Callable[[str], Subject], seconds: float) -> dict[str, Any]:
         file.flush()
         subject = make(file.name)
         with contextlib.closing(subject), contextlib.closing(open_orders(file.name)) as orders:
-            nemesis = Nemesis(subject.crew, orders, random.Random())
+            nemesis = Nemesis(subject.workers, orders, random.Random())
             deadline = time.monotonic() + seconds
             while not rates[True] or time.monotonic() < deadline:
                 for disturbed, slice_s in ((False, UNDISTURBED_S), (True, DISTURBED_S)):
                     rates[disturbed].append(rate(subject, found, slice_s, nemesis, disturbed))
-            deaths = sum(subject.crew.generation(worker) for worker in range(WORKERS))
+            deaths = sum(subject.workers.generation(worker) for worker in range(WORKERS))
             made = dict(nemesis.made)
         del subject, nemesis
     recoveries = found.seconds_to_recover or [float("nan")]

@@ -169,7 +169,7 @@ def healing() -> Any:
             time.sleep(3.0)  # The host must have noticed, too.
             subprocess.run(["ip", "link", "set", "pv1d", "up"], check=True)
             began = time.perf_counter()
-            lost = next(w for w in range(2) if pool._session.crew.doing(w) == "waiting for a host")
+            lost = next(w for w in range(2) if pool._session.workers.doing(w) == "waiting for a host")
             while next(stream).worker != lost:
                 pass
             seconds.append(time.perf_counter() - began)

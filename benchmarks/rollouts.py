@@ -129,9 +129,9 @@ def compare(make_env: Any, agent: Any, num_envs: int, num_workers: int, modes: t
         learn = trivial_learner if mode == "sync" else None
         measures[mode] = lambda pool=pool, learn=learn: rate_alone(pool, SECONDS, learn)
     found = summary(interleaved(measures, REPEATS), "ideal")
-    placement = {mode: pool._session.crew for mode, pool in pools.items()}
-    for mode, crew in placement.items():
-        found[mode]["pss_mb_of_all_workers"] = pss_mb([crew._placement.pid(sender) for sender in crew._senders])
+    placement = {mode: pool._session.workers for mode, pool in pools.items()}
+    for mode, workers in placement.items():
+        found[mode]["pss_mb_of_all_workers"] = pss_mb([workers._placement.pid(sender) for sender in workers._senders])
     for pool in pools.values():
         pool.close()
     loops.close()

@@ -108,7 +108,7 @@ def pool_of_sleepers(notes: Notes, mode: Any, make: Any, n: int) -> float:
     with AsyncWorkerPool(make, zeros, num_workers=n, mode=mode, rollout_length=SLEEPERS_LENGTH) as pool:
         notes.note("start, per worker", n, (time.perf_counter() - began) / n)
         stream, per_round = pool.rollouts(), n if mode == "async" else 1
-        pids = [pool._session.crew.pid(worker) for worker in range(n)]
+        pids = [pool._session.workers.pid(worker) for worker in range(n)]
         for _ in range(WARM_UP_ROUNDS * per_round):
             next(stream)
         workers_s, driver_s, began = processor_s(pids), time.process_time(), time.perf_counter()

@@ -59,8 +59,8 @@ def pool_of(policy: Any, num_workers: int) -> tuple[float, float]:
     with AsyncWorkerPool("CartPole-v1", policy, num_workers=num_workers, mode="sync") as pool:
         ready = time.perf_counter() - began
         next(pool.rollouts())
-        crew = pool._session.crew
-        return ready, pss_mb([crew._placement.pid(sender) for sender in crew._senders])
+        workers = pool._session.workers
+        return ready, pss_mb([workers._placement.pid(sender) for sender in workers._senders])
 
 
 if __name__ == "__main__":

@@ -63,17 +63,17 @@ def measure(mode: Any, path: Path) -> dict[str, Any]:
     ) as pool:  # fmt: skip
         session: Any = pool._session
         pool.trace(path)
-        trace = session._staff.trace
+        trace = session._supervisor.trace
 
         def rate(traced: bool) -> float:
             # Nothing in the API ends a trace before the pool, and two pools would not be the same pool.
-            session._staff.trace = trace if traced else Trace()
+            session._supervisor.trace = trace if traced else Trace()
             return rate_alone(pool, SECONDS, lambda rollout: pool.publish(policy))
 
         arms = {"without": lambda: rate(False), "traced": lambda: rate(True)}
         found = interleaved(arms, REPEATS, alternating=True)
         direct = driver_time(pool, policy, trace)
-        session._staff.trace = trace
+        session._supervisor.trace = trace
     return {
         "env steps per second": summary(found, "without"),
         "cost, share": cost(found["without"], found["traced"]),
@@ -95,7 +95,7 @@ def cost(without: list[float], traced: list[float]) -> dict[str, float]:
 
 def driver_time(pool: Any, policy: Any, trace: Any) -> dict[str, float]:
     """Microseconds of the driver's processor that the trace takes per rollout, over the time between two rollouts."""
-    pool._session._staff.trace = watch = Stopwatch(trace)
+    pool._session._supervisor.trace = watch = Stopwatch(trace)
     began = time.perf_counter()
     consumption_rate(pool, 3 * SECONDS, lambda rollout: pool.publish(policy))
     interval_s = (time.perf_counter() - began) / watch.asks

@@ -15,7 +15,7 @@ FLOORS = [
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
     {"remote"},
-    {"crew"},
+    {"supervision"},
     {"pool", "vector"},
     {"learning"},
     {"adapters", "cli", "progress", "testing"},
@@ -76,7 +76,7 @@ def test_torch_is_imported_lazily() -> None:
 
 
 def test_many_machines_stand_behind_one_door() -> None:
-    door, outside = PACKAGE / "crew" / "hiring.py", {"remote", "cli"}
+    door, outside = PACKAGE / "supervision" / "launch.py", {"remote", "cli"}
     for path in MODULES:
         if room_of(path) in outside:
             continue
@@ -102,7 +102,7 @@ def test_one_machine_does_without_what_many_machines_need() -> None:
 
 
 def test_only_workers_unpickle() -> None:
-    allowed = {"worker", "pool/hiring.py"}
+    allowed = {"worker", "pool/launching.py"}
     for path in MODULES:
         where = str(path.relative_to(PACKAGE))
         if "loads(" in path.read_text().replace("json.loads(", ""):

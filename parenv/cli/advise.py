@@ -18,7 +18,6 @@ from parenv.cli.environment import Environment, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.schedule import rollout_length as usual_rollout_length
 from parenv.cli.subjects import acting
-from parenv.crew.arguments import at_least
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
 from parenv.experience.gradient import Gradient
 from parenv.policy.snapshots import module_of
@@ -27,6 +26,7 @@ from parenv.pool.advising import advise as advise_on
 from parenv.pool.costs import Costs, Setting, fixed_seconds
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.process.cores import usable_cores
+from parenv.supervision.partition import at_least
 
 ENVS_PER_WORKER = 8
 ROUNDS = 3

@@ -18,12 +18,12 @@ from parenv.cli.measuring import Found, interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
 from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, seconds_each, step_cost
 from parenv.cli.systems import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
-from parenv.crew.arguments import at_least
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves
 from parenv.options import Mode
 from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.cores import usable_cores
+from parenv.supervision.partition import at_least
 
 MODES: tuple[Mode, Mode] = ("sync", "async")
 

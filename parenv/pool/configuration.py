@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from parenv.crew.arguments import at_least, instance_of, one_of, part_of, placed_workers
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
@@ -20,6 +19,7 @@ from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.journal import Script
 from parenv.process.cores import own_file, this_learner
+from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
 from parenv.worker.job import GradientJob
 
 

@@ -18,12 +18,12 @@ class Facts:
     @property
     def num_envs(self) -> int:
         """Sub-environments in all workers."""
-        return sum(self._session.crew.shares)
+        return sum(self._session.workers.shares)
 
     @property
     def num_workers(self) -> int:
         """Workers; 1 where the only one runs in this process."""
-        return len(self._session.crew.shares)
+        return len(self._session.workers.shares)
 
     @property
     def single_observation_space(self) -> Space[object]:

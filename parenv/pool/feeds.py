@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parenv.crew.crew import FOREVER_S
 from parenv.experience.assembly import Share, assemble
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout, slot_layout
 from parenv.memory.slots import Slots
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
-from parenv.pool.staff import Committed, Event, Lost, Staff
 from parenv.pool.statistics import Tally
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
+from parenv.supervision.supervisor import Committed, Event, Lost, Supervisor
+from parenv.supervision.workers import FOREVER_S
 
 _log = logging.getLogger("parenv")
 
@@ -54,22 +54,22 @@ class Slotted:
         spec: what a slot holds.
         slots: the slots.
         max_leases: how many of them the user may hold before rollouts are copied out.
-        staff: the workers.
+        supervisor: the workers.
         versions: the versions they act by.
         tally: counts.
     """
 
     def __init__(
-        self, spec: RolloutSpec, slots: Slots, max_leases: int, staff: Staff, versions: Versions, tally: Tally
+        self, spec: RolloutSpec, slots: Slots, max_leases: int, supervisor: Supervisor, versions: Versions, tally: Tally
     ) -> None:
-        self.spec, self.slots, self.staff, self.crew = spec, slots, staff, staff.crew
+        self.spec, self.slots, self.supervisor, self.workers = spec, slots, supervisor, supervisor.workers
         self.versions, self.tally = versions, tally
         self._max_leases = max_leases
 
     def give(self, key: CreditKey, slot: int, version: int) -> None:
         """Let a worker fill its part of a slot."""
         which = self.versions[version]
-        self.staff.say(key.worker, Credit(key.sequence, slot, version, which.place, which.snapshot))
+        self.supervisor.say(key.worker, Credit(key.sequence, slot, version, which.place, which.snapshot))
 
     def take(
         self,
@@ -116,7 +116,7 @@ class Slotted:
             self.tally.copied += 1
         self.tally.add(rollout, sum(samples))
         workers, metrics = [key.worker for key, _ in heard], [said for _, said, _ in reports]
-        env_ids = [self.crew.env_ids(worker) for worker in workers]
+        env_ids = [self.workers.env_ids(worker) for worker in workers]
         return Arrival(rollout, workers, env_ids, samples, gradients, norms, metrics, commits, replaced)
 
     def _tell(self, replaced: Sequence[Sequence[Any]]) -> None:
@@ -130,12 +130,12 @@ class SyncFeed:
 
     def __init__(self, slotted: Slotted) -> None:
         self._slotted = slotted
-        crew = slotted.crew
-        self._rounds = Rounds(len(crew.shares))
-        self._layout = slot_layout(slotted.spec, sum(crew.shares), len(crew.shares))
-        self._env_ids = np.arange(sum(crew.shares)) + crew.first_env_id
-        stops = np.cumsum(crew.shares).tolist()
-        self._columns = [range(stop - share, stop) for stop, share in zip(stops, crew.shares, strict=True)]
+        workers = slotted.workers
+        self._rounds = Rounds(len(workers.shares))
+        self._layout = slot_layout(slotted.spec, sum(workers.shares), len(workers.shares))
+        self._env_ids = np.arange(sum(workers.shares)) + workers.first_env_id
+        stops = np.cumsum(workers.shares).tolist()
+        self._columns = [range(stop - share, stop) for stop, share in zip(stops, workers.shares, strict=True)]
         self._slot = -1
         self._lost: set[int] = set()
         self._commits: dict[CreditKey, Commit] = {}
@@ -143,7 +143,7 @@ class SyncFeed:
     def next(self, deadline: float) -> Arrival | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         if not self._rounds.under_way and not self._commits:
-            self._note(self._slotted.staff.past_events())
+            self._note(self._slotted.supervisor.past_events())
             self._slot = self._slotted.slots.claim()
             for key in self._rounds.issue():
                 # One that is lost gets its credit when it is back.
@@ -167,7 +167,7 @@ class SyncFeed:
     def under_way(self) -> Mapping[int, int]:
         """By worker, how many rollouts have been asked for and not yielded."""
         asked = self._rounds.under_way or self._commits
-        return dict.fromkeys(range(len(self._slotted.crew.shares)), 1) if asked else {}
+        return dict.fromkeys(range(len(self._slotted.workers.shares)), 1) if asked else {}
 
     def versions_in_use(self) -> set[int]:
         """Versions by which rollouts are under way."""
@@ -178,7 +178,7 @@ class SyncFeed:
         self._hear(FOREVER_S)
 
     def _hear(self, timeout_s: float) -> None:
-        self._note(self._slotted.staff.events(timeout_s))
+        self._note(self._slotted.supervisor.events(timeout_s))
 
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -218,9 +218,9 @@ class AsyncFeed:
 
     def __init__(self, slotted: Slotted, dispatch: Dispatch, drop_lag: int | None) -> None:
         self._slotted, self._dispatch, self._drop_lag = slotted, dispatch, drop_lag
-        shares = slotted.crew.shares
+        shares = slotted.workers.shares
         self._layouts = [slot_layout(slotted.spec, share, 1) for share in shares]
-        self._env_ids = [np.array(slotted.crew.env_ids(worker)) for worker in range(len(shares))]
+        self._env_ids = [np.array(slotted.workers.env_ids(worker)) for worker in range(len(shares))]
         self._slot_of: dict[CreditKey, int] = {}
         self._commits: dict[CreditKey, Commit] = {}
         self._done: list[CreditKey] = []
@@ -229,7 +229,7 @@ class AsyncFeed:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         while True:
             self._finish_last()
-            self._note(self._slotted.staff.past_events())
+            self._note(self._slotted.supervisor.past_events())
             self._issue()
             chosen = self._wait(self._dispatch.patience(deadline))
             if chosen is None:
@@ -283,7 +283,7 @@ class AsyncFeed:
         return chosen
 
     def _hear(self, timeout_s: float) -> None:
-        self._note(self._slotted.staff.events(timeout_s))
+        self._note(self._slotted.supervisor.events(timeout_s))
 
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:

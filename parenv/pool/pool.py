@@ -11,7 +11,6 @@ from typing import Any, Literal, cast, overload
 
 from gymnasium import Space
 
-from parenv.crew.shortening import Shortened
 from parenv.errors import ConfigurationError, PoolClosedError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
@@ -22,6 +21,7 @@ from parenv.pool.facts import Facts
 from parenv.pool.session import Session
 from parenv.pool.streams import Item, criteria, stream
 from parenv.pool.threads import OneThread, StreamKey
+from parenv.supervision.shortening import Shortened
 
 
 class AsyncWorkerPool(Facts):
@@ -305,7 +305,7 @@ class AsyncWorkerPool(Facts):
             try:
                 yield self._session
             finally:
-                if self._session.crew.broken:
+                if self._session.workers.broken:
                     self.close()
 
     def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parenv.crew.arguments import by_worker
-from parenv.crew.crew import Crew
 from parenv.errors import ConfigurationError
-from parenv.pool.staff import Staff
+from parenv.supervision.partition import by_worker
+from parenv.supervision.supervisor import Supervisor
+from parenv.supervision.workers import Workers
 
 
 class Question:
     """A question that has been checked and not been asked yet.
 
     Args:
-        crew: the workers.
+        workers: the workers.
         method: ``"call"``, ``"get_attr"``, or ``"set_attr"``, whose second argument is one value for all, or a list or
             tuple with one for each.
         env_ids: which sub-environments; ``None``: all.
@@ -25,9 +25,11 @@ class Question:
         ConfigurationError: there is no such env_id, or the number of values is another one.
     """
 
-    def __init__(self, crew: Crew, method: str, env_ids: Sequence[int] | None, arguments: tuple[Any, ...]) -> None:
-        self._method, self._places = method, _places(crew, env_ids)
-        self._asked = by_worker(self._places, crew.shares, crew.first_env_id)
+    def __init__(
+        self, workers: Workers, method: str, env_ids: Sequence[int] | None, arguments: tuple[Any, ...]
+    ) -> None:
+        self._method, self._places = method, _places(workers, env_ids)
+        self._asked = by_worker(self._places, workers.shares, workers.first_env_id)
         self._questions: dict[int, tuple[Any, ...]] = {
             worker: (columns, *arguments) for worker, (_, columns) in self._asked.items()
         }
@@ -39,9 +41,9 @@ class Question:
                 for worker, (env_ids, columns) in self._asked.items()
             }
 
-    def ask(self, staff: Staff) -> tuple[Any, ...]:
+    def ask(self, supervisor: Supervisor) -> tuple[Any, ...]:
         """The answers, in the order of the env_ids."""
-        answers = staff.ask(self._method, self._questions)
+        answers = supervisor.ask(self._method, self._questions)
         by_env_id = {
             env_id: answer
             for worker, (env_ids, _) in self._asked.items()
@@ -50,8 +52,8 @@ class Question:
         return tuple(by_env_id[env_id] for env_id in self._places)
 
 
-def _places(crew: Crew, env_ids: Sequence[int] | None) -> list[int]:
-    first, total = crew.first_env_id, sum(crew.shares)
+def _places(workers: Workers, env_ids: Sequence[int] | None) -> list[int]:
+    first, total = workers.first_env_id, sum(workers.shares)
     there = range(first, first + total)
     chosen = list(there) if env_ids is None else [int(env_id) for env_id in env_ids]
     for env_id in chosen:

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.pool.staff import Staff
+from parenv.supervision.supervisor import Supervisor
 
 STATE_FORMAT = 2
 
 _log = logging.getLogger("parenv")
 
 
-def workers_state(staff: Staff, under_way: Mapping[int, int]) -> dict[str, Any]:
+def workers_state(supervisor: Supervisor, under_way: Mapping[int, int]) -> dict[str, Any]:
     """The workers' part of a state, as plain data.
 
     Args:
-        staff: the workers.
+        supervisor: the workers.
         under_way: by worker, rollouts that have been asked for and not yielded.
     """
-    states = staff.ask("get_state", dict.fromkeys(range(len(staff.crew.shares)), ()))
+    states = supervisor.ask("get_state", dict.fromkeys(range(len(supervisor.workers.shares)), ()))
     return {
         "format": STATE_FORMAT,
         "under_way": {worker: under_way.get(worker, 0) for worker in states},
@@ -51,13 +51,13 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         )
 
 
-def restore_workers(staff: Staff, state: Mapping[str, Any]) -> list[str]:
+def restore_workers(supervisor: Supervisor, state: Mapping[str, Any]) -> list[str]:
     """Have workers go on where others were; what could not be restored, in words."""
-    crew, missing, questions = staff.crew, [], {}
+    workers, missing, questions = supervisor.workers, [], {}
     for worker, found in enumerate(state["workers"]):
-        under_way, env_ids = state["under_way"][worker], crew.env_ids(worker)
-        generation = max(found["generation"], crew.generations_before[worker]) + 1
-        crew.generations_before[worker] = generation
+        under_way, env_ids = state["under_way"][worker], workers.env_ids(worker)
+        generation = max(found["generation"], workers.generations_before[worker]) + 1
+        workers.generations_before[worker] = generation
         questions[worker] = (found, generation, under_way > 0)
         if under_way:
             missing.append(f"{under_way} rollouts of worker {worker} that were under way and had not been taken")
@@ -66,8 +66,8 @@ def restore_workers(staff: Staff, state: Mapping[str, Any]) -> list[str]:
             for env_id, env in zip(env_ids, found["envs"], strict=True)
             for wrapper in (env["unknown"] if env is not None else ())
         ]
-    for worker, anew in staff.ask("set_state", questions).items():
-        first = crew.env_ids(worker).start
+    for worker, anew in supervisor.ask("set_state", questions).items():
+        first = workers.env_ids(worker).start
         missing += [
             f"the episode of env_id {first + column}: the environment has no get_state, and begins anew"
             for column in anew

@@ -1,5 +1,5 @@
 """Many machines: placements whose workers are on hosts, the hosts themselves, and what passes between them.
 
-Nothing else imports this but the command line and, when a placement is wanted, ``parenv.crew.hiring``; the door is
-``joining``.
+Nothing else imports this but the command line and, when a placement is wanted, ``parenv.supervision.launch``; the
+door is ``joining``.
 """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from parenv.errors import ConfigurationError
 from parenv.options import RayPlacement, RestartPolicy
 from parenv.placement.base import KILL_TIMEOUT_S
-from parenv.process.supervisor import Supervisor
+from parenv.process.restart_limit import RestartLimit
 
 if TYPE_CHECKING:
     from parenv.remote.net.keys import HostKeys
@@ -108,7 +108,7 @@ class RayHosts:
         self._address = ""
         self._keys: HostKeys | None = None
         self._hosts: list[_Host] = []
-        self._supervisor = Supervisor(restart, len(options.shares))
+        self._restart_limit = RestartLimit(restart, len(options.shares))
         if not ray.is_initialized():
             ray.init()
         self._session = self._current_session()
@@ -144,7 +144,7 @@ class RayHosts:
         for i in self._done([host.ended for host in self._hosts]):
             host = self._hosts[i]
             if host.again_at is None:
-                delay = self._supervisor.died(i, now)
+                delay = self._restart_limit.died(i, now)
                 host.again_at = math.inf if delay is None else now + delay
                 then = "is not replaced any more" if delay is None else "another takes its place"
                 _log.warning("worker host %d of Ray has ended; %s", i, then)

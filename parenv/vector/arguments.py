@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space, iterate
 
-from parenv.crew.arguments import by_worker
+from parenv.supervision.partition import by_worker
 
 
 def each_seed(seed: Any, num_envs: int) -> list[int | None]:

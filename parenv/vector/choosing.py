@@ -11,7 +11,7 @@ from dataclasses import replace
 from parenv.errors import WorkerTimeoutError
 from parenv.process.cores import usable_cores
 from parenv.vector.configuration import VectorPlan
-from parenv.vector.processes import ProcessTeam
+from parenv.vector.process_backend import ProcessBackend
 from parenv.vector.session import Session
 
 ROUND_TRIPS = 20
@@ -33,8 +33,8 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | No
         return plan, session, None
     try:
         step_s = session.measured_step(plan.options.start_timeout_s)
-        assert isinstance(session.team, ProcessTeam)
-        waking_s = round_trip_s(session.team, plan.options.start_timeout_s)
+        assert isinstance(session.backend, ProcessBackend)
+        waking_s = round_trip_s(session.backend, plan.options.start_timeout_s)
     except BaseException as error:
         session.close(plan.options.close_timeout_s)
         if not isinstance(error, Exception):
@@ -54,7 +54,7 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | No
     return plan, Session(plan, copy), step_s
 
 
-def round_trip_s(team: ProcessTeam, timeout_s: float) -> float:
+def round_trip_s(backend: ProcessBackend, timeout_s: float) -> float:
     """Seconds until all workers, woken at once, have woken this process: the median of several times.
 
     Raises:
@@ -63,11 +63,11 @@ def round_trip_s(team: ProcessTeam, timeout_s: float) -> float:
     taken, deadline = [], time.monotonic() + timeout_s
     for _ in range(ROUND_TRIPS):
         began = time.perf_counter()
-        echoed = team.echo()
+        echoed = backend.echo()
         while not echoed():
             if (left := deadline - time.monotonic()) <= 0:
                 raise WorkerTimeoutError(f"not every worker woke up within {timeout_s:g} s")
-            team.listen(left)
+            backend.listen(left)
         taken.append(time.perf_counter() - began)
     return statistics.median(taken)
 

@@ -10,11 +10,11 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from parenv.crew.arguments import at_least, instance_of, one_of, placed_workers, split
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
+from parenv.supervision.partition import at_least, instance_of, one_of, placed_workers, split
 
 OnWorkerDeath = Literal["raise", "restart"]
 ObservationMode = str | tuple[Space[Any], Space[Any]]

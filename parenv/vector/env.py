@@ -10,9 +10,9 @@ from gymnasium import Env, Space, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parenv.crew.arguments import at_least
 from parenv.options import Placing, WorkerOptions
 from parenv.process.forks import Owner
+from parenv.supervision.partition import at_least
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
 from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan
@@ -133,7 +133,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
     @property
     def closed(self) -> bool:  # type: ignore[override,unused-ignore]
         """Whether :meth:`close` was called, or a worker is gone that was not restarted."""
-        return self._is_closed or self._session.team.closed
+        return self._is_closed or self._session.backend.closed
 
     @closed.setter
     def closed(self, closed: bool) -> None:
@@ -144,7 +144,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """With ``num_workers=0``: the sub-environments themselves, as in ``SyncVectorEnv``."""
         if self.num_workers:
             raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
-        return list(self._session.team.envs)  # type: ignore[attr-defined]
+        return list(self._session.backend.envs)  # type: ignore[attr-defined]
 
     @property
     def np_random_seed(self) -> Any:

@@ -9,7 +9,6 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
-from parenv.crew.warning import Warner
 from parenv.envs.fitting import Fit, not_finite, of_one_kind
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.board import Board
@@ -17,6 +16,7 @@ from parenv.memory.infos import Announced, InfoReader
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.options import WorkerOptions
 from parenv.protocol.messages import Remarks
+from parenv.supervision.warning import Warner
 
 
 class Results:

@@ -12,19 +12,19 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from parenv.crew.failures import raise_all
 from parenv.errors import SubEnvironmentError
 from parenv.protocol.messages import Actions
+from parenv.supervision.failures import raise_all
 from parenv.vector.arguments import each_action, each_worker
+from parenv.vector.backend import Backend
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.ends import Ends
-from parenv.vector.inline import InlineTeam
+from parenv.vector.inline_backend import InlineBackend
 from parenv.vector.limits import Limits
-from parenv.vector.processes import ProcessTeam
+from parenv.vector.process_backend import ProcessBackend
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results
 from parenv.vector.spaces import board_spec, join_spaces
-from parenv.vector.team import Team
 from parenv.worker.step_task import StepJob
 
 _ALL = slice(None)
@@ -32,7 +32,7 @@ StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class Session:
-    """A team, its board, and where each request stands.
+    """A backend, its board, and where each request stands.
 
     Args:
         plan: checked.
@@ -46,7 +46,7 @@ class Session:
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
         self._plan = plan
         job = StepJob(plan.factories, plan.options, plan.shares, plan.mode.value, plan.seed, plan.cores)
-        self.team: Team = InlineTeam(job) if plan.inline else ProcessTeam(plan, job)
+        self.backend: Backend = InlineBackend(job) if plan.inline else ProcessBackend(plan, job)
         try:
             self._get_to_know()
         except BaseException:
@@ -86,7 +86,7 @@ class Session:
         if self._restarts.any_broken:
             self._request(self._all)
         else:
-            self.team.request_all()
+            self.backend.request_all()
 
     def end_step(self, timeout: float | None, name: str) -> StepResults:
         """Wait for a step of all."""
@@ -103,7 +103,7 @@ class Session:
             self._ends.note(_ALL)
         self._hear()
         board = self._board
-        infos = self._restarts.add_to(self.read_infos(None) if self.team.noted else {}, self._all)
+        infos = self._restarts.add_to(self.read_infos(None) if self.backend.noted else {}, self._all)
         if self._tracks_ends:
             self._restarts.delivered(self._all)
         flags = board.terminated.copy(), board.truncated.copy()
@@ -124,7 +124,7 @@ class Session:
         # With a number, a wait that times out leaves a request that the next step waits for.
         self._number(env_ids, reset=True)
         if is_plain:
-            self.team.request(env_ids, reset=True)
+            self.backend.request(env_ids, reset=True)
         else:
             each = options if isinstance(options, list) else [options] * self._plan.num_envs
             self._question = self._ask("reset", env_ids, (seeds, each))
@@ -202,31 +202,31 @@ class Session:
 
     def measured_step(self, timeout: float) -> float:
         """Seconds per env step of a sub-environment that one worker makes for it."""
-        self._question = self.team.begin("measure", {0: ([],)})
+        self._question = self.backend.begin("measure", {0: ([],)})
         return float(self._answers(timeout, "the measurement of a step")[0][0])
 
     def close(self, timeout_s: float) -> None:
         """End the workers. Idempotent."""
-        self.team.close(timeout_s)
+        self.backend.close(timeout_s)
 
     def _get_to_know(self) -> None:
         """Ask what the sub-environments are like, and make the board for them."""
-        plan, members = self._plan, self.team.members
+        plan, members = self._plan, self.backend.members
         self.spaces = join_spaces(members.spaces, plan.observation_mode, plan.spaces)
         self.metadata = {**members.metadata, "autoreset_mode": plan.mode}
         self.render_mode = members.render_mode
-        self._board = self.team.lay_out(board_spec(self.spaces, plan.num_envs, plan.mode))
+        self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, plan.mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
         """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
         dtypes = self._results.write_actions(actions, env_ids, keep_dtypes=self.under_way > 0)
         if dtypes:
-            self.team.give(Actions(dtypes, b""), self._all)
+            self.backend.give(Actions(dtypes, b""), self._all)
         if dtypes is not None:
             return
         ids = self._all if env_ids is None else env_ids.tolist()
         each = each_action(self.spaces.single_action, actions, len(ids))
-        self.team.give(Actions(None, cloudpickle.dumps(dict(zip(ids, each, strict=True)))), ids)
+        self.backend.give(Actions(None, cloudpickle.dumps(dict(zip(ids, each, strict=True)))), ids)
 
     def _number(self, env_ids: Any, reset: bool = False) -> None:
         """Give a request its number."""
@@ -239,20 +239,20 @@ class Session:
         if here := self._restarts.answer_broken(env_ids):
             env_ids = [env_id for env_id in env_ids if env_id not in here]
         if len(env_ids):
-            self.team.request(env_ids)
+            self.backend.request(env_ids)
 
     def _wait(self, done: Callable[[], bool], timeout: float | None, name: str) -> None:
         """Wait until something is done; afterwards nothing is pending, whatever happens."""
-        team, deadline = self.team, math.inf if timeout is None else time.monotonic() + timeout
+        backend, deadline = self.backend, math.inf if timeout is None else time.monotonic() + timeout
         timed = timeout is not None or self._limits.exist
         try:
             while not self._is_over(done):
                 if not timed:
-                    team.listen(math.inf)
+                    backend.listen(math.inf)
                 elif (left := min(deadline, self._limits.ends_at(self._unanswered())) - time.monotonic()) > 0:
-                    team.listen(left)
+                    backend.listen(left)
                 elif (overdue := self._limits.overdue(self._unanswered()))[0]:
-                    team.cut(*overdue)
+                    backend.cut(*overdue)
                 elif deadline <= time.monotonic():
                     self._late = True
                     raise multiprocessing.TimeoutError(f"The call to `{name}` has timed out after {timeout} second(s).")
@@ -263,20 +263,20 @@ class Session:
         """Whether something is done, and all has been heard that was said before."""
         while True:
             over = done()
-            heard = self.team.catch_up()
+            heard = self.backend.catch_up()
             if not self._take_restarts() and (over or not heard or not done()):
                 return over
 
     def _answers(self, timeout: float | None, name: str) -> dict[int, Any]:
         question = self._question
         try:
-            self._wait(lambda: self.team.answered(question), timeout, name)
+            self._wait(lambda: self.backend.answered(question), timeout, name)
         except multiprocessing.TimeoutError:
-            self.team.forget(question)
+            self.backend.forget(question)
             raise
         finally:
             self._question = None
-        return self.team.answers(question)
+        return self.backend.answers(question)
 
     def _settled(self) -> bool:
         """Whether every request has been answered."""
@@ -284,22 +284,22 @@ class Session:
 
     def _enough_ready(self, batch_size: int) -> bool:
         self._ready = (self._in_flight & (self._board.finished == self._board.requested)).nonzero()[0]
-        return self.team.failing or len(self._ready) >= batch_size
+        return self.backend.failing or len(self._ready) >= batch_size
 
     def _unanswered(self) -> Any:
         rows: Any = self._board.requested != self._board.finished
         if self._question is not None:
-            rows |= np.isin(self._worker_of, self.team.waits_for(self._question))
+            rows |= np.isin(self._worker_of, self.backend.waits_for(self._question))
         return rows
 
     def _hear(self) -> None:
         """Take note of what came beside the board; raise what sub-environments raised."""
-        team = self.team
-        self._ever_noted |= team.noted
-        if team.remarked:
-            self._results.take(team.remarks())
-        if team.failing:
-            errors = team.errors()
+        backend = self.backend
+        self._ever_noted |= backend.noted
+        if backend.remarked:
+            self._results.take(backend.remarks())
+        if backend.failing:
+            errors = backend.errors()
             failed = [where.env_id for error in errors if isinstance(where := error.__cause__, SubEnvironmentError)]
             self._in_flight[[env_id for env_id in failed if env_id is not None]] = False
             self.under_way = int(np.count_nonzero(self._in_flight))
@@ -308,8 +308,8 @@ class Session:
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""
-        self._results.take(self.team.remarks())
-        self.team.errors()
+        self._results.take(self.backend.remarks())
+        self.backend.errors()
         self._ends.note(_ALL)
         self._late = False
 
@@ -328,7 +328,7 @@ class Session:
         """
         if not self._restarts.wanted:
             return False
-        for restarted in (restarts := self.team.restarted()):
+        for restarted in (restarts := self.backend.restarted()):
             self._limits.begin_again(restarted)
             stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
             ended = self._ends.flags
@@ -342,8 +342,8 @@ class Session:
 
     def _ask_again(self, env_ids: list[int], reset: bool) -> None:
         self._number(env_ids, reset)
-        self.team.request(env_ids, reset)
+        self.backend.request(env_ids, reset)
 
     def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:
         """Call a method on the workers of these."""
-        return self.team.begin(method, each_worker(env_ids, self._plan.shares, each, shared))
+        return self.backend.begin(method, each_worker(env_ids, self._plan.shares, each, shared))

@@ -10,7 +10,7 @@ from parenv.envs.stepping import EnvStepper
 from parenv.envs.values import Rows
 from parenv.errors import ConfigurationError
 from parenv.memory.progress import Progress
-from parenv.process.supervisor import Supervisor
+from parenv.process.restart_limit import RestartLimit
 from parenv.worker.collecting import Collector
 from parenv.worker.job import Job
 from parenv.worker.writing import RolloutWriter
@@ -35,7 +35,7 @@ class Replacements:
             )
         self.stepper = stepper
         self._job, self._first, self._generation, self._progress = job, first_env_id, generation, progress
-        self._supervisor = Supervisor(job.options.restart, stepper.num_envs)
+        self._restart_limit = RestartLimit(job.options.restart, stepper.num_envs)
         self._counts = [0] * stepper.num_envs
         self._causes: list[list[Any]] = []
 
@@ -58,7 +58,7 @@ class Replacements:
         progress, env_id = self._progress, self._first + column
         while True:
             doing = progress.doing
-            if self._supervisor.died(column, time.monotonic()) is None:
+            if self._restart_limit.died(column, time.monotonic()) is None:
                 progress.begin(doing, env_id)
                 raise error
             self._causes.append([env_id, doing, f"{type(error).__qualname__}: {error}"])

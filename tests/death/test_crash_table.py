@@ -358,7 +358,7 @@ def test_a_worker_of_a_pool_that_hangs_is_cut_and_replaced(where: str, mode: str
 
 
 def check_recoveries(pool: AsyncWorkerPool, where: str, faults: Iterable[str], directory: Path) -> None:
-    stream, deaths = deliveries(pool, where == "loss"), pool._session._staff.deaths
+    stream, deaths = deliveries(pool, where == "loss"), pool._session._supervisor.deaths
     for number, how in enumerate(faults, 1):
         next(stream)
         order(directory, where, how)
@@ -439,7 +439,7 @@ def test_a_replacement_whose_constructor_fails_is_replaced_too(half: int, tmp_pa
             order(tmp_path, "constructor", how)
             order(tmp_path, "step", "segfault")
             until_restarted(stream)
-            first, second = list(pool._session._staff.deaths[CULPRIT])[-2:]
+            first, second = list(pool._session._supervisor.deaths[CULPRIT])[-2:]
             check_death(first, "step", "segfault", "")
             check_death(second, "constructor", how, f"start_timeout_s={START_S:g}")
 

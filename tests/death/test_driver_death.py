@@ -38,7 +38,7 @@ POOL = (
     PREAMBLE
     + """
 pool = AsyncWorkerPool(lambda: Env(), lambda o: np.zeros(len(o), int), num_workers=2, num_envs=4, rollout_length=10)
-print("ready", *(pool._session.crew._placement.pid(s) for s in pool._session.crew._senders), flush=True)
+print("ready", *(pool._session.workers._placement.pid(s) for s in pool._session.workers._senders), flush=True)
 """
 )
 VECTOR_ENV = (
@@ -57,7 +57,7 @@ class Stepping:
         self.envs.close()
 
 pool = Stepping()
-print("ready", *(pool.envs._session.team._crew.pid(worker) for worker in range(2)), flush=True)
+print("ready", *(pool.envs._session.backend.workers.pid(worker) for worker in range(2)), flush=True)
 """
 )
 SYSTEMS = {"pool": POOL, "vector env": VECTOR_ENV}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parenv.crew.hiring import local_launch
+from parenv.supervision.launch import local_launch
 
 
 @pytest.fixture(autouse=True)
@@ -14,5 +14,5 @@ def torch_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_torch(*arguments: Any, **more: Any) -> Any:
         return local_launch(*arguments, **{**more, "torch": True})
 
-    for module in ("parenv.pool.hiring", "parenv.vector.processes"):
+    for module in ("parenv.pool.launching", "parenv.vector.process_backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)

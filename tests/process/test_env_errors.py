@@ -121,7 +121,7 @@ def test_a_worker_whose_environment_raises_is_replaced(mode: Any) -> None:
             if restarts == 3:
                 break
         assert pool.statistics().worker_restarts >= 3
-        assert all(isinstance(death, SimulatorError) for death in pool._session._staff.deaths[1])
+        assert all(isinstance(death, SimulatorError) for death in pool._session._supervisor.deaths[1])
 
 
 @pytest.mark.parametrize("how", ["restart_env", "restart_worker"])

@@ -74,7 +74,7 @@ def test_a_hung_worker_is_cut_within_its_limit_and_replaced(where: str, how: str
         while not next(stream).restarted[1]:
             pass
         assert time.monotonic() - began > 2.0
-        (death,) = pool._session._staff.deaths[1]
+        (death,) = pool._session._supervisor.deaths[1]
         assert isinstance(death, WorkerTimeoutError)
         assert f"{where}_timeout_s=2 s while {where} of env_id 1" in str(death)
         assert ("no stack" if how == "SIGSTOP" else "in hold_the_gil") in str(death)
@@ -133,10 +133,10 @@ def test_a_replacement_that_does_not_get_ready_is_cut_too(tmp_path: Path) -> Non
     with AsyncWorkerPool(lambda: StartsSlowlyOnce(0), zeros, num_workers=1, rollout_length=4, workers=options) as pool:
         stream = pool.rollouts()
         next(stream)
-        os.kill(pool._session.crew.pid(0), signal.SIGKILL)
+        os.kill(pool._session.workers.pid(0), signal.SIGKILL)
         while not next(stream).restarted.any():
             pass
-        _, hung = pool._session._staff.deaths[0]
+        _, hung = pool._session._supervisor.deaths[0]
         assert "start_timeout_s=6" in str(hung)
         assert pool.statistics().worker_restarts == 2
 
@@ -146,7 +146,7 @@ def test_behind_its_last_step_no_worker_is_said_to_be_in_it(monkeypatch: pytest.
     write_ends = RolloutWriter.write_ends
 
     def write(writer: RolloutWriter, *columns: Any) -> None:
-        said.append(pool._session.crew.doing(0))
+        said.append(pool._session.workers.doing(0))
         write_ends(writer, *columns)
 
     monkeypatch.setattr(RolloutWriter, "write_ends", write)
@@ -176,7 +176,7 @@ def test_a_worker_that_reaches_its_limit_of_memory_is_replaced_and_the_cause_nam
         while not (rollout := next(stream)).restarted.any():
             pass
         assert rollout.restarted.tolist() == [False, True]
-        (death,) = pool._session._staff.deaths[1]
+        (death,) = pool._session._supervisor.deaths[1]
         assert isinstance(death, WorkerMemoryError)
         assert isinstance(death, MemoryError)
         assert "worker 1 (env_ids 1) is likely out of memory while step" in str(death)

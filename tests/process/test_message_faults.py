@@ -215,7 +215,7 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
             clerks(4), zeros, num_workers=2, mode=mode, rollout_length=4, prefetch=prefetch, workers=workers
         ) as pool:
             errors = use(pool, line)
-            deaths = list(itertools.chain(*pool._session._staff.deaths))
+            deaths = list(itertools.chain(*pool._session._supervisor.deaths))
             restarts = pool.statistics().worker_restarts
     except ParenvError:
         assert pool is None
@@ -307,7 +307,7 @@ def test_a_worker_that_failed_is_replaced_once_and_the_first_that_was_heard_of_i
         restarted = [
             rollout.restarted.tolist() for rollout in itertools.islice(stream, 5) if check_ledger(rollout, expected)
         ]
-        (death,) = pool._session._staff.deaths[1]
+        (death,) = pool._session._supervisor.deaths[1]
     assert line.has_happened
     assert restarted.count([False, True]) == 1
     assert isinstance(death, reason)
@@ -333,9 +333,9 @@ def test_a_worker_that_hangs_after_it_was_heard_twice_is_still_cut_and_one_that_
         stream = pool.rollouts()
         next(stream)
         assert line.has_happened
-        assert pool._session.crew.refused_messages == 1
+        assert pool._session.workers.refused_messages == 1
         assert pool.statistics().worker_restarts == 0
-        pid = pool._session.crew.pid(0)
+        pid = pool._session.workers.pid(0)
         assert pid > 0
         os.kill(pid, signal.SIGSTOP)
         assert next(stream).restarted.tolist() == [True, False]

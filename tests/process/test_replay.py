@@ -163,7 +163,7 @@ def test_a_death_is_in_the_journal_and_not_replayed(tmp_path: Path) -> None:
     with pool_of(Net(), record=tmp_path / "journal") as pool:
         stream = pool.rollouts()
         next(stream)
-        os.kill(pool._session.crew.pid(1), signal.SIGKILL)
+        os.kill(pool._session.workers.pid(1), signal.SIGKILL)
         while not next(stream).restarted.any():
             pass
     with (

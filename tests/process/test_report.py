@@ -130,7 +130,7 @@ def test_a_killed_worker_is_in_the_report_with_the_reason(mode: Any, tmp_path: P
         pool.trace(path)
         stream = pool.rollouts()
         next(stream)
-        os.kill(pool._session.crew.pid(1), signal.SIGKILL)
+        os.kill(pool._session.workers.pid(1), signal.SIGKILL)
         while not next(stream).restarted.any():
             pass
         statistics = pool.statistics()
@@ -158,7 +158,7 @@ def test_a_run_that_ends_by_a_death_has_it_in_its_report(tmp_path: Path) -> None
         pool.trace(path)
         stream = pool.rollouts()
         next(stream)
-        os.kill(pool._session.crew.pid(0), signal.SIGKILL)
+        os.kill(pool._session.workers.pid(0), signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="was killed by SIGKILL"):
             deque(stream, maxlen=0)
     timeline = read_timeline(path)

@@ -46,7 +46,7 @@ def zeros(observations: Any) -> Any:
 
 def kill(pool: AsyncWorkerPool, worker: int) -> bool:
     """Kill a worker, unless it is dead or being replaced just now."""
-    pid = pool._session.crew.pid(worker)
+    pid = pool._session.workers.pid(worker)
     if pid <= 0:
         return False
     try:
@@ -86,7 +86,7 @@ def test_other_workers_do_not_wait_for_the_one_that_is_replaced() -> None:
         for deaths in range(1, 3):
             while not kill(pool, 0):
                 next(stream)
-            while len(pool._session._staff.deaths[0]) < deaths:
+            while len(pool._session._supervisor.deaths[0]) < deaths:
                 next(stream)
         arrived = [next(stream).worker for _ in range(50)]
     # What worker 0 had committed before it died may still be among them.
@@ -229,19 +229,19 @@ def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:
 
 def test_what_a_replaced_process_still_says_is_refused() -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=OFTEN) as pool:
-        stream, crew = pool.rollouts(), pool._session.crew
-        old = crew._senders[0]
+        stream, workers = pool.rollouts(), pool._session.workers
+        old = workers._senders[0]
         while not kill(pool, 0):
             next(stream)
         expected: dict[int, tuple[int, ...]] = {}
         while not check_ledger(rollout := next(stream), expected) or not rollout.restarted.any():
             pass
-        refused = crew.refused_messages
+        refused = workers.refused_messages
         for sequence in range(100):
-            crew._events.append(Received(old, Commit(sequence, {}, None, [])))
+            workers._events.append(Received(old, Commit(sequence, {}, None, [])))
         for _ in range(20):
             check_ledger(next(stream), expected)
-        assert crew.refused_messages == refused + 100
+        assert workers.refused_messages == refused + 100
 
 
 @pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.soak), "async"])
@@ -275,5 +275,5 @@ def test_a_pool_that_is_closed_while_a_worker_is_being_replaced_leaves_nothing()
             for deaths in (1, 2):
                 while not kill(pool, 0):
                     next(stream)
-                while len(pool._session._staff.deaths[0]) < deaths:
+                while len(pool._session._supervisor.deaths[0]) < deaths:
                     next(stream)

@@ -141,7 +141,7 @@ def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said()
         rollout = next(stream)
         assert rollout.restarted.all()
         assert rollout.observations[0, :, 3].tolist() == [1000, 1000]
-        os.kill(pool._session.crew.pid(1), signal.SIGKILL)
+        os.kill(pool._session.workers.pid(1), signal.SIGKILL)
         while not (rollout := next(stream)).restarted.any():
             pass
         assert rollout.observations[0, 1, 3] == 2000

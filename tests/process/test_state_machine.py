@@ -108,7 +108,7 @@ class PoolUnderFire(RuleBasedStateMachine):
         return os.fstat(self.pool._session._arena.memory.fd).st_size
 
     def pid(self, worker: int) -> int:
-        return self.pool._session.crew.pid(worker)
+        return self.pool._session.workers.pid(worker)
 
     def send(self, worker: int, signum: int) -> bool:
         """Signal a worker, unless it is being replaced just now."""

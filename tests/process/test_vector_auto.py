@@ -78,7 +78,7 @@ def test_waking_the_workers_is_timed_and_disturbs_nobody() -> None:
     ):
         assert_same(envs.reset(seed=3), reference.reset(seed=3))
         for _ in range(8):
-            assert 0 < choosing.round_trip_s(envs._session.team, 120.0) < 120.0
+            assert 0 < choosing.round_trip_s(envs._session.backend, 120.0) < 120.0
             actions = reference.action_space.sample()
             assert_same(envs.step(actions), reference.step(actions))
 
@@ -86,11 +86,11 @@ def test_waking_the_workers_is_timed_and_disturbs_nobody() -> None:
 def test_a_worker_that_does_not_wake_up_is_an_error() -> None:
     with contextlib.closing(ParallelVectorEnv([cheap] * N, num_workers=2)) as envs:
         envs.reset()
-        while (pid := envs._session.team._crew.pid(1)) < 0:
+        while (pid := envs._session.backend.workers.pid(1)) < 0:
             envs.step(np.zeros(N, np.int64))
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(WorkerTimeoutError, match=r"not every worker woke up within 0\.05 s"):
-            choosing.round_trip_s(envs._session.team, 0.05)
+            choosing.round_trip_s(envs._session.backend, 0.05)
         os.kill(pid, signal.SIGCONT)
 
 

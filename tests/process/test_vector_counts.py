@@ -36,9 +36,9 @@ def test_a_step_is_one_ring_per_worker_and_at_most_one_wake_up_each(num_workers:
         envs.reset(seed=0)
         polls = _count_polls(envs)
         envs.step(actions)
-        crew = envs._session.team._crew  # type: ignore[attr-defined]
-        pids = [crew.pid(worker) for worker in range(num_workers)]
-        messages, polls[0] = crew.messages, 0
+        workers = envs._session.backend.workers  # type: ignore[attr-defined]
+        pids = [workers.pid(worker) for worker in range(num_workers)]
+        messages, polls[0] = workers.messages, 0
         before = [reads_and_writes(pid) for pid in ("self", *pids)]
         for _ in range(STEPS):
             envs.step(actions)
@@ -51,7 +51,7 @@ def test_a_step_is_one_ring_per_worker_and_at_most_one_wake_up_each(num_workers:
         for worker_reads, worker_writes in workers:
             assert STEPS - 1 <= worker_reads <= STEPS + 1
             assert STEPS - 1 <= worker_writes <= STEPS + 1
-        assert crew.messages == messages
+        assert workers.messages == messages
 
 
 def test_a_step_pickles_nothing_and_needs_no_more_memory_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +98,13 @@ def test_the_driver_makes_no_environment_of_its_own() -> None:
 
 
 def _count_polls(envs: ParallelVectorEnv) -> list[int]:
-    team: Any = envs._session.team
-    count, poll = [0], team._poll
+    backend: Any = envs._session.backend
+    count, poll = [0], backend._poll
 
     class Counting:
         def poll(self, timeout: Any) -> Any:
             count[0] += 1
             return poll.poll(timeout)
 
-    team._poll = Counting()
+    backend._poll = Counting()
     return count

@@ -308,8 +308,8 @@ def test_a_vector_env_outlives_the_zygote() -> None:
         envs.reset()
         spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", "vector env") in spec.environment)
         os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)
-        crew: Any = envs._session.team._crew  # type: ignore[attr-defined]
-        while [crew.generation(worker) for worker in range(2)] != [1, 1]:
+        workers: Any = envs._session.backend.workers  # type: ignore[attr-defined]
+        while [workers.generation(worker) for worker in range(2)] != [1, 1]:
             envs.step(actions_for())
         for _ in range(10):
             envs.step(actions_for())
@@ -460,7 +460,7 @@ def test_a_restart_in_a_step_that_raises_is_told_truncated_by_the_next_step_unle
         with pytest.raises(SimulatorError):
             envs.step(np.array([0, 1, 2, 0]))
         deadline = time.monotonic() + 10
-        while envs._session.team._crew.generation(1) == 0 and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        while envs._session.backend.workers.generation(1) == 0 and time.monotonic() < deadline:  # type: ignore[attr-defined]
             envs.call("get_wrapper_attr", "action_space")
         if then == "reset":
             envs.reset()
@@ -515,7 +515,7 @@ def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where:
         assert truncated[0]
         assert infos["worker_restarted"][0]
         assert observations.tolist() == [[0, 0, 0]]
-        assert envs._session.team._crew.generation(0) == 2  # type: ignore[attr-defined]
+        assert envs._session.backend.workers.generation(0) == 2  # type: ignore[attr-defined]
         assert envs.step(np.zeros(1, np.int64))[0].tolist() == [[0, 1, 0]]
 
 
@@ -527,7 +527,7 @@ from parenv.testing import LedgerEnv
 logging.getLogger("parenv").setLevel(logging.ERROR)
 envs = ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=1, on_worker_death="restart")
 envs.reset()
-while (pid := envs._session.team._crew.pid(0)) < 0:
+while (pid := envs._session.backend.workers.pid(0)) < 0:
     envs.step(np.zeros(1, np.int64))
 os.kill(pid, 9)
 while "worker_restarted" not in envs.step(np.zeros(1, np.int64))[4]:

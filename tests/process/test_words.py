@@ -154,7 +154,7 @@ def test_the_way_to_the_sentence_is_short(num_workers: int) -> None:
         AsyncWorkerPool("CartPole-v1", wrong, num_workers=num_workers)
     shown = printed(raised.value)
     assert "return observations" in shown
-    assert shown.count("/parenv/worker/") == shown.count("/parenv/crew/") == 0
+    assert shown.count("/parenv/worker/") == shown.count("/parenv/workers/") == 0
     assert len(shown.splitlines()) < 30
 
 

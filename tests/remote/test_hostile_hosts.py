@@ -141,7 +141,7 @@ def make_envs(hosts: Any, num_workers: int, **more: Any) -> ParallelVectorEnv:
 
 
 def refused(envs: ParallelVectorEnv) -> Any:
-    return envs._session.team._crew.traffic().refused  # type: ignore[attr-defined]
+    return envs._session.backend.workers.traffic().refused  # type: ignore[attr-defined]
 
 
 def answered(envs: ParallelVectorEnv) -> list[bytes]:
@@ -308,5 +308,5 @@ def test_answers_of_a_generation_that_is_gone_are_dropped_and_counted(hosts: Any
         deadline = time.monotonic() + 10.0
         while refused(envs) != {"old generation": 2}:
             assert time.monotonic() < deadline
-            envs._session.team.listen(0.1)
+            envs._session.backend.listen(0.1)
         assert envs._session._board.rewards.tolist() == [666.0, 666.0]

@@ -88,13 +88,13 @@ def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
         audit.take(500)
         host.kill()
         audit.until(lambda: pool.statistics().workers_alive == 1)
-        generation = pool._session.crew.generation(1)
+        generation = pool._session.workers.generation(1)
         audit.take(500)
-        assert pool._session.crew.doing(1) == "waiting for a host"
+        assert pool._session.workers.doing(1) == "waiting for a host"
         hosts.start(1)
         audit.until(lambda: pool.statistics().workers_alive == 2)
         audit.take(500)
-        assert pool._session.crew.generation(1) == generation == 1
+        assert pool._session.workers.generation(1) == generation == 1
         audit.until(lambda: len(audit.expected) == 2)
 
 
@@ -108,11 +108,11 @@ def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None
         audit = Audit(pool)
         audit.take(100)
         host.kill()
-        pool._session._staff._options = replace(options, start_timeout_s=0.2)
+        pool._session._supervisor._options = replace(options, start_timeout_s=0.2)
         audit.until(lambda: pool.statistics().workers_alive == 1)
         waited_enough = time.monotonic() + 2.0
         audit.until(lambda: time.monotonic() > waited_enough)
-        pool._session._staff._options = options
+        pool._session._supervisor._options = options
         before = audit.expected.get(1)
         hosts.start(1)
         audit.until(lambda: audit.expected.get(1) != before)
@@ -174,7 +174,7 @@ def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts:
         host.send_signal(signal.SIGCONT)
         audit.until(lambda: pool.statistics().workers_alive == 3)
         audit.take(1000)
-        assert [pool._session.crew.generation(worker) for worker in range(3)] == [0, 1, 1]
+        assert [pool._session.workers.generation(worker) for worker in range(3)] == [0, 1, 1]
     assert host.wait(120.0) == 0
     assert len(audit.expected) == 3
 

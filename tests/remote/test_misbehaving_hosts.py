@@ -201,7 +201,7 @@ def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> N
         take(pool, expected, until=lambda: refused(pool, "old generation")() == 14)
         statistics = pool.statistics()
         assert (statistics.hosts, statistics.worker_restarts) == (2, 0)
-        assert pool._session.crew.doing(0) != "something that overwrote shared memory"
+        assert pool._session.workers.doing(0) != "something that overwrote shared memory"
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,8 @@ def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def crew_of(envs: ParallelVectorEnv) -> Any:
-    return envs._session.team._crew  # type: ignore[attr-defined]
+def workers_of(envs: ParallelVectorEnv) -> Any:
+    return envs._session.backend.workers  # type: ignore[attr-defined]
 
 
 def until(holds: Callable[[], bool], act: Callable[[], object]) -> None:
@@ -310,7 +310,7 @@ def test_an_info_that_cannot_cross_is_an_error_of_its_sub_environment_and_the_ho
             envs.step(actions_for(1, num_envs=2))
         assert "(env_id 1)" in str(raised.value)
         assert envs.step(actions_for(num_envs=2))[0].tolist() == [[0, 1, 0], [1, 0, 2]]
-        assert crew_of(envs).traffic().refused == {}
+        assert workers_of(envs).traffic().refused == {}
 
 
 def slowly() -> None:
@@ -336,7 +336,7 @@ def test_a_worker_that_dies_is_an_error_and_closes_the_env_and_its_hosts(near: N
     envs = ParallelVectorEnv(told(kill_me), num_workers=2, placement=near.placement())
     with contextlib.closing(envs):
         envs.reset()
-        pid = crew_of(envs).pid(1)
+        pid = workers_of(envs).pid(1)
         with pytest.raises(WorkerDiedError, match=r"worker 1 .* SIGKILL.* while step of env_id 3") as raised:
             envs.step(actions_for(3))
         assert (raised.value.pid, raised.value.env_ids) == (pid, (3, 4))
@@ -361,7 +361,7 @@ def test_a_worker_that_dies_is_started_again_where_there_is_room(near: NearHosts
         for killed in (1, 0, 2, 1):
             for _ in range(10):
                 ledgers.step()
-            os.kill(crew_of(envs).pid(killed), signal.SIGKILL)
+            os.kill(workers_of(envs).pid(killed), signal.SIGKILL)
             before = ledgers.restarts.sum()
             while ledgers.restarts.sum() == before:
                 ledgers.step()
@@ -431,15 +431,15 @@ def test_no_row_is_lost_or_doubled_while_hosts_are_killed(hosts: Any, near: Near
     with contextlib.closing(envs):
         ledgers = Ledgers(envs)
         near.start(3)
-        until(lambda: crew_of(envs).traffic().hosts == 3, ledgers.step)
+        until(lambda: workers_of(envs).traffic().hosts == 3, ledgers.step)
         while running:
             for _ in range(100):
                 ledgers.step()
             running.pop(0).kill()
-            until(lambda: crew_of(envs).traffic().hosts == 1 + len(running), ledgers.step)
+            until(lambda: workers_of(envs).traffic().hosts == 1 + len(running), ledgers.step)
         for _ in range(100):
             ledgers.step()
-        generations = [crew_of(envs).generation(worker) for worker in range(4)]
+        generations = [workers_of(envs).generation(worker) for worker in range(4)]
         assert ledgers.restarts.tolist() == np.repeat(generations, 2).tolist()
         assert generations[0] == 0
         assert sum(generations) >= 3
@@ -467,13 +467,13 @@ def test_workers_of_a_lost_host_wait_for_another_up_to_the_limit_of_a_start(
         assert infos["worker_restarted"].tolist() == [False] * 3 + [True] * 2
         assert "worker_restarted" not in envs.step(actions_for())[4]
         near.leave(1)
-        waits, listen, began = [0], crew_of(envs).listen, time.monotonic()
+        waits, listen, began = [0], workers_of(envs).listen, time.monotonic()
 
         def counted(timeout_s: float) -> None:
             waits[0] += 1
             listen(timeout_s)
 
-        monkeypatch.setattr(crew_of(envs), "listen", counted)
+        monkeypatch.setattr(workers_of(envs), "listen", counted)
         with pytest.raises(
             WorkerTimeoutError, match=r"worker 1 \(env_ids 3-4\) has found no host .* start_timeout_s=4 s"
         ):
@@ -494,10 +494,10 @@ def test_a_worker_that_is_overdue_on_a_host_that_is_silent_is_started_again_else
     with contextlib.closing(envs):
         envs.reset()
         near.start(1)
-        until(lambda: crew_of(envs).traffic().hosts == 2, lambda: envs.call("add", 1))
+        until(lambda: workers_of(envs).traffic().hosts == 2, lambda: envs.call("add", 1))
         silent.send_signal(signal.SIGSTOP)
         assert envs.step(actions_for())[4]["worker_restarted"].all()
-        assert crew_of(envs).traffic().hosts == 1
+        assert workers_of(envs).traffic().hosts == 1
         assert "worker_restarted" not in envs.step(actions_for())[4]
 
 
@@ -577,4 +577,4 @@ def test_make_vec_takes_a_placement(near: NearHosts) -> None:
     envs = parenv.make_vec("CartPole-v1", num_envs=3, vector_kwargs={"num_workers": 1}, placement=near.placement())
     with contextlib.closing(envs):
         assert envs.reset(seed=1)[0].shape == (3, 4)
-        assert crew_of(envs).traffic().hosts == 1
+        assert workers_of(envs).traffic().hosts == 1

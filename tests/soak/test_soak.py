@@ -131,7 +131,7 @@ def pool_of(factories: Sequence[Any], number: int, workers: WorkerOptions) -> As
 
 
 def kill(pool: AsyncWorkerPool, worker: int) -> None:
-    pid = pool._session.crew.pid(worker)
+    pid = pool._session.workers.pid(worker)
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
 
@@ -181,7 +181,7 @@ def vector_env_killed_and_replaced(number: int) -> None:
     with contextlib.closing(ParallelVectorEnv(ledgers(4), num_workers=2, on_worker_death="restart")) as envs:
         envs.reset()
         session: Any = envs._session
-        pid = session.team._crew.pid(number % 2)
+        pid = session.backend.workers.pid(number % 2)
         assert pid > 0
         os.kill(pid, signal.SIGKILL)
         while "worker_restarted" not in envs.step(np.zeros(4, np.int64))[4]:

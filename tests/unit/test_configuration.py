@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parenv.crew.arguments import split
-from parenv.crew.pickling import find_unpicklable, pickled
 from parenv.errors import ConfigurationError, NotPicklableError
 from parenv.options import WorkerOptions
 from parenv.pool.configuration import Plan, make_plan
 from parenv.process.cores import recommended_num_workers
+from parenv.supervision.partition import split
+from parenv.supervision.pickling import find_unpicklable, pickled
 
 LOCK = threading.Lock()
 GOOD: dict[str, Any] = {

@@ -15,7 +15,6 @@ import pytest
 from comparison import assert_same
 
 from parenv import errors
-from parenv.crew.failures import from_failure
 from parenv.errors import (
     ConfigurationError,
     NotDataError,
@@ -26,6 +25,7 @@ from parenv.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
+from parenv.supervision.failures import from_failure
 from parenv.worker.process import failure_of
 
 

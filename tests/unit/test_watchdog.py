@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parenv.process.watchdog import LOOKS_PER_LIMIT, MIN_INTERVAL_S, Look, Watchdog
+from parenv.supervision.watchdog import LOOKS_PER_LIMIT, MIN_INTERVAL_S, Look, Watchdog
 
 limits = st.floats(0.05, 1000.0)
 gaps = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60)

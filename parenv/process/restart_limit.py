@@ -7,14 +7,14 @@ from collections import deque
 from parenv.options import RestartPolicy
 
 
-class Supervisor:
+class RestartLimit:
     """Counts the deaths of each worker.
 
     Args:
         policy: how often and how soon, or ``None`` for never.
         num_workers: how many workers.
 
-    >>> supervisor = Supervisor(RestartPolicy(max_restarts=2, window_s=60.0, backoff_s=0.5), num_workers=1)
+    >>> supervisor = RestartLimit(RestartPolicy(max_restarts=2, window_s=60.0, backoff_s=0.5), num_workers=1)
     >>> [supervisor.died(0, now_s) for now_s in (0.0, 1.0, 2.0)]
     [0.0, 0.5, None]
     """

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from parenv.crew.failures import from_end, from_failure, raise_all, say_where, where_it_happened
-from parenv.crew.warning import Warner
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.maps import SlotMap
 from parenv.memory.progress import Progress
@@ -19,6 +17,8 @@ from parenv.placement.base import Ended, Event, Launch, Placement, Traffic
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Remarks, Reply
+from parenv.supervision.failures import from_end, from_failure, raise_all, say_where, where_it_happened
+from parenv.supervision.warning import Warner
 
 _log = logging.getLogger("parenv")
 FOREVER_S = 3600.0
@@ -32,7 +32,7 @@ class Heard(NamedTuple):
     commit: Commit
 
 
-class Crew:
+class Workers:
     """All workers of a pool or a vector env.
 
     Args:

@@ -14,10 +14,6 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from parenv.crew.crew import Crew
-from parenv.crew.hiring import local_launch, stepping_placement
-from parenv.crew.pickling import pickled
-from parenv.crew.stacks import timeout_error
 from parenv.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, span
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.layout import leaves_as_data
@@ -28,10 +24,14 @@ from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Launch
 from parenv.process.doorbell import ALL, ECHO, Doorbell
 from parenv.protocol.messages import Actions, Ready, Remarks, Rows
+from parenv.supervision.launch import local_launch, stepping_placement
+from parenv.supervision.pickling import pickled
+from parenv.supervision.stacks import timeout_error
+from parenv.supervision.workers import Workers
 from parenv.transport.waiting import MAX_WAIT_S
+from parenv.vector.backend import Members
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.spaces import rebuilt
-from parenv.vector.team import Members
 from parenv.worker.step_task import StepJob
 
 WORKER_ENTRY = "parenv.worker.stepping:main"
@@ -49,7 +49,7 @@ class _Question:
     numbers: dict[int, int]
 
 
-class ProcessTeam:
+class ProcessBackend:
     """Worker processes, on this machine or on hosts.
 
     Args:
@@ -71,9 +71,9 @@ class ProcessTeam:
         _, self._said, self._noted, self._beats = lines(head, workers).T
         self._bells = [self._placement.bell(worker) for worker in range(workers)]
         self._answers = Doorbell()
-        self._crew = Crew(self._placement, self._progress, plan.shares)
+        self.workers = Workers(self._placement, self._progress, plan.shares)
         self._first = [sum(plan.shares[:worker]) for worker in range(workers)]
-        self._workers, self._firsts = np.repeat(np.arange(workers), plan.shares), np.repeat(self._first, plan.shares)
+        self._worker_of, self._firsts = np.repeat(np.arange(workers), plan.shares), np.repeat(self._first, plan.shares)
         self._ordered = [0] * workers
         self._restarted: list[list[int]] = []
         self._deaths, self._restarted_at = [0] * workers, [-1] * workers
@@ -82,7 +82,7 @@ class ProcessTeam:
         self._dtypes: Any = None
         self.closed = False
         try:
-            ready: list[Ready] = self._crew.start(self._launch(), plan.options.start_timeout_s)
+            ready: list[Ready] = self.workers.start(self._launch(), plan.options.start_timeout_s)
             first = ready[0].extras
             self.members = Members(rebuilt(ready), first["metadata"], first["render_mode"])
         except BaseException:
@@ -98,12 +98,12 @@ class ProcessTeam:
     @property
     def remarked(self) -> bool:
         """Whether there is something in :meth:`remarks`."""
-        return bool(self._crew.remarks)
+        return bool(self.workers.remarks)
 
     @property
     def failing(self) -> bool:
         """Whether there is something in :meth:`errors`."""
-        return bool(self._crew.step_errors)
+        return bool(self.workers.step_errors)
 
     def lay_out(self, spec: BoardSpec) -> Board:
         """Make the board, and tell every worker where it is."""
@@ -117,7 +117,7 @@ class ProcessTeam:
         self._board = Board(spec, mapping, offset)
         self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._plan.shares))
         for worker in range(len(self._bells)):
-            self._crew.say(worker, self._rows)
+            self.workers.say(worker, self._rows)
         return self._board
 
     def request_all(self) -> None:
@@ -128,7 +128,7 @@ class ProcessTeam:
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
         ids = np.asarray(env_ids, np.int64)
-        workers = self._workers[ids]
+        workers = self._worker_of[ids]
         counts = np.bincount(workers, minlength=len(self._bells))
         for worker in counts.nonzero()[0].tolist():
             if counts[worker] == self._plan.shares[worker] and not reset:
@@ -153,8 +153,8 @@ class ProcessTeam:
         """Say something about the actions that come next, to the workers of these sub-environments."""
         if actions.dtypes is not None:
             self._dtypes = actions.dtypes
-        for worker in sorted(set(self._workers[list(env_ids)].tolist())):
-            self._crew.say(worker, actions)
+        for worker in sorted(set(self._worker_of[list(env_ids)].tolist())):
+            self.workers.say(worker, actions)
 
     def echo(self) -> Callable[[], bool]:
         """Have every worker wake this process, and do nothing else; what is returned says whether all have."""
@@ -174,7 +174,7 @@ class ProcessTeam:
     def catch_up(self) -> bool:
         """Hear all that workers have said by now, if any. A message may be heard before its sender has counted it."""
         fence()  # Whoever calls this has seen numbers on the board, and believes them next.
-        heard, deadline = self._crew.heard, math.inf
+        heard, deadline = self.workers.heard, math.inf
         while (said := self._said.tolist()) != heard and any(late := list(map(operator.gt, said, heard))):
             deadline = min(deadline, time.monotonic() + MESSAGE_TIMEOUT_S)
             self._hear_before(deadline, late.index(True), f"{MESSAGE_TIMEOUT_S:g}")
@@ -182,14 +182,14 @@ class ProcessTeam:
 
     def remarks(self) -> list[Remarks]:
         """What did not go on the board since the last time."""
-        remarks = list(self._crew.remarks)
-        self._crew.remarks.clear()
+        remarks = list(self.workers.remarks)
+        self.workers.remarks.clear()
         return remarks
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
-        errors: list[BaseException] = list(self._crew.step_errors)
-        self._crew.step_errors.clear()
+        errors: list[BaseException] = list(self.workers.step_errors)
+        self.workers.step_errors.clear()
         return errors
 
     def restarted(self) -> list[list[int]]:
@@ -199,31 +199,31 @@ class ProcessTeam:
 
     def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> _Question:
         """Call a method on workers."""
-        question = _Question(method, dict(arguments), self._crew.begin(method, arguments))
+        question = _Question(method, dict(arguments), self.workers.begin(method, arguments))
         self._questions.append(question)
         return question
 
     def answered(self, asked: _Question) -> bool:
         """Whether all have answered."""
-        return self._crew.answered(asked.numbers)
+        return self.workers.answered(asked.numbers)
 
     def answers(self, asked: _Question) -> dict[int, Any]:
         """What they answered."""
         self._questions.remove(asked)
-        return self._crew.answers(asked.numbers)
+        return self.workers.answers(asked.numbers)
 
     def forget(self, asked: _Question) -> None:
         """Nobody will ask for these answers any more."""
         self._questions.remove(asked)
-        self._crew.forget(asked.numbers)
+        self.workers.forget(asked.numbers)
 
     def waits_for(self, asked: _Question) -> list[int]:
         """The workers that have not answered."""
-        return [worker for worker in asked.numbers if not self._crew.answered_by(asked.numbers, worker)]
+        return [worker for worker in asked.numbers if not self.workers.answered_by(asked.numbers, worker)]
 
     def cut(self, env_ids: Sequence[int], limit: str) -> None:
         """Kill the workers of these sub-environments, because they do not answer; their stacks join the error."""
-        for worker in sorted(set(self._workers[list(env_ids)].tolist())):
+        for worker in sorted(set(self._worker_of[list(env_ids)].tolist())):
             self._cut(worker, limit)
 
     def close(self, timeout_s: float) -> None:
@@ -232,7 +232,7 @@ class ProcessTeam:
             return
         self.closed = True
         try:
-            self._crew.close(timeout_s)
+            self.workers.close(timeout_s)
         finally:
             self._memory.close()
             for bell in (*self._bells, self._answers):
@@ -247,7 +247,7 @@ class ProcessTeam:
 
     def _hear(self, timeout_s: float) -> None:
         try:
-            self._crew.listen(timeout_s)
+            self.workers.listen(timeout_s)
         except WorkerDiedError as error:
             self._died(error)
         except Exception as error:
@@ -258,13 +258,13 @@ class ProcessTeam:
         left = deadline - time.monotonic()
         if left > 0:
             self._hear(left)
-        elif self._crew.doing(worker) == WAITING_FOR_A_HOST:
+        elif self.workers.doing(worker) == WAITING_FOR_A_HOST:
             raise self._give_up(self._without_host(worker, limit))
         else:
             self._cut(worker, limit)
 
     def _without_host(self, worker: int, limit: str) -> WorkerTimeoutError:
-        env_ids = self._crew.env_ids(worker)
+        env_ids = self.workers.env_ids(worker)
         return WorkerTimeoutError(
             f"worker {worker} (env_ids {span(env_ids)}) has found no host with room for it within {limit} s. Start "
             "another, or raise WorkerOptions.start_timeout_s",
@@ -274,8 +274,8 @@ class ProcessTeam:
         )
 
     def _cut(self, worker: int, limit: str) -> None:
-        self._hung[worker] = timeout_error(self._crew, worker, limit)
-        self._crew.signal(worker, signal.SIGKILL, alone=False)
+        self._hung[worker] = timeout_error(self.workers, worker, limit)
+        self.workers.signal(worker, signal.SIGKILL, alone=False)
         deadline = time.monotonic() + self._kill_timeout_s
         while worker in self._hung:
             if time.monotonic() > deadline:
@@ -302,46 +302,46 @@ class ProcessTeam:
         Returns:
             Whether that is done; if not, it died as well, and what is to be done has been done for its successor.
         """
-        plan, board, crew = self._plan, self._board, self._crew
+        plan, board, workers = self._plan, self._board, self.workers
         env_ids = np.arange(self._first[worker], self._first[worker] + plan.shares[worker])
         self._bells[worker].close()
         self._bells[worker] = self._placement.bell(worker)
         self._said[worker] = self._ordered[worker] = 0
-        generation = crew.restart(self._launch(), worker)
+        generation = workers.restart(self._launch(), worker)
         self._watch()
         deadline = time.monotonic() + plan.options.start_timeout_s
         limit = f"start_timeout_s={plan.options.start_timeout_s:g}"
-        while crew.generation(worker) == generation and not crew.is_ready(worker):
+        while workers.generation(worker) == generation and not workers.is_ready(worker):
             self._hear_before(deadline, worker, limit)
-        if crew.generation(worker) != generation:
+        if workers.generation(worker) != generation:
             return False
         board.finished[env_ids] = board.requested[env_ids]
         self._restarted_at[worker] = int(board.finished[env_ids[0]])
         board.info_kinds[env_ids] = 0
-        crew.say(worker, self._rows)
+        workers.say(worker, self._rows)
         if self._dtypes is not None:
-            crew.say(worker, Actions(self._dtypes, b""))
+            workers.say(worker, Actions(self._dtypes, b""))
         asked: dict[int, int] = {}
         if plan.mode is AutoresetMode.SAME_STEP:
             # Not one of the questions that are asked again of a successor, which is reset by itself.
-            asked = crew.begin("reset", {worker: (range(len(env_ids)), [None] * len(env_ids), None)})
-            while crew.generation(worker) == generation and not crew.answered(asked):
+            asked = workers.begin("reset", {worker: (range(len(env_ids)), [None] * len(env_ids), None)})
+            while workers.generation(worker) == generation and not workers.answered(asked):
                 self._hear_before(deadline, worker, limit)
-            if crew.generation(worker) != generation:
-                crew.forget(asked)
+            if workers.generation(worker) != generation:
+                workers.forget(asked)
                 return False
         self._restarted.append(env_ids.tolist())
-        crew.answers(asked)
+        workers.answers(asked)
         return True
 
     def _ask_again(self, question: _Question, worker: int, error: WorkerError) -> None:
         """A reset is asked again of the new process; other calls meant the environments that are gone."""
-        if self._crew.answered_by(question.numbers, worker):
+        if self.workers.answered_by(question.numbers, worker):
             return
         if question.method == "reset":
-            question.numbers |= self._crew.begin("reset", {worker: question.arguments[worker]})
+            question.numbers |= self.workers.begin("reset", {worker: question.arguments[worker]})
         else:
-            self._crew.fail(question.numbers[worker], error)
+            self.workers.fail(question.numbers[worker], error)
 
     def _give_up(self, error: Exception) -> Exception:
         """Close, because nothing can be done any more; the error to raise."""

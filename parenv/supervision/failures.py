@@ -85,7 +85,7 @@ def say_where(error: BaseException, cause: SubEnvironmentError) -> None:
 
 
 def culprit(error: BaseException) -> int:
-    """The worker that an error from :meth:`~parenv.crew.crew.Crew.listen` is about, or -1."""
+    """The worker that an error from :meth:`~parenv.supervision.workers.Workers.listen` is about, or -1."""
     about = _where(error)
     return -1 if about is None else about.worker
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from parenv.crew.crew import Crew
 from parenv.errors import WorkerTimeoutError, span
+from parenv.supervision.workers import Workers
 
 _OURS = re.compile(rf'  File "({re.escape(str(Path(__file__).parent.parent))}/|<string>)')
 
 
-def timeout_error(crew: Crew, worker: int, limit: str) -> WorkerTimeoutError:
+def timeout_error(workers: Workers, worker: int, limit: str) -> WorkerTimeoutError:
     """The error for a worker that has not answered within a limit, given as the user set it."""
-    doing, pid, env_ids = crew.doing(worker), crew.pid(worker), crew.env_ids(worker)
+    doing, pid, env_ids = workers.doing(worker), workers.pid(worker), workers.env_ids(worker)
     return WorkerTimeoutError(
         f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) did not answer within {limit} s while {doing}, and "
-        f"was killed. {shown_stack(crew, worker)}",
+        f"was killed. {shown_stack(workers, worker)}",
         worker=worker,
         env_ids=env_ids,
         pid=pid,
@@ -24,9 +24,9 @@ def timeout_error(crew: Crew, worker: int, limit: str) -> WorkerTimeoutError:
     )
 
 
-def shown_stack(crew: Crew, worker: int) -> str:
+def shown_stack(workers: Workers, worker: int) -> str:
     """The stack of a worker, which it writes when it is asked for it, as a sentence for an error message."""
-    text = crew.stack(worker)
+    text = workers.stack(worker)
     if not text:
         return "It gave no stack: the process was stopped, or stuck in the kernel."
     return f"Its stack:\n{_of_the_user(text)}"

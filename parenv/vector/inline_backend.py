@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from parenv.crew.failures import raise_all, say_where, where_it_happened
-from parenv.crew.warning import Warner
 from parenv.envs.batch import Trouble
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import Progress, header_bytes
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Remarks
-from parenv.vector.team import Members
+from parenv.supervision.failures import raise_all, say_where, where_it_happened
+from parenv.supervision.warning import Warner
+from parenv.vector.backend import Members
 from parenv.worker.step_task import StepJob, StepStation
 
 
-class InlineTeam:
+class InlineBackend:
     """One worker without a process. What is requested is done when somebody listens.
 
     Args:

@@ -9,11 +9,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from parenv.crew.crew import FOREVER_S, NO_WEIGHTS, Crew
-from parenv.crew.failures import culprit, deed
-from parenv.crew.stacks import shown_stack, timeout_error
 from parenv.errors import (
     HostLostError,
     ProtocolError,
@@ -27,11 +24,13 @@ from parenv.errors import (
 from parenv.memory.progress import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
 from parenv.placement.base import KILL_TIMEOUT_S, Launch
-from parenv.pool.trace import Trace
-from parenv.process.supervisor import Supervisor
-from parenv.process.watchdog import Look, Watchdog
+from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Commit, Layout, Message, Ready
+from parenv.supervision.failures import culprit, deed
+from parenv.supervision.stacks import shown_stack, timeout_error
+from parenv.supervision.watchdog import Look, Watchdog
+from parenv.supervision.workers import FOREVER_S, NO_WEIGHTS, Workers
 
 _REPEATABLE = {"load", "evaluate"}
 """Calls that mean the pool, not the environments that are gone, and so are asked again."""
@@ -78,38 +77,56 @@ class _Condemned(NamedTuple):
     deadline: float
 
 
-class Staff:
-    """A crew whose dead are replaced, up to a limit. One that hangs or fails is killed, and is then dead like others.
+class Observer(Protocol):
+    """Hears what becomes of workers."""
+
+    def lost(self, worker: int, reason: Exception) -> None:
+        """A worker is gone."""
+
+    def back(self, worker: int, generation: int) -> None:
+        """Another process is in its place."""
+
+
+class Supervisor:
+    """Workers whose dead are replaced, up to a limit. One that hangs or fails is killed, and is then dead like others.
 
     Args:
-        crew: the workers.
+        workers: the workers.
         launch: how they are started.
         options: how long they may take, and what becomes of them.
         processes: whether they are processes, which can be killed.
+        observers: hear of losses as they happen; there may be others each time.
     """
 
-    def __init__(self, crew: Crew, launch: Launch, options: WorkerOptions, processes: bool) -> None:
-        self.crew, self._options = crew, options
+    def __init__(
+        self,
+        workers: Workers,
+        launch: Launch,
+        options: WorkerOptions,
+        processes: bool,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.workers, self._options = workers, options
         self._launch, self._processes = launch, processes
-        self._supervisor = Supervisor(options.restart, len(crew.shares))
+        self._restart_limit = RestartLimit(options.restart, len(workers.shares))
         limits = [limit for limit in (options.step_timeout_s, options.reset_timeout_s) if limit is not None]
-        self._watchdog = Watchdog(len(crew.shares), min(limits, default=math.inf))
+        self._watchdog = Watchdog(len(workers.shares), min(limits, default=math.inf))
         self._next_look = -math.inf if processes else math.inf
         self._events: deque[Event] = deque()
         self._condemned: dict[int, _Condemned] = {}
         self._due: dict[int, float] = {}
         self._starting: dict[int, float] = {}
         self._asked: _Asked | None = None
-        self.deaths: list[deque[Exception]] = [deque(maxlen=MAX_DEATHS_KEPT) for _ in crew.shares]
+        self.deaths: list[deque[Exception]] = [deque(maxlen=MAX_DEATHS_KEPT) for _ in workers.shares]
         self.restarts = 0
-        self.trace = Trace()
+        self._observers = observers
 
     def start(self) -> list[Ready]:
         """Start all and wait until they are ready."""
         try:
-            self._ready = self.crew.start(self._launch, self._options.start_timeout_s)
+            self._ready = self.workers.start(self._launch, self._options.start_timeout_s)
         except WorkerTimeoutError as error:
-            error.args = (f"{error} {shown_stack(self.crew, error.worker)}",)
+            error.args = (f"{error} {shown_stack(self.workers, error.worker)}",)
             raise
         return self._ready
 
@@ -117,11 +134,11 @@ class Staff:
         """Tell every worker where everything lies."""
         self._layouts = layouts
         for worker, layout in enumerate(layouts):
-            self.crew.say(worker, layout)
+            self.workers.say(worker, layout)
 
     def say(self, worker: int, message: Message) -> None:
         """Send a message to a worker that is not lost."""
-        self.crew.say(worker, message)
+        self.workers.say(worker, message)
 
     def events(self, timeout_s: float) -> list[Event]:
         """What has happened; waits up to the limit if nothing has.
@@ -157,16 +174,16 @@ class Staff:
             self._listen(FOREVER_S)
         asked = self._asked = _Asked(method, arguments, weights)
         try:
-            asked.calls = self.crew.begin(method, arguments, weights)
-            while not self.crew.answered(asked.calls):
+            asked.calls = self.workers.begin(method, arguments, weights)
+            while not self.workers.answered(asked.calls):
                 self._listen(FOREVER_S)
         finally:
             self._asked = None
-        return self.crew.answers(asked.calls)
+        return self.workers.answers(asked.calls)
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. Idempotent."""
-        self.crew.close(timeout_s)
+        self.workers.close(timeout_s)
 
     def _listen(self, timeout_s: float) -> None:
         """Hear what there is, start who is due, and end who hangs."""
@@ -174,11 +191,11 @@ class Staff:
         killed = [condemned.deadline for condemned in self._condemned.values()]
         next_s = min([self._next_look, *killed, *self._due.values(), *self._starting.values()])
         try:
-            self.crew.listen(max(0.0, min(timeout_s, next_s - now)))
+            self.workers.listen(max(0.0, min(timeout_s, next_s - now)))
         except Exception as error:
             self._failed(error)
         finally:
-            self._events.extend(Committed(*heard) for heard in self.crew.take_commits())
+            self._events.extend(Committed(*heard) for heard in self.workers.take_commits())
         now = time.monotonic()
         self._start_those_due(now)
         self._cut_the_late(now)
@@ -200,16 +217,16 @@ class Staff:
         return self._options.on_env_error == "restart_worker" and deed(error) in _IN_ENVIRONMENT
 
     def _with_likely_cause(self, error: Exception) -> Exception:
-        limit, worker, crew = self._options.max_memory_bytes, culprit(error), self.crew
+        limit, worker, workers = self._options.max_memory_bytes, culprit(error), self.workers
         crashed = isinstance(error, WorkerDiedError) and error.signal in _CRASHES
         if limit is None or not (crashed or isinstance(error, MemoryError)):
             return error
         return WorkerMemoryError(
-            f"worker {worker} (env_ids {span(crew.env_ids(worker))}) is likely out of memory while {deed(error)}: "
+            f"worker {worker} (env_ids {span(workers.env_ids(worker))}) is likely out of memory while {deed(error)}: "
             f"beyond what it began with it may allocate max_memory_bytes={limit:,}. {error}",
             worker=worker,
-            env_ids=crew.env_ids(worker),
-            pid=crew.pid(worker),
+            env_ids=workers.env_ids(worker),
+            pid=workers.pid(worker),
             doing=deed(error),
         )
 
@@ -218,53 +235,54 @@ class Staff:
         # what a worker says while it is being killed comes of it.
         reason = reason.with_traceback(None)
         self._condemned.setdefault(worker, _Condemned(reason, time.monotonic() + KILL_TIMEOUT_S))
-        self.crew.broken = False
-        self.crew.signal(worker, signal.SIGKILL, alone=False)
+        self.workers.broken = False
+        self.workers.signal(worker, signal.SIGKILL, alone=False)
 
     def _lost(self, worker: int, error: Exception) -> None:
-        crew, deaths = self.crew, self.deaths[worker]
-        self.trace.lost(worker, error)
+        workers, deaths = self.workers, self.deaths[worker]
+        for observer in self._observers:
+            observer.lost(worker, error)
         # Commits that came before the end are events before it.
-        self._events.extend(Committed(*heard) for heard in crew.take_commits())
+        self._events.extend(Committed(*heard) for heard in workers.take_commits())
         if isinstance(error, HostLostError) and self._options.restart is not None:
             wait_s: float | None = 0.0  # It is no fault of the worker's, and there must be a host first.
         else:
-            wait_s = self._supervisor.died(worker, time.monotonic())
+            wait_s = self._restart_limit.died(worker, time.monotonic())
         if wait_s is None:
-            raise RestartLimitError(worker, crew.env_ids(worker), [*deaths, error]) if deaths else error
+            raise RestartLimitError(worker, workers.env_ids(worker), [*deaths, error]) if deaths else error
         deaths.append(error.with_traceback(None))
         _log.warning("%s Worker %s is restarted.", str(error), worker)
         was_ready = worker not in self._starting
         self._starting.pop(worker, None)
         self._due[worker] = time.monotonic() + wait_s
-        crew.broken = False
+        workers.broken = False
         if was_ready:
             self._events.append(Lost(worker))
         asked = self._asked
-        if asked is not None and asked.method not in _REPEATABLE and not crew.answered_by(asked.calls, worker):
-            crew.fail(asked.calls[worker], error)
+        if asked is not None and asked.method not in _REPEATABLE and not workers.answered_by(asked.calls, worker):
+            workers.fail(asked.calls[worker], error)
 
     def _start_those_due(self, now: float) -> None:
         for worker in [worker for worker, due in self._due.items() if due <= now]:
             del self._due[worker]
             try:
-                self.crew.restart(self._launch, worker)
+                self.workers.restart(self._launch, worker)
             except Exception as failure:
-                self.crew.broken = True
+                self.workers.broken = True
                 raise self.deaths[worker].pop() from failure
             self._starting[worker] = now + self._options.start_timeout_s
             self.restarts += 1
-        for worker in [worker for worker in self._starting if self.crew.is_ready(worker)]:
+        for worker in [worker for worker in self._starting if self.workers.is_ready(worker)]:
             del self._starting[worker]
             self._welcome(worker)
 
     def _cut_the_late(self, now: float) -> None:
         for worker, condemned in self._condemned.items():
             if condemned.deadline <= now:
-                self.crew.broken = True
+                self.workers.broken = True
                 raise WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker) from condemned.reason
         for worker, deadline in self._starting.items():
-            if self.crew.doing(worker) == WAITING_FOR_A_HOST:
+            if self.workers.doing(worker) == WAITING_FOR_A_HOST:
                 self._starting[worker] = math.inf
             elif deadline == math.inf:  # Its time begins when it has a host.
                 self._starting[worker] = now + self._options.start_timeout_s
@@ -273,9 +291,9 @@ class Staff:
         if now < self._next_look:
             return
         self._next_look = now + self._watchdog.interval_s
-        for worker in range(len(self.crew.shares)):
-            name, limit_s = self._limit_of(self.crew.busy_with(worker))
-            hangs = self._watchdog.look(worker, now, Look(self.crew.sign(worker), limit_s))
+        for worker in range(len(self.workers.shares)):
+            name, limit_s = self._limit_of(self.workers.busy_with(worker))
+            hangs = self._watchdog.look(worker, now, Look(self.workers.sign(worker), limit_s))
             if hangs and not (worker in self._condemned or worker in self._due or worker in self._starting):
                 self._cut(worker, f"{name}={limit_s:g}")
 
@@ -286,16 +304,17 @@ class Staff:
 
     def _cut(self, worker: int, limit: str) -> None:
         if self._processes:
-            self._condemn(worker, timeout_error(self.crew, worker, limit))
+            self._condemn(worker, timeout_error(self.workers, worker, limit))
 
     def _welcome(self, worker: int) -> None:
-        crew, asked = self.crew, self._asked
-        ready, before = crew.ready(worker), self._ready[worker]
+        workers, asked = self.workers, self._asked
+        ready, before = workers.ready(worker), self._ready[worker]
         if pack([ready.spaces, ready.num_envs]) != pack([before.spaces, before.num_envs]):
-            crew.broken = True
+            workers.broken = True
             raise WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
-        crew.say(worker, self._layouts[worker])
+        workers.say(worker, self._layouts[worker])
         self._events.append(Back(worker))
-        self.trace.back(worker, crew.generation(worker))
-        if asked is not None and not crew.answered_by(asked.calls, worker):
-            asked.calls |= crew.begin(asked.method, {worker: asked.arguments[worker]}, asked.weights)
+        for observer in self._observers:
+            observer.back(worker, workers.generation(worker))
+        if asked is not None and not workers.answered_by(asked.calls, worker):
+            asked.calls |= workers.begin(asked.method, {worker: asked.arguments[worker]}, asked.weights)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parenv.errors import ConfigurationError
 from parenv.options import RestartPolicy
-from parenv.process.supervisor import Supervisor
+from parenv.process.restart_limit import RestartLimit
 
 gaps = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 40)), max_size=60)
 
@@ -18,7 +18,7 @@ gaps = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 40)), max_size=60)
 @given(gaps, st.integers(1, 4))
 def test_nobody_is_restarted_more_often_than_allowed_in_any_window(deaths: Any, most: int) -> None:
     policy = RestartPolicy(max_restarts=most, window_s=60.0, backoff_s=1.0, max_backoff_s=8.0)
-    supervisor, now, restarts = Supervisor(policy, 3), 0.0, []
+    supervisor, now, restarts = RestartLimit(policy, 3), 0.0, []
     for worker, gap in deaths:
         now += gap
         wait_s = supervisor.died(worker, now)
@@ -32,7 +32,7 @@ def test_nobody_is_restarted_more_often_than_allowed_in_any_window(deaths: Any, 
 
 
 def test_without_a_policy_nobody_is_restarted() -> None:
-    assert Supervisor(None, 1).died(0, 0.0) is None
+    assert RestartLimit(None, 1).died(0, 0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from typing import Any
 
 import cloudpickle
 
-from parenv.crew.hiring import hosts_placement, local_launch
-from parenv.crew.pickling import pickled
 from parenv.memory.maps import WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Placement
@@ -19,6 +17,8 @@ from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
 from parenv.policy.devices import on_device
 from parenv.pool.configuration import Plan
+from parenv.supervision.launch import hosts_placement, local_launch
+from parenv.supervision.pickling import pickled
 from parenv.worker.job import Job
 from parenv.worker.worker import Worker
 

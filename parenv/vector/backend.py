@@ -26,7 +26,7 @@ class Members:
     render_mode: str | None
 
 
-class Team(Protocol):
+class Backend(Protocol):
     """Steps sub-environments: processes, or this one."""
 
     @property
