@@ -23,8 +23,8 @@ Where = Any
 """Rows of the board: a slice, or an array of env_ids."""
 
 
-class Trouble(NamedTuple):
-    """An exception of one sub-environment."""
+class EnvError(NamedTuple):
+    """An exception, and the sub-environment that was at work, or -1."""
 
     env_id: int
     doing: str
@@ -34,7 +34,7 @@ class Trouble(NamedTuple):
 class EnvBatch:
     """Sub-environments that answer requests of the board.
 
-    An exception of one of them disturbs no other: it is kept in :attr:`troubles`, the row keeps its observation.
+    An exception of one of them disturbs no other: it is kept in :attr:`errors`, the row keeps its observation.
 
     Args:
         envs: the sub-environments.
@@ -47,11 +47,10 @@ class EnvBatch:
         fit: how observations must fit their space.
 
     Attributes:
-        troubles: exceptions since somebody emptied the list.
+        errors: exceptions since somebody emptied the list.
         infos: ``[env_id, info]`` of those that could not be written, likewise.
         observations: ``[env_id, values]`` of leaves without a fixed size, likewise.
-        remarkable: whether there is anything in the three lists above, or an info of a new kind; whoever empties them
-            sets it to false.
+        remarkable: whether there is anything in the three lists above, or an info of a new kind.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class EnvBatch:
         self._taken = 0
         self._answered: tuple[Where, Any] = self._all, 0
         self._ever_noted = self.remarkable = False
-        self.troubles: list[Trouble] = []
+        self.errors: list[EnvError] = []
         self.infos: list[Any] = []
         self.observations: list[Any] = []
 
@@ -95,6 +94,12 @@ class EnvBatch:
         """Actions by env_id that do not lie on the board; those of other workers' rows are left out."""
         mine = range(self._all.start, self._all.stop)
         self._given.update({env_id: action for env_id, action in actions.items() if env_id in mine})
+
+    def take_beside(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """New kinds of infos, infos and observations that do not lie on the board, since the last time."""
+        taken = [list(kind) for kind in self._infos.new], self.infos, self.observations
+        self._infos.new, self.infos, self.observations, self.remarkable = [], [], [], False
+        return taken
 
     def step_all(self) -> None:
         """Answer one request of every row."""
@@ -242,7 +247,7 @@ class EnvBatch:
     def _fail(self, column: int, error: BaseException) -> Any:
         """Keep an exception; the observation that the row has."""
         self.remarkable = True
-        self.troubles.append(Trouble(self._first + column, self._progress.doing, error))
+        self.errors.append(EnvError(self._first + column, self._progress.doing, error))
         rows = [None if array is None else array[self._first + column] for array in self._board.observations]
         return unflatten(self._leaves, rows)
 

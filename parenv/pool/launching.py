@@ -20,9 +20,8 @@ from parenv.pool.configuration import Plan
 from parenv.supervision.launch import hosts_placement, local_launch
 from parenv.supervision.pickling import pickled
 from parenv.worker.job import Job
+from parenv.worker.process import WORKER_ENTRY
 from parenv.worker.worker import Worker
-
-WORKER_ENTRY = "parenv.worker.process:main"
 
 
 def as_job(plan: Plan, weights_offset: int) -> Job:

@@ -32,9 +32,9 @@ from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.backend import Members
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.spaces import rebuilt
-from parenv.worker.step_task import StepJob
+from parenv.worker.job import StepJob
+from parenv.worker.process import WORKER_ENTRY
 
-WORKER_ENTRY = "parenv.worker.stepping:main"
 MESSAGE_TIMEOUT_S = 60.0
 MAX_DEATHS_IN_A_ROW = 3
 _log = logging.getLogger("parenv")

@@ -25,7 +25,7 @@ from parenv.vector.process_backend import ProcessBackend
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results
 from parenv.vector.spaces import board_spec, join_spaces
-from parenv.worker.step_task import StepJob
+from parenv.worker.job import StepJob
 
 _ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -45,7 +45,14 @@ class Session:
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
         self._plan = plan
-        job = StepJob(plan.factories, plan.options, plan.shares, plan.mode.value, plan.seed, plan.cores)
+        job = StepJob(
+            factories=plan.factories,
+            options=plan.options,
+            shares=plan.shares,
+            seed=plan.seed,
+            cores=plan.cores,
+            autoreset_mode=plan.mode.value,
+        )
         self.backend: Backend = InlineBackend(job) if plan.inline else ProcessBackend(plan, job)
         try:
             self._get_to_know()

@@ -130,6 +130,10 @@ class Collector:
         self._restarted[anew] = True
         return anew
 
+    def take_replaced(self) -> list[list[Any]]:
+        """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
+        return []
+
     def restart(self) -> None:
         """Leave all episodes that are under way, and begin others."""
         batch = self.stepper.num_envs

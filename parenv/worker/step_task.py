@@ -1,4 +1,4 @@
-"""What a worker of a vector env has to do, without messages or processes."""
+"""The task of a vector env's worker: steps for whoever rings, answers to calls."""
 
 from __future__ import annotations
 
@@ -6,80 +6,52 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
-from gymnasium import Wrapper
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parenv.envs.batch import EnvBatch, Trouble
-from parenv.envs.factories import Factories
+from parenv.envs.batch import EnvBatch, EnvError
 from parenv.envs.fitting import Fit
-from parenv.envs.made import check_made
+from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed
-from parenv.errors import ConfigurationError
-from parenv.memory.board import Board
+from parenv.errors import ConfigurationError, NotDataError
+from parenv.memory.board import Board, BoardSpec
 from parenv.memory.infos import InfoWriter
 from parenv.memory.kinds import kind_numbers
+from parenv.memory.layout import leaves_from_data
 from parenv.memory.progress import Progress
 from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe
-from parenv.options import WorkerOptions
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Actions, Ready, Remarks
+from parenv.protocol.messages import Actions, Ready, Remarks, Rows
+from parenv.protocol.plain import as_data, plain_info
+from parenv.worker.calling import ENV_METHODS
+from parenv.worker.failing import FailedCallError, Outlet
+from parenv.worker.job import StepJob
 
 SPACES = ("observation_space", "action_space")
 MEASURE_S, MAX_MEASURE_S, MIN_MEASURED_STEPS = 0.05, 1.0, 20
 
 
-@dataclass(frozen=True)
-class StepJob:
-    """What every worker of a vector env needs to know.
-
-    Args:
-        factories: make the sub-environments.
-        options: the user's.
-        shares: sub-environments of each worker.
-        autoreset_mode: value of Gymnasium's enum.
-        seed: root of the seeds that sub-environments get when they are restarted.
-        cores: one for each worker to keep to, or ``None``.
-    """
-
-    factories: Factories
-    options: WorkerOptions
-    shares: tuple[int, ...]
-    autoreset_mode: str
-    seed: int
-    cores: tuple[int, ...] | None = None
-
-
-class StepStation:
-    """A worker's sub-environments with all that can be asked of them; knows nothing of processes.
+class StepTask:
+    """Steps sub-environments on a board, and answers what it is asked.
 
     Args:
         job: what to make.
         sender: which share of it.
         progress: where to say what is going on.
+        outlet: where to say what does not go on the board.
     """
 
-    def __init__(self, job: StepJob, sender: Sender, progress: Progress) -> None:
-        self._job, self._sender, self._progress = job, sender, progress
-        self._warnings: list[str] = []
-        self.first_env_id = sum(job.shares[: sender.worker])
-        self.envs: list[Any] = []
-        job.factories.register()
-        if job.options.setup_fn is not None:
-            progress.begin("setup_fn")
-            job.options.setup_fn(sender.worker)
-        for env_id in range(self.first_env_id, self.first_env_id + job.shares[sender.worker]):
-            progress.begin("making the environment", env_id)
-            env = job.factories.make(env_id)
+    def __init__(self, job: StepJob, sender: Sender, progress: Progress, outlet: Outlet) -> None:
+        self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
+        self._env_ids = job.env_ids(sender.worker)
+        self.envs = make_envs(job.factories, self._env_ids, progress)
+        for env in self.envs:
             if isinstance(env, VectorEnv):
                 raise ConfigurationError(f"env_fns must make single environments, but one makes a {env}")
-            check_made(env, env_id, enumerate(self.envs, self.first_env_id))
-            self.envs.append(env)
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
@@ -94,76 +66,110 @@ class StepStation:
         """The different spaces of the sub-environments by name, and which of them each has."""
         return {name: _each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
 
-    def lay_out(self, board: Board) -> None:
-        """Be told where the board is."""
-        workers, worker = len(self._job.shares), self._sender.worker
+    def lay_out(self, layout: Rows, mapping: Any) -> None:
+        """Be told where the board is in shared memory, all of which is mapped there."""
+        observed, acted = leaves_from_data(layout.observations), leaves_from_data(layout.actions)
+        spec = BoardSpec(layout.num_envs, observed, acted, layout.info_bytes)
+        self.use(Board(spec, mapping, layout.offset))
+
+    def use(self, board: Board) -> None:
+        """Step on this board."""
+        job, (worker, generation) = self._job, self._sender
+        restarted = [environment_seed(job.seed, env_id, generation) for env_id in self._env_ids]
         self._board = board
-        self.info_writer = InfoWriter(board.info_kinds, board.infos, kind_numbers(worker, workers).__getitem__)
-        self.batch = EnvBatch(
+        self._batch = EnvBatch(
             self.envs,
-            self.first_env_id,
+            self._env_ids.start,
             board,
-            AutoresetMode(self._job.autoreset_mode),
-            self.info_writer,
+            AutoresetMode(job.autoreset_mode),
+            InfoWriter(board.info_kinds, board.infos, kind_numbers(worker, len(job.shares)).__getitem__),
             self._progress,
-            self._restart_seeds(),
-            Fit.of(self._job.options, self._warn),
+            restarted if generation else None,
+            Fit.of(job.options, self._outlet.warn),
         )
 
-    def give(self, actions: Actions) -> None:
+    def take(self, actions: Actions) -> None:
         """Be told about the actions to come."""
         if actions.dtypes is not None:
             self._board.view_actions(actions.dtypes)
         if actions.values:
-            self.batch.give(cloudpickle.loads(actions.values))
+            self._batch.give(cloudpickle.loads(actions.values))
 
-    def answer(self, method: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
-        """Answer a call; exceptions of single environments are among the batch's troubles."""
+    def step_all(self) -> None:
+        """Step every sub-environment."""
+        self._batch.step_all()
+        self._finish()
+
+    def serve(self, most: int) -> int:
+        """Answer the next request of some; how many orders that took."""
+        served = self._batch.serve(most)
+        self._finish()
+        return served
+
+    def answer(self, method: str, columns: Sequence[int], *arguments: Any) -> Any:
+        """Answer a call.
+
+        Raises:
+            FailedCallError: single environments raised; the others were asked all the same.
+        """
+        batch, answers = self._batch, list[Any]()
         if method == "reset":
-            seeds, options = arguments
-            self.batch.reset(columns, seeds, options)
-            return []
-        if method == "measure":
-            return [self._measure()]
-        answers = self._each(columns, _METHODS[method], arguments)
-        self.batch.find_steps(columns)
+            batch.reset(columns, *arguments)
+        elif method == "measure":
+            answers = [self._measure()]
+        else:
+            answers = self._each(columns, ENV_METHODS[method], arguments)
+            batch.find_steps(columns)
+        self._say_beside()
+        if method == "reset":
+            batch.stamp()
+        errors, batch.errors = batch.errors, []
+        if errors:
+            raise FailedCallError(errors)
         return answers
 
-    def remarks(self) -> Remarks | None:
-        """What would not go on the board since the last time."""
-        batch, kinds = self.batch, self.info_writer.new
-        if not (batch.infos or batch.observations or kinds):
-            return None
-        remarks = Remarks([list(kind) for kind in kinds], batch.infos, batch.observations)
-        self.info_writer.new, batch.infos, batch.observations = [], [], []
-        return remarks
-
-    def troubles(self) -> list[Trouble]:
-        """Exceptions of environments since the last time."""
-        troubles, self.batch.troubles = self.batch.troubles, []
-        return troubles
-
-    def warnings(self) -> list[str]:
-        """What the user is to be warned of since the last time."""
-        warnings, self._warnings = self._warnings, []
-        return warnings
-
     def close(self) -> None:
-        """Close the environments and call the user's cleanup."""
+        """Close the environments."""
         with contextlib.ExitStack() as stack:
-            if self._job.options.cleanup_fn is not None:
-                stack.callback(self._job.options.cleanup_fn, self._sender.worker)
             for env in self.envs:
                 stack.callback(env.close)
 
-    def _warn(self, text: str) -> None:
-        self._warnings.append(text)
-        self.batch.remarkable = True
+    def _finish(self) -> None:
+        """Say what does not lie on the board, and only then that everything is answered."""
+        if self._batch.remarkable:
+            self._say_beside()
+            errors, self._batch.errors = self._batch.errors, []
+            self._outlet.complain(errors)
+        self._batch.stamp()
+
+    def _say_beside(self) -> None:
+        """Say what would not go on the board since the last time, in its plain form if it has to leave this process."""
+        batch = self._batch
+        kinds, infos, observations = batch.take_beside()
+        if not (kinds or infos or observations):
+            return
+        try:
+            self._outlet.say(Remarks(kinds, infos, observations))
+        except NotDataError:
+            infos, left_out = _plain_infos(infos)
+            self._outlet.say(Remarks(kinds, infos, self._data_only(observations), left_out))
+
+    def _data_only(self, said: list[Any]) -> list[Any]:
+        """Observations without what cannot leave a worker, which is an error of its sub-environment."""
+        kept = []
+        for env_id, values in said:
+            try:
+                kept.append([env_id, as_data(values)])
+            except NotDataError as error:
+                kept.append([env_id, None])
+                self._batch.errors.append(EnvError(env_id, "step", error))
+        return kept
 
     def _measure(self) -> float:
         """Seconds per env step, resets included, of one more sub-environment that is thrown away."""
-        self._progress.begin("measuring a step", self.first_env_id)
-        with RandomState(0), contextlib.closing(self._job.factories.make(self.first_env_id)) as env:
+        first = self._env_ids.start
+        self._progress.begin("measuring a step", first)
+        with RandomState(0), contextlib.closing(self._job.factories.make(first)) as env:
             # A copy, because other environments may have the same space.
             space = copy.deepcopy(env.action_space)
             space.seed(0)
@@ -179,44 +185,29 @@ class StepStation:
                 space.sample()
             return max(cost - (time.perf_counter() - began), 0.0) / steps
 
-    def _each(self, columns: Sequence[int], function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+    def _each(self, columns: Sequence[int], method: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         answers = []
         for position, column in enumerate(columns):
-            env_id, answer = self.first_env_id + column, None
+            env_id, answer = self._env_ids[column], None
             self._progress.begin("call", env_id)
             try:
-                answer = function(self.envs[column], position, *arguments)
+                answer = method(self.envs[column], position, *arguments)
             except BaseException as error:
-                self.batch.troubles.append(Trouble(env_id, "call", error))
+                self._batch.errors.append(EnvError(env_id, "call", error))
             answers.append(answer)
         return answers
 
-    def _restart_seeds(self) -> list[int] | None:
-        if not self._sender.generation:
-            return None
-        env_ids = range(self.first_env_id, self.first_env_id + len(self.envs))
-        return [environment_seed(self._job.seed, env_id, self._sender.generation) for env_id in env_ids]
 
-
-def _call(env: Any, position: int, name: str, args: Any, kwargs: Any) -> Any:
-    attribute = env.get_wrapper_attr(name)
-    return attribute(*args, **kwargs) if callable(attribute) else attribute
-
-
-def _set_attr(env: Any, position: int, values: list[Any], name: str) -> None:
-    env.set_wrapper_attr(name, values[position])
-
-
-def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
-    """Whether a wrapper is of a class or of its subclasses; by name, so that a worker need not import it."""
-    while isinstance(env, Wrapper):
-        if any((kind.__module__, kind.__qualname__) == (module, name) for kind in type(env).__mro__):
-            return True
-        env = env.env
-    return False
-
-
-_METHODS: dict[str, Callable[..., Any]] = {"call": _call, "set_attr": _set_attr, "is_wrapped": _is_wrapped}
+def _plain_infos(said: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Infos in their plain form, and what was left out of them for the first time."""
+    infos: list[Any] = []
+    found: dict[str, list[Any]] = {}
+    for env_id, info in said:
+        plain, left_out = plain_info(info)
+        infos.append([env_id, plain])
+        for where, what in left_out.items():
+            found.setdefault(where, [env_id, where, what])
+    return infos, list(found.values())
 
 
 def _each_once(spaces: Sequence[Any]) -> tuple[list[Any], list[int]]:
