@@ -6,21 +6,55 @@ import contextlib
 from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from parenv.envs.fitting import Fit, not_finite
-from parenv.envs.infos import Found, row_of, rows_of
-from parenv.envs.recorded import is_recorded, recorded_in, recorded_in_row
+from parenv.envs.fitting import Fit
+from parenv.envs.infos import Found, InfoRows, row_of, rows_of
+from parenv.envs.recorded import Recorded, is_recorded, recorded_in, recorded_in_row
 from parenv.envs.state import get_state, set_state
-from parenv.envs.target import End, Target
-from parenv.envs.values import Rows, action_splitter, copied, row_writer
+from parenv.envs.values import Rows, action_splitter, check_finite, copied, row_writer
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import Leaf, flatten, is_single, leaves, unflatten
+
+
+class End(NamedTuple):
+    """Where an episode ended in a rollout, how, and after how many seconds.
+
+    Args:
+        step: row.
+        column: column.
+        terminated: whether by the environment.
+        truncated: whether by a limit.
+        seconds: from the reset to the last step.
+        recorded: return and length, where a wrapper has said them; else they come of the rewards.
+        counts: whether what ended is an episode for the statistics; a life is none.
+    """
+
+    step: int
+    column: int
+    terminated: bool
+    truncated: bool
+    seconds: float
+    recorded: Recorded | None = None
+    counts: bool = True
+
+
+class Target(Protocol):
+    """Where a step writes to, beside the observations."""
+
+    finals: list[Any]
+    """``[K, *obs]`` per leaf: the observations that episodes end with."""
+    ends: list[End]
+    """The episodes that ended so far."""
+    rewards: Any
+    """``[T, B]``."""
+    infos: InfoRows
+    """Where infos go that the user has named."""
 
 
 class Stepper(Protocol):
@@ -315,10 +349,9 @@ class VectorStepper:
                 f"the VectorEnv returned an observation{leaf.name} of shape {values.shape} and dtype {values.dtype}; "
                 f"its space says {row.shape} and {row.dtype} ({problem})"
             )
-        if self._fit.finite and not_finite(values):
-            columns = [column for column, value in enumerate(values) if not_finite(value)]
-            self._progress.begin("step", self._first + columns[0])
-            raise ObservationError(f"the observation{leaf.name} is not finite: {values[columns[0]]!r}")
+        for column, value in enumerate(values if self._fit.finite else ()):
+            self._progress.begin("step", self._first + column)
+            check_finite(leaf, value, self._fit)
 
 
 def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:

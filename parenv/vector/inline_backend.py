@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.batch import EnvError
+from parenv.envs.board_rows import EnvError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import Progress, header_bytes
 from parenv.protocol.frames import Sender

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
-from parenv.envs.batch import EnvError
+from parenv.envs.board_rows import EnvError
 from parenv.errors import without_own_frames
 from parenv.protocol.data import is_data
 from parenv.protocol.messages import Failure, Message

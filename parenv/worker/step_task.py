@@ -11,7 +11,8 @@ from typing import Any
 import cloudpickle
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parenv.envs.batch import EnvBatch, EnvError
+from parenv.envs.batch import EnvBatch
+from parenv.envs.board_rows import ObservationRows, SideChannel
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed
@@ -74,18 +75,19 @@ class StepTask:
 
     def use(self, board: Board) -> None:
         """Step on this board."""
-        job, (worker, generation) = self._job, self._sender
-        restarted = [environment_seed(job.seed, env_id, generation) for env_id in self._env_ids]
+        job, (worker, generation), env_ids = self._job, self._sender, self._env_ids
+        own, numbers = slice(env_ids.start, env_ids.stop), kind_numbers(worker, len(job.shares))
         self._board = board
+        self._side = SideChannel(InfoWriter(board.info_kinds, board.infos, numbers.__getitem__), self._progress)
         self._batch = EnvBatch(
             self.envs,
-            self._env_ids.start,
+            own,
             board,
             AutoresetMode(job.autoreset_mode),
-            InfoWriter(board.info_kinds, board.infos, kind_numbers(worker, len(job.shares)).__getitem__),
+            ObservationRows(board, own, Fit.of(job.options, self._outlet.warn), self._side),
+            self._side,
             self._progress,
-            restarted if generation else None,
-            Fit.of(job.options, self._outlet.warn),
+            [environment_seed(job.seed, env_id, generation) for env_id in env_ids] if generation else None,
         )
 
     def take(self, actions: Actions) -> None:
@@ -93,7 +95,7 @@ class StepTask:
         if actions.dtypes is not None:
             self._board.view_actions(actions.dtypes)
         if actions.values:
-            self._batch.give(cloudpickle.loads(actions.values))
+            self._batch.actions.give(cloudpickle.loads(actions.values))
 
     def step_all(self) -> None:
         """Step every sub-environment."""
@@ -123,8 +125,7 @@ class StepTask:
         self._say_beside()
         if method == "reset":
             batch.stamp()
-        errors, batch.errors = batch.errors, []
-        if errors:
+        if errors := self._side.take_errors():
             raise FailedCallError(errors)
         return answers
 
@@ -136,16 +137,14 @@ class StepTask:
 
     def _finish(self) -> None:
         """Say what does not lie on the board, and only then that everything is answered."""
-        if self._batch.remarkable:
+        if self._side.has_data:
             self._say_beside()
-            errors, self._batch.errors = self._batch.errors, []
-            self._outlet.complain(errors)
+            self._outlet.complain(self._side.take_errors())
         self._batch.stamp()
 
     def _say_beside(self) -> None:
         """Say what would not go on the board since the last time, in its plain form if it has to leave this process."""
-        batch = self._batch
-        kinds, infos, observations = batch.take_beside()
+        kinds, infos, observations = self._side.take()
         if not (kinds or infos or observations):
             return
         try:
@@ -162,7 +161,7 @@ class StepTask:
                 kept.append([env_id, as_data(values)])
             except NotDataError as error:
                 kept.append([env_id, None])
-                self._batch.errors.append(EnvError(env_id, "step", error))
+                self._side.fail(env_id, "step", error)
         return kept
 
     def _measure(self) -> float:
@@ -193,7 +192,7 @@ class StepTask:
             try:
                 answer = method(self.envs[column], position, *arguments)
             except BaseException as error:
-                self._batch.errors.append(EnvError(env_id, "call", error))
+                self._side.fail(env_id, "call", error)
             answers.append(answer)
         return answers
 

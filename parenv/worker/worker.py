@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from parenv.envs.batch import EnvError
+from parenv.envs.board_rows import EnvError
 from parenv.envs.seeding import RandomState, worker_seed
 from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import InfoRows
-from parenv.envs.target import End
+from parenv.envs.stepping import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Share
 from parenv.memory.layout import RolloutSpec, slot_layout
