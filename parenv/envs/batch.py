@@ -103,7 +103,7 @@ class EnvBatch:
             except BaseException as error:
                 observation = self._fail(column, error)
             observations.append(observation)
-        self._write(columns, where, observations, stepped=False)
+        self._write(columns, where, observations, False)
         self._answered = where, numbers
 
     def find_steps(self, columns: Sequence[int]) -> None:
@@ -120,7 +120,7 @@ class EnvBatch:
         self._board.finished[where] = numbers
 
     def _run(self, columns: Sequence[int], where: Where, steps: Sequence[Callable[[Any], Any]]) -> None:
-        cell, codes, first, note = self._progress.cell, self._step_codes, self._own.start, self._side.note
+        cell, codes = self._progress.cell, self._step_codes
         observations: list[Any] = []
         rewards: list[Any] = []
         keep, pay = observations.append, rewards.append
@@ -132,13 +132,13 @@ class EnvBatch:
                 if terminated or truncated:
                     observation, info = self._end(column, observation, terminated, truncated, info)
                 if info:
-                    note(first + column, info)
+                    self._side.note(self._own.start + column, info)
             except BaseException as error:
                 observation, reward = self._fail(column, error), 0.0
             keep(observation)
             pay(reward)
         self._write_rewards(columns, where, rewards)
-        self._write(columns, where, observations, stepped=True)
+        self._write(columns, where, observations, True)
         self._answered = where, numbers
 
     def _begin(self, where: Where) -> Any:
@@ -209,6 +209,6 @@ class EnvBatch:
             for column, observation in zip(columns, observations, strict=True):
                 env_id = self._own.start + column
                 try:
-                    rows.write([column], slice(env_id, env_id + 1), [observation], stepped=False)
+                    rows.write([column], slice(env_id, env_id + 1), [observation], False)
                 except Exception as error:
                     self._fail(column, rows.refusal(observation, error))

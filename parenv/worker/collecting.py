@@ -163,7 +163,7 @@ class Collector:
         writer.infos.begin(self._seen)
         writer.write_carry(self._carry)
         act, write, step_envs = self.actor.act, writer.write_actions, self._step
-        fitted, batch = self.actor.fitted, stepper.num_envs
+        fitted, batch = self.actor.actions.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
         seen, finite = writer.infos.seen or repeat(NO_INFOS), self.actor.fit.finite
         for step, infos in zip(range(self.spec.rollout_length), seen, strict=False):

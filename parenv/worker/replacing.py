@@ -132,6 +132,6 @@ class ReplacingCollector(Collector):
                 writer.write_carry(carry)
         infos = writer.infos.seen[step] if writer.infos.seen else {}
         actions, extras, following = self.actor.act(writer.observations[step], carry, infos)
-        writer.rewrite_action(step, column, self.actor.fitted(actions, self.stepper.num_envs), extras)
+        writer.rewrite_action(step, column, self.actor.actions.fitted(actions, self.stepper.num_envs), extras)
         if carry is not None:
             self._carry = self.actor.with_rows(self._carry, following, [column])

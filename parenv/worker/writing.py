@@ -31,31 +31,27 @@ class RolloutWriter:
     """
 
     def __init__(self, spec: RolloutSpec, arrays: Arrays, share: Share) -> None:
-        self._spec, self._share = spec, share
-        self.arrays = arrays
         columns = slice(share.first, share.stop)
-        T = spec.rollout_length
+        ends = slice(spec.rollout_length * share.first, spec.rollout_length * share.stop)
+        self._spec, self.share = spec, share
+        self.arrays = arrays
         self.rewards = arrays["rewards", 0][:, columns]
-        self.terminated = arrays["terminated", 0][:, columns]
-        self.truncated = arrays["truncated", 0][:, columns]
+        self.restarted = arrays["restarted", 0][columns]
         self._extras = {extra.name: arrays["extras", extra.name][:, columns] for extra in spec.extras}
         self._carry = [arrays["carry", i][columns] for i in range(len(spec.carry))]
-        self.restarted = arrays["restarted", 0][columns]
-        self._ends_table = arrays["ends", 0][T * share.first : T * share.stop]
-        self._fixed = {
-            (name, i): arrays[name, i][:, columns]
-            for name, of in (("observations", spec.observations), ("actions", spec.actions))
+        self._ends_table = arrays["ends", 0][ends]
+        # Of values with a fixed size; the others, which are lists, are made for each rollout.
+        self._blocks = {
+            (name, i): arrays[name, i][ends if name == "finals" else (slice(None), columns)]
+            for name, of in (
+                ("observations", spec.observations),
+                ("actions", spec.actions),
+                ("finals", spec.observations),
+            )
             for i, leaf in enumerate(of)
             if leaf.dtype is not None
         }
-        self._fixed_finals = {
-            ("finals", i): arrays["finals", i][T * share.first : T * share.stop]
-            for i, leaf in enumerate(spec.observations)
-            if leaf.dtype is not None
-        }
-        self.gradient = arrays["gradients", 0][share.position] if spec.gradient_bytes else None
         self.infos = InfoRows(spec.infos, arrays, columns)
-        self.share = share
         self.ends: list[End] = []
         self.finals: list[Any] = []
         self.observations: list[Rows] = []
@@ -63,22 +59,23 @@ class RolloutWriter:
 
     def begin(self, rows: Rows) -> Rows:
         """Begin a rollout with these observations; the rows they were written to."""
-        T, B = self._spec.rollout_length, self._share.stop - self._share.first
+        spec, batch = self._spec, self.share.stop - self.share.first
+        lengths = {"observations": spec.rollout_length + 1, "actions": spec.rollout_length, "finals": 0}
+        objects: dict[tuple[str, Any], Any] = {
+            (name, i): [[None] * batch for _ in range(length)]
+            for name, length in lengths.items()
+            for i, leaf in enumerate(spec.actions if name == "actions" else spec.observations)
+            if leaf.dtype is None
+        }
         self.ends = []
-        objects: dict[tuple[str, Any], Any] = {}
-        for name, of, length in (("observations", self._spec.observations, T + 1), ("actions", self._spec.actions, T)):
-            objects |= {
-                (name, i): [[None] * B for _ in range(length)] for i, leaf in enumerate(of) if leaf.dtype is None
-            }
-        objects |= {("finals", i): [] for i, leaf in enumerate(self._spec.observations) if leaf.dtype is None}
-        self.share = self._share._replace(objects=objects)
-        blocks = {**self._fixed, **self._fixed_finals, **objects}
-        self.finals = [blocks["finals", i] for i in range(len(self._spec.observations))]
+        self.share = self.share._replace(objects=objects)
+        blocks = {**self._blocks, **objects}
+        self.finals = [blocks["finals", i] for i in range(len(spec.observations))]
         if objects or not self.observations:
             # Cut up once for all rollouts in this slot: at every step, a slice costs as much as a cheap environment.
-            observations = [blocks["observations", i] for i in range(len(self._spec.observations))]
+            observations = [blocks["observations", i] for i in range(len(spec.observations))]
             self.observations = list(zip(*observations, strict=True))
-            self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(self._spec.actions))), strict=True))
+            self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(spec.actions))), strict=True))
         written = self.observations[0]
         for block, row in zip(written, rows, strict=True):
             block[:] = row
@@ -112,19 +109,25 @@ class RolloutWriter:
 
     def write_ends(self, returns: Any, lengths: Any) -> None:
         """Write where and how episodes ended, with the return and length of each, ``[K]``."""
-        count = len(self.ends)
-        self.terminated[:] = False
-        self.truncated[:] = False
+        share, count = self.share, len(self.ends)
+        flags = [self.arrays[name, 0][:, share.first : share.stop] for name in ("terminated", "truncated")]
+        for flag in flags:
+            flag[:] = False
         if count:
-            steps, columns, terminated, truncated, seconds, _, counts = map(list, zip(*self.ends, strict=True))
-            self.terminated[steps, columns] = terminated
-            self.truncated[steps, columns] = truncated
+            steps, columns, *ended, seconds, _, counts = map(list, zip(*self.ends, strict=True))
+            for flag, values in zip(flags, ended, strict=True):
+                flag[steps, columns] = values
             table = self._ends_table[:count]
             table["step"], table["column"] = steps, columns
-            table["column"] += self._share.first
+            table["column"] += share.first
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
             table["counts"] = counts
-        self.arrays["commits", 0]["num_ends"][self._share.position] = count
+        self.arrays["commits", 0]["num_ends"][share.position] = count
+
+    @property
+    def gradient(self) -> Any:
+        """Where the flat gradient goes, uint8."""
+        return self.arrays["gradients", 0][self.share.position]
 
     def end_records(self) -> Any:
         """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
@@ -134,7 +137,7 @@ class RolloutWriter:
         """Write the commit record, field by field, ``sequence`` last: from then on the slot holds this rollout."""
         record = self.arrays["commits", 0]
         for name, value in commit.items():
-            record[name][self._share.position] = value
+            record[name][self.share.position] = value
 
 
 class SlotWriters(dict[int, RolloutWriter]):
