@@ -56,57 +56,6 @@ class Target(Protocol):
     """Where infos go that the user has named."""
 
 
-class Stepper(Protocol):
-    """A worker's sub-environments, however they are held."""
-
-    num_envs: int
-    observation_space: Space[Any]
-    action_space: Space[Any]
-
-    @property
-    def envs(self) -> Sequence[Any]:
-        """The environments, or the ``VectorEnv`` that holds them."""
-
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
-        """Begin an episode in every sub-environment and write the first observations; the info of each."""
-
-    def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
-        """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
-
-        Args:
-            actions: one array or list ``[B, ...]`` per leaf of the action space; they are not changed.
-            rows: where to write the observations, one array or list ``[B, ...]`` per leaf.
-            step: row of the rollout.
-            target: where to write everything else.
-        """
-
-    def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
-
-    def get_states(self) -> list[dict[str, Any] | None]:
-        """The state of each sub-environment, as far as it offers one."""
-
-    def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Bring those into their states for which there is one."""
-
-    def close(self) -> None:
-        """Close all."""
-
-
-def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress, fit: Fit | None = None) -> Stepper:
-    """Hold environments of one kind: single ones, or one ``VectorEnv``.
-
-    Raises:
-        ConfigurationError: a ``VectorEnv`` that cannot give real transitions only, or different spaces.
-    """
-    if isinstance(envs[0], VectorEnv):
-        (vector_env,) = envs
-        if type(vector_env) is not SyncVectorEnv:
-            return VectorStepper(vector_env, first_env_id, progress, fit)
-        envs = vector_env.envs
-    return EnvStepper(envs, first_env_id, progress, fit)
-
-
 class EnvStepper:
     """Single environments, stepped one after the other.
 
@@ -148,7 +97,15 @@ class EnvStepper:
         return infos
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
-        """Step all from the first that has not taken this step yet."""
+        """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
+
+        Args:
+            actions: one array or list ``[B, ...]`` per leaf of the action space; they are not changed.
+            rows: where to write the observations, one array or list ``[B, ...]`` per leaf.
+            step: row of the rollout.
+            target: where to write everything else.
+            first: the first that has not taken this step yet.
+        """
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
         named = bool(infos)
@@ -341,6 +298,24 @@ class VectorStepper:
         for column, value in enumerate(values if self._fit.finite else ()):
             self._progress.begin("step", self._first + column)
             check_finite(leaf, value, self._fit)
+
+
+Stepper = EnvStepper | VectorStepper
+"""A worker's sub-environments, however they are held."""
+
+
+def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress, fit: Fit | None = None) -> Stepper:
+    """Hold environments of one kind: single ones, or one ``VectorEnv``.
+
+    Raises:
+        ConfigurationError: a ``VectorEnv`` that cannot give real transitions only, or different spaces.
+    """
+    if isinstance(envs[0], VectorEnv):
+        (vector_env,) = envs
+        if type(vector_env) is not SyncVectorEnv:
+            return VectorStepper(vector_env, first_env_id, progress, fit)
+        envs = vector_env.envs
+    return EnvStepper(envs, first_env_id, progress, fit)
 
 
 def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:

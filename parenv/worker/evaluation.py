@@ -10,7 +10,6 @@ import numpy as np
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, evaluation_seed
 from parenv.envs.stepping import Stepper, make_stepper
-from parenv.memory.layout import RolloutSpec
 from parenv.memory.progress import Progress
 from parenv.worker.collecting import Collector, private_writer, reset
 from parenv.worker.job import Job
@@ -48,14 +47,17 @@ class Evaluation:
         """
         actor, worker = self._training.actor, self._worker
         seed = evaluation_seed(self._job.seed, self._job.first_worker + worker, number)
-        spec = evaluation_spec(self._training.spec)
+        training = self._training.spec
+        extras = tuple(extra for extra in training.extras if not extra.postprocessed)
+        spec = replace(training, rollout_length=CHUNK, extras=extras)
         with RandomState(seed), actor.deterministic(deterministic):
             stepper = self._stepper = self._stepper or self._make()
             seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
             rows, infos = reset(stepper, spec.observations, seeds)
             collector = Collector(stepper, actor, spec, rows, self._env_ids, worker, self._progress, infos=infos)
-            returns, lengths, seconds, columns = evaluate(collector, episodes)
-        return returns, lengths, seconds, self._env_ids[columns]
+            records = _play(collector, episodes)
+        columns = [np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds")]
+        return *columns, self._env_ids[records["column"]]
 
     def close(self) -> None:
         """Close its sub-environments."""
@@ -69,22 +71,10 @@ class Evaluation:
         return make_stepper(envs, first, self._progress, training.actor.fit)
 
 
-def evaluation_spec(spec: RolloutSpec) -> RolloutSpec:
-    """What a chunk of an evaluation consists of."""
-    return replace(spec, rollout_length=CHUNK, extras=tuple(e for e in spec.extras if not e.postprocessed))
-
-
-def evaluate(collector: Collector, episodes: int) -> tuple[Any, Any, Any, Any]:
-    """Run episodes, as many in each sub-environment as in every other, give or take one.
+def _play(collector: Collector, episodes: int) -> Any:
+    """The records of episodes, as many from each sub-environment as from every other, give or take one.
 
     The number per sub-environment is fixed before, since taking the first that end would favour short ones.
-
-    Args:
-        collector: over sub-environments of the evaluation's own.
-        episodes: how many.
-
-    Returns:
-        Returns, lengths, seconds and columns of the episodes, each ``[episodes]``.
     """
     batch = collector.stepper.num_envs
     wanted = [episodes // batch + (column < episodes % batch) for column in range(batch)]
@@ -96,5 +86,4 @@ def evaluate(collector: Collector, episodes: int) -> tuple[Any, Any, Any, Any]:
             if wanted[record["column"]] and record["counts"]:
                 wanted[record["column"]] -= 1
                 records.append(record)
-    chosen = np.array(records)
-    return tuple(np.ascontiguousarray(chosen[name]) for name in ("return", "length", "seconds", "column"))  # type: ignore[return-value]
+    return np.array(records)

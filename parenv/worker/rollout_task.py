@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.seeding import environment_seed, random_state, set_random_state
-from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, extras_and_carry, infos_from_data
+from parenv.memory.layout import (
+    WHOLE_EPISODES,
+    RolloutSpec,
+    extras_and_carry,
+    infos_as_data,
+    infos_from_data,
+    leaves_as_data,
+)
 from parenv.memory.progress import Progress
+from parenv.memory.spaces import describe
 from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
@@ -52,7 +60,10 @@ class RolloutTask:
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
-        return self._started.ready
+        stepper, spec = self._started.stepper, self._started.spec
+        spaces = [describe(stepper.observation_space), describe(stepper.action_space)]
+        extras = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in spec.extras]
+        return Ready(spaces, stepper.num_envs, extras, leaves_as_data(spec.carry), infos_as_data(spec.infos))
 
     def lay_out(self, layout: Layout, mapping: Any) -> None:
         """Be told where everything lies in shared memory, all of which is mapped there."""
@@ -146,7 +157,7 @@ class RolloutTask:
     def _make_collector(self, spec: RolloutSpec) -> Collector:
         started, job, generation = self._started, self._job, self._sender.generation
         about = (started.stepper, self._actor, spec, started.rows, self._env_ids, self._sender.worker, self._progress)
-        more: dict[str, Any] = {"restarted": generation > 0, "infos": started.first_infos}
+        more: dict[str, Any] = {"restarted": generation > 0, "infos": started.infos}
         if job.options.on_env_error != "restart_env":
             return Collector(*about, **more)
         replacements = Replacements(job, started.stepper, int(self._env_ids[0]), generation, self._progress)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,10 @@ from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
-from parenv.memory.layout import Extra, Info, RolloutSpec, infos_as_data, leaves_as_data
+from parenv.memory.layout import RolloutSpec
 from parenv.memory.progress import Progress
-from parenv.memory.spaces import Leaf, describe, leaves
+from parenv.memory.spaces import leaves
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, reset
 from parenv.worker.job import Job, WorkerJob
@@ -29,38 +28,23 @@ from parenv.worker.naming import infos_in, played
 from parenv.worker.probing import probe, probe_postprocess
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """A worker whose sub-environments exist and wait in their first observations.
 
     Args:
-        job: this worker's copy.
         stepper: the sub-environments.
-        spec: what a rollout of theirs consists of, as far as this worker knows.
+        spec: what a rollout of theirs consists of; what is added by policy, ``postprocess`` and infos is known to
+            worker 0 only.
         rows: the first observations, one array or list ``[B, ...]`` per leaf.
-        extras: what policy and ``postprocess`` add; known to worker 0 only.
-        carry: leaves of the policy's carry, likewise.
-        infos: what the infos are like that the user named, likewise.
-        first_infos: what each reset returned.
+        infos: what each reset returned.
         fit: how observations and actions must fit their spaces.
     """
 
-    job: Job
     stepper: Stepper
     spec: RolloutSpec
     rows: Sequence[Any]
-    extras: tuple[Extra, ...]
-    carry: tuple[Leaf, ...]
-    infos: tuple[Info, ...]
-    first_infos: Sequence[Found]
+    infos: Sequence[Found]
     fit: Fit
-
-    @property
-    def ready(self) -> Ready:
-        """What the driver needs to know of it."""
-        spaces = [describe(self.stepper.observation_space), describe(self.stepper.action_space)]
-        extras = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in self.extras]
-        return Ready(spaces, self.stepper.num_envs, extras, leaves_as_data(self.carry), infos_as_data(self.infos))
 
 
 def start(
@@ -82,7 +66,7 @@ def start(
     rows, infos = reset(stepper, spec.observations, seeds)
     if sender.worker == 0:
         spec = _probe(load_job, stepper, spec, rows, infos, progress, fit)
-    return Started(job, stepper, spec, rows, spec.extras, spec.carry, spec.infos, infos, fit)
+    return Started(stepper, spec, rows, infos, fit)
 
 
 def prepare_process(seed: int, job: WorkerJob, worker: int) -> None:

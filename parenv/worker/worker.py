@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
@@ -21,7 +21,6 @@ from parenv.protocol.messages import (
     Credit,
     Layout,
     Message,
-    Ready,
     Reply,
     Rows,
     as_warning,
@@ -33,25 +32,6 @@ from parenv.worker.job import StepJob
 from parenv.worker.rollout_task import RolloutTask
 from parenv.worker.starting import prepare_process
 from parenv.worker.step_task import StepTask
-
-
-class Task(Protocol):
-    """What a worker is there for, without messages from the driver or processes."""
-
-    def ready(self) -> Ready:
-        """What the driver needs to know of the sub-environments."""
-
-    def lay_out(self, layout: Any, mapping: Any) -> None:
-        """Be told where everything lies in shared memory, all of which is mapped there."""
-
-    def take(self, message: Any) -> None:
-        """Do what a credit asks for, or hear about actions."""
-
-    def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call."""
-
-    def close(self) -> None:
-        """Close the sub-environments."""
 
 
 class Inbox:
@@ -110,6 +90,7 @@ class Worker:
         self._random_state: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._cleanup = contextlib.ExitStack()
         self.progress = Progress(memory.map(), sender.worker)
+        # Which messages it gets is settled by the conversation: those for rollouts and for steps exclude each other.
         self.task: Any = None
         self.open = True
         self.failed = False
