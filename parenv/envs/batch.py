@@ -70,6 +70,7 @@ class EnvBatch:
         Returns:
             How many were answered.
         """
+        # No fence: the driver wrote orders and numbers before it rang, and what is rung goes through the kernel.
         ring, begin = self._board.orders[self._own], self._orders_taken % len(self._envs)
         orders = ring[begin : begin + most].tolist()
         orders += ring[: most - len(orders)].tolist()
