@@ -58,7 +58,7 @@ class EnvBatch:
 
     def step_all(self) -> None:
         """Answer one request of every row."""
-        self._progress.noted[0] = False
+        self._progress.has_infos[0] = False
         self._run(range(len(self._envs)), self._own, self._steps)
 
     def serve(self, most: int) -> int:

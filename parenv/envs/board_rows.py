@@ -50,7 +50,7 @@ class SideChannel:
     def note(self, env_id: int, info: Any) -> None:
         """Write an info that is not empty."""
         self.any_infos = True
-        self._progress.noted[0] = True
+        self._progress.has_infos[0] = True
         written = self._writer.write(env_id, info)
         if not written:
             self._infos.append([env_id, info])

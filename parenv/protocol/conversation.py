@@ -15,9 +15,9 @@ from parenv.protocol.messages import (
     Layout,
     Message,
     Ready,
-    Remarks,
     Reply,
     Rows,
+    SideData,
 )
 
 
@@ -51,7 +51,7 @@ TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
     (State.STEPPING, DRIVER, Actions): State.STEPPING,
     (State.STEPPING, DRIVER, Call): State.STEPPING,
     (State.STEPPING, DRIVER, Close): State.CLOSING,
-    (State.STEPPING, WORKER, Remarks): State.STEPPING,
+    (State.STEPPING, WORKER, SideData): State.STEPPING,
     (State.STEPPING, WORKER, Reply): State.STEPPING,
     (State.STEPPING, WORKER, Failure): State.FAILED,
     (State.FAILED, DRIVER, Actions): State.FAILED,
@@ -60,7 +60,7 @@ TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
     (State.FAILED, DRIVER, Close): State.CLOSING,
     (State.CLOSING, WORKER, Ready): State.CLOSING,
     (State.CLOSING, WORKER, Commit): State.CLOSING,
-    (State.CLOSING, WORKER, Remarks): State.CLOSING,
+    (State.CLOSING, WORKER, SideData): State.CLOSING,
     (State.CLOSING, WORKER, Reply): State.CLOSING,
     (State.CLOSING, WORKER, Failure): State.CLOSING,
 }

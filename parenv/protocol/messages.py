@@ -94,7 +94,7 @@ class Actions:
 
 
 @dataclass(frozen=True)
-class Remarks:
+class SideData:
     """Worker: what would not go on the board with the last steps.
 
     Args:
@@ -214,6 +214,6 @@ class Close:
     """Driver: clean up and end."""
 
 
-Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | Remarks
+Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData
 KINDS: tuple[type[Message], ...] = get_args(Message)
 """In the order of the numbers that they have in frames."""

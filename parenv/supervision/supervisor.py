@@ -293,7 +293,7 @@ class Supervisor:
         self._next_look = now + self._watchdog.interval_s
         for worker in range(len(self.workers.shares)):
             name, limit_s = self._limit_of(self.workers.busy_with(worker))
-            hangs = self._watchdog.look(worker, now, Look(self.workers.sign(worker), limit_s))
+            hangs = self._watchdog.look(worker, now, Look(self.workers.liveness_token(worker), limit_s))
             if hangs and not (worker in self._condemned or worker in self._due or worker in self._starting):
                 self._cut(worker, f"{name}={limit_s:g}")
 

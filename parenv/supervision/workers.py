@@ -16,7 +16,7 @@ from parenv.memory.progress import Progress
 from parenv.placement.base import Ended, Event, Launch, Placement, Traffic
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Remarks, Reply
+from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData
 from parenv.supervision.failures import from_end, from_failure, raise_all, say_where, where_it_happened
 from parenv.supervision.warning import Warner
 
@@ -37,12 +37,12 @@ class Workers:
 
     Args:
         placement: where they run.
-        progress: their lines in shared memory.
+        progress: their status slots in shared memory.
         shares: how many sub-environments each has, as far as it is known.
 
     Attributes:
         first_env_id: of the first worker's first sub-environment.
-        remarks: what workers of a vector env had to say beside the board, until somebody takes it.
+        side_data: what workers of a vector env had to say beside the board, until somebody takes it.
         step_errors: exceptions of single environments in steps on the board, likewise.
         heard: by worker, messages of its present process.
         broken: whether a worker is gone or has given up.
@@ -64,7 +64,7 @@ class Workers:
         self._credits: list[deque[int]] = [deque() for _ in shares]
         self._open_calls: list[set[int]] = [set() for _ in shares]
         self._calls = 0
-        self.remarks: deque[Remarks] = deque()
+        self.side_data: deque[SideData] = deque()
         self.step_errors: list[Exception] = []
         self._warn = Warner()
         self.messages = 0
@@ -87,9 +87,9 @@ class Workers:
         """What a worker is doing, in words."""
         return self._progress[worker].describe()
 
-    def sign(self, worker: int) -> tuple[Any, ...]:
+    def liveness_token(self, worker: int) -> tuple[Any, ...]:
         """What changes with whatever a worker begins, and with whatever is asked of it and answered."""
-        return (*self._progress[worker].sign, len(self._credits[worker]), len(self._open_calls[worker]))
+        return (*self._progress[worker].liveness_token, len(self._credits[worker]), len(self._open_calls[worker]))
 
     def busy_with(self, worker: int) -> str:
         """One of :data:`~parenv.memory.progress.DOING`; empty while nothing is asked of it."""
@@ -262,8 +262,8 @@ class Workers:
         except Exception as error:
             self.broken = self.alive < len(self._senders)
             if error.__cause__ is None:
-                line, pid = self._progress[0], self._placement.pid(self._senders[0])
-                say_where(error, where_it_happened(0, pid, line.env_id if line.env_id >= 0 else None, line.doing))
+                first, pid = self._progress[0], self._placement.pid(self._senders[0])
+                say_where(error, where_it_happened(0, pid, first.env_id if first.env_id >= 0 else None, first.doing))
             raise
         while self._events:
             event = self._events.popleft()
@@ -290,8 +290,8 @@ class Workers:
             self._reply(message.sequence, message.value)
         elif isinstance(message, Ready):
             self._ready[worker] = message
-        elif isinstance(message, Remarks):
-            self.remarks.append(message)
+        elif isinstance(message, SideData):
+            self.side_data.append(message)
         elif isinstance(message, Failure):
             self._hear_failure(worker, message)
 

@@ -13,7 +13,7 @@ from parenv.envs.board_rows import EnvError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import Progress, header_bytes
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Actions, Message, Remarks
+from parenv.protocol.messages import Actions, Message, SideData
 from parenv.supervision.failures import raise_all, say_where, where_it_happened
 from parenv.supervision.warning import Warner
 from parenv.vector.backend import Members
@@ -44,20 +44,20 @@ class InlineBackend:
         self.members = Members([self._task.spaces()], first.metadata, first.render_mode)
         self._pending: list[Callable[[], None]] = []
         self._ordered = 0
-        self._remarks: list[Remarks] = []
+        self._side_data: list[SideData] = []
         self._errors: list[BaseException] = []
         self.warn = Warner()
         self.closed = False
 
     @property
-    def noted(self) -> bool:
+    def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
-        return bool(self._progress.noted[0])
+        return bool(self._progress.has_infos[0])
 
     @property
-    def remarked(self) -> bool:
-        """Whether there is something in :meth:`remarks`."""
-        return bool(self._remarks)
+    def has_side_data(self) -> bool:
+        """Whether there is something in :meth:`side_data`."""
+        return bool(self._side_data)
 
     @property
     def failing(self) -> bool:
@@ -96,10 +96,10 @@ class InlineBackend:
         """What is said here is heard at once."""
         return False
 
-    def remarks(self) -> list[Remarks]:
+    def side_data(self) -> list[SideData]:
         """What did not go on the board since the last time."""
-        remarks, self._remarks = self._remarks, []
-        return remarks
+        side_data, self._side_data = self._side_data, []
+        return side_data
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
@@ -145,8 +145,8 @@ class InlineBackend:
 
     def say(self, message: Message) -> None:
         """Hear what does not go on the board."""
-        assert isinstance(message, Remarks)
-        self._remarks.append(message)
+        assert isinstance(message, SideData)
+        self._side_data.append(message)
 
     def complain(self, errors: Sequence[EnvError]) -> None:
         """Hear what sub-environments raised."""

@@ -19,11 +19,11 @@ from parenv.memory.board import Board, BoardSpec
 from parenv.memory.layout import leaves_as_data
 from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
-from parenv.memory.progress import WAITING_FOR_A_HOST, Progress, header_bytes, lines
+from parenv.memory.progress import WAITING_FOR_A_HOST, Progress, header_bytes, status_slots
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Launch
 from parenv.process.doorbell import ALL, ECHO, Doorbell
-from parenv.protocol.messages import Actions, Ready, Remarks, Rows
+from parenv.protocol.messages import Actions, Ready, Rows, SideData
 from parenv.supervision.launch import local_launch, stepping_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.stacks import timeout_error
@@ -68,7 +68,7 @@ class ProcessBackend:
         self._memory = SharedMemory(header_bytes(workers))
         head = self._memory.map()
         self._progress = [Progress(head, worker) for worker in range(workers)]
-        _, self._said, self._noted, self._beats = lines(head, workers).T
+        _, self._said, self._has_infos, self._heartbeats = status_slots(head, workers).T
         self._bells = [self._placement.bell(worker) for worker in range(workers)]
         self._answers = Doorbell()
         self.workers = Workers(self._placement, self._progress, plan.shares)
@@ -91,14 +91,14 @@ class ProcessBackend:
         self._watch()
 
     @property
-    def noted(self) -> bool:
+    def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
-        return bool(self._noted.any())
+        return bool(self._has_infos.any())
 
     @property
-    def remarked(self) -> bool:
-        """Whether there is something in :meth:`remarks`."""
-        return bool(self.workers.remarks)
+    def has_side_data(self) -> bool:
+        """Whether there is something in :meth:`side_data`."""
+        return bool(self.workers.side_data)
 
     @property
     def failing(self) -> bool:
@@ -158,10 +158,10 @@ class ProcessBackend:
 
     def echo(self) -> Callable[[], bool]:
         """Have every worker wake this process, and do nothing else; what is returned says whether all have."""
-        before = self._beats.copy()
+        before = self._heartbeats.copy()
         for bell in self._bells:
             bell.ring(ECHO)
-        return lambda: bool((self._beats != before).all())
+        return lambda: bool((self._heartbeats != before).all())
 
     def listen(self, timeout_s: float) -> None:
         """Wait until something has been answered or has happened, at most up to the limit."""
@@ -180,11 +180,11 @@ class ProcessBackend:
             self._hear_before(deadline, late.index(True), f"{MESSAGE_TIMEOUT_S:g}")
         return deadline < math.inf
 
-    def remarks(self) -> list[Remarks]:
+    def side_data(self) -> list[SideData]:
         """What did not go on the board since the last time."""
-        remarks = list(self.workers.remarks)
-        self.workers.remarks.clear()
-        return remarks
+        side_data = list(self.workers.side_data)
+        self.workers.side_data.clear()
+        return side_data
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""

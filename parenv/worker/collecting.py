@@ -155,7 +155,7 @@ class Collector:
             StopCollectingError: the driver wants this worker to end.
         """
         clock, stepper = time.perf_counter, self.stepper
-        cell, beats, closing = self._progress.cell, self._progress.beats, self._progress.closing
+        cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
         environment = acting = 0.0
         writer.restarted[:], self._restarted[:] = self._restarted, False
         initial = self.actor.initial_carry(stepper.num_envs)
@@ -171,7 +171,7 @@ class Collector:
                 raise StopCollectingError
             began = clock()
             cell[0] = ACT
-            beats[0] += 1
+            heartbeat[0] += 1
             self._carry_before = self._carry
             actions, extras, self._carry = act(rows, self._carry, infos)
             written = write(step, fitted(actions, batch), extras)

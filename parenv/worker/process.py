@@ -84,7 +84,7 @@ def _heed_doorbell(worker: Worker, socket: WorkerSocket, answers: Doorbell, bell
         echoes, messages, all_rows, orders = rung(bell.take())
         try:
             if echoes:
-                progress.beats[0] += 1
+                progress.heartbeat[0] += 1
                 answers.ring(1)
             for _ in range(messages):
                 # A bell may overtake the message that it is rung for, which comes for certain.

@@ -26,7 +26,7 @@ from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Actions, Ready, Remarks, Rows
+from parenv.protocol.messages import Actions, Ready, Rows, SideData
 from parenv.protocol.plain import as_data, plain_info
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.failing import FailedCallError, Outlet
@@ -122,7 +122,7 @@ class StepTask:
         else:
             answers = self._each(columns, ENV_METHODS[method], arguments)
             batch.find_steps(columns)
-        self._say_beside()
+        self._say_side_data()
         if method == "reset":
             batch.stamp()
         if errors := self._side.take_errors():
@@ -138,20 +138,20 @@ class StepTask:
     def _finish(self) -> None:
         """Say what does not lie on the board, and only then that everything is answered."""
         if self._side.has_data:
-            self._say_beside()
+            self._say_side_data()
             self._outlet.complain(self._side.take_errors())
         self._batch.stamp()
 
-    def _say_beside(self) -> None:
+    def _say_side_data(self) -> None:
         """Say what would not go on the board since the last time, in its plain form if it has to leave this process."""
         kinds, infos, observations = self._side.take()
         if not (kinds or infos or observations):
             return
         try:
-            self._outlet.say(Remarks(kinds, infos, observations))
+            self._outlet.say(SideData(kinds, infos, observations))
         except NotDataError:
             infos, left_out = _plain_infos(infos)
-            self._outlet.say(Remarks(kinds, infos, self._data_only(observations), left_out))
+            self._outlet.say(SideData(kinds, infos, self._data_only(observations), left_out))
 
     def _data_only(self, said: list[Any]) -> list[Any]:
         """Observations without what cannot leave a worker, which is an error of its sub-environment."""

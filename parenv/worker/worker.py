@@ -67,7 +67,7 @@ class Worker:
         owns_process: whether the random states and thread settings of this process are the worker's alone.
 
     Attributes:
-        progress: its line in shared memory.
+        progress: its status slot in shared memory.
         task: what it is there for, once it has started.
         open: whether the driver has not said ``Close``.
         failed: whether it does nothing more but wait for that.
