@@ -188,8 +188,8 @@ BAD_ANSWERS: dict[str, Callable[[Answers], Answers]] = {
     "a kind of info beyond the last": lambda good: with_bytes(good, KINDS_AT, kinds(-2, 1 << 30)),
     "an answer to a request to come": lambda good: with_bytes(good, 0, (1 << 40).to_bytes(8, "little")),
     "neither true nor false": lambda good: with_bytes(good, FLAGS_AT, b"\x02"),
-    "a line that is too short": lambda good: replace(good, line=b"short"),
-    "a line that is too long": lambda good: replace(good, line=bytes(64)),
+    "a status slot that is too short": lambda good: replace(good, status_slot=b"short"),
+    "a status slot that is too long": lambda good: replace(good, status_slot=bytes(64)),
 }
 
 
@@ -243,7 +243,7 @@ BAD_REMARKS = {
 
 @pytest.mark.parametrize("case", one_in(5, BAD_REMARKS))
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_remarks_that_cannot_be_are_refused(hosts: Any, fake: Any, case: str) -> None:
+def test_side_data_that_cannot_be_are_refused(hosts: Any, fake: Any, case: str) -> None:
     def misbehave(host: FakeHost, sender: Sender, good: Answers) -> None:
         if sender.worker == 1:
             host.say(BAD_REMARKS[case], sender)
@@ -261,7 +261,7 @@ def test_a_reference_to_what_was_never_sent_is_an_error_that_says_so(hosts: Any,
     def misbehave(host: FakeHost, sender: Sender, good: Answers) -> None:
         unknown = with_bytes(good, KINDS_AT, kinds(5, 0))
         line = np.array([0, 2, 1, 0], "<i8").tobytes()
-        host.say(replace(unknown, line=line, data=memoryview(bytes(unknown.data) + bytes(1024))), sender)
+        host.say(replace(unknown, status_slot=status_slot, data=memoryview(bytes(unknown.data) + bytes(1024))), sender)
 
     fake(1, misbehave)
     envs = make_envs(hosts, 1)
