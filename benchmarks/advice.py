@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
-from common import save
+from lib.common import save
 
 from parenv.cli.advise import AdviceReport, advise
 

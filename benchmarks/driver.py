@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from common import pss_mb, save
+from lib.common import pss_mb, save
 
 from parenv import AsyncWorkerPool, Stop, TorchPolicy
 

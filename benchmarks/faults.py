@@ -19,7 +19,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from common import save
+from lib.common import save
 
 from parenv import AsyncWorkerPool, RestartPolicy, TorchPolicy, WorkerOptions
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
-from common import interleaved, nature_body, save, summary
+from lib.common import interleaved, nature_body, save, summary
 from torch import nn
 
 from parenv import AsyncWorkerPool, Rollout, TorchPolicy, WorkerOptions

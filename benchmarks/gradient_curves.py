@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, save
+from lib.common import RESULTS, save
 
 SEEDS = (1, 2, 3, 4)
 RUNS: dict[str, tuple[str, list[str]]] = {

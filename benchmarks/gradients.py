@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from common import interleaved, nature_body, save, summary
+from lib.common import interleaved, nature_body, save, summary
 from torch import nn
 
 from parenv import AsyncWorkerPool, GradientOptions, TorchPolicy

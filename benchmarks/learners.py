@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, save
+from lib.common import RESULTS, save
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "dqn_ddp.py"
 MARKS = ("100", "200", "500", "1000")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, save
+from lib.common import RESULTS, save
 
 SEEDS = (1, 2, 3)
 NAMES = {"PPO": ("ppo_plain", "ppo"), "DQN": ("dqn_plain", "dqn")}

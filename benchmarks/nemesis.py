@@ -29,8 +29,8 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 import torch
-from common import save
 from gymnasium.vector import AutoresetMode
+from lib.common import save
 
 from parenv import AsyncWorkerPool, GradientOptions, ParallelVectorEnv, RestartPolicy, TorchPolicy, WorkerOptions
 from parenv.process import launcher

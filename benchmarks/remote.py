@@ -14,17 +14,17 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from common import IdealLoops, ideal_loop, interleaved, keep, rate_alone, summary
-from hosts import hosts, namespaces
-from publish import publish_s, weighty_policy
-from rollouts import Agent, Sleeper, make_pong, zeros
-from vector_env import halves_rate, sampled_actions, step_rate
+from lib.common import IdealLoops, ideal_loop, interleaved, keep, rate_alone, summary
+from lib.hosts import hosts, namespaces
+from lib.publishing import publish_s, weighty_policy
+from lib.stepping import halves_rate, sampled_actions, step_rate
+from lib.subjects import Agent, Sleeper, make_pong, zeros
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, Stop, TorchPolicy, WorkerOptions
 
 SECONDS, REPEATS = 2.0, 5
 # The module of environments and policies imports torch: once for each host then, and not for each worker.
-PRELOADED = WorkerOptions(preload=("rollouts",))
+PRELOADED = WorkerOptions(preload=("lib.subjects",))
 
 
 def bytes_per_step(pool: AsyncWorkerPool) -> Any:

@@ -7,99 +7,16 @@ python benchmarks/rollouts.py cartpole   one of: cartpole, sleeping, pong
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
-from common import IdealLoops, ideal_loop, interleaved, nature_body, pss_mb, rate_alone, save, summary
+from lib.common import IdealLoops, ideal_loop, interleaved, pss_mb, rate_alone, save, summary
+from lib.subjects import Agent, PixelAgent, Sleeper, act_with, make_pong, zeros
 
 from parenv import AsyncWorkerPool, TorchPolicy
 
 SECONDS, REPEATS = 3.0, 5
-
-
-class Agent(torch.nn.Module):
-    """MLP 4-64-64-2 with a value head, and ``torch.distributions``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = torch.nn.Sequential(
-            torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()
-        )
-        self.actor, self.critic = torch.nn.Linear(64, 2), torch.nn.Linear(64, 1)
-
-    def get_action_and_value(self, observations: Any) -> Any:
-        """Actions, log-probabilities, no entropy, values."""
-        hidden = self.body(observations)
-        distribution = torch.distributions.Categorical(logits=self.actor(hidden))
-        actions = distribution.sample()
-        return actions, distribution.log_prob(actions), None, self.critic(hidden).squeeze(-1)
-
-
-class PixelAgent(Agent):
-    """The usual convolutions on 4 x 84 x 84 bytes, six actions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        nn = torch.nn
-        self.body = nature_body()
-        self.actor, self.critic = nn.Linear(512, 6), nn.Linear(512, 1)
-
-    def get_action_and_value(self, observations: Any) -> Any:
-        """Actions, log-probabilities, no entropy, values."""
-        return super().get_action_and_value(observations.float() / 255.0)
-
-
-class Sleeper(gym.Env[Any, Any]):
-    """A step that sleeps, exponentially.
-
-    Args:
-        mean_s: seconds on average.
-    """
-
-    observation_space = gym.spaces.Box(-1, 1, (4,))
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, mean_s: float = 0.002) -> None:
-        self.mean_s = mean_s
-        self._observation = np.zeros(4, np.float32)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin an episode."""
-        super().reset(seed=seed)
-        return self._observation, {}
-
-    def step(self, action: Any) -> Any:
-        """Sleep."""
-        time.sleep(self.np_random.exponential(self.mean_s))
-        return self._observation, 0.0, False, False, {}
-
-
-def make_pong() -> Any:
-    """Pong as it is usually seen: grey, 84 x 84, 4 frames of 4 skips each."""
-    import ale_py
-
-    gym.register_envs(ale_py)
-    env = gym.make("ALE/Pong-v5", frameskip=1)
-    env = gym.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=4, screen_size=84)
-    return gym.wrappers.FrameStackObservation(env, 4)
-
-
-def act_with(agent: Agent) -> Any:
-    """The same forward as in a worker, in place."""
-
-    def act(observations: Any) -> Any:
-        with torch.inference_mode():
-            return agent.get_action_and_value(torch.from_numpy(observations))[0].tolist()
-
-    return act
-
-
-def zeros(observations: Any) -> Any:
-    """No policy to speak of."""
-    return np.zeros(len(observations), np.int64)
 
 
 def trivial_learner(rollout: Any) -> None:

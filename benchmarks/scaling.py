@@ -22,13 +22,12 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-import publish
-import rollouts
 import torch
-from common import RESULTS, IdealLoops, ideal_loop, interleaved, processor_s, rate_alone, save
-from publish import copies_s, publish_s, weighty_policy
-from rollouts import Agent, Sleeper, zeros
-from vector_env import MAKERS, bare_loop, sampled_actions, step_rate
+from lib import publishing, stepping, subjects
+from lib.common import RESULTS, IdealLoops, ideal_loop, interleaved, processor_s, rate_alone, save
+from lib.publishing import copies_s, publish_s, weighty_policy
+from lib.stepping import MAKERS, bare_loop, sampled_actions, step_rate
+from lib.subjects import Agent, Sleeper, zeros
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, TorchPolicy
 from parenv.pool.dispatch import CreditKey, Dispatch
@@ -311,6 +310,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for module in (publish, rollouts, sys.modules["vector_env"]):
+    for module in (publishing, stepping, subjects):
         cloudpickle.register_pickle_by_value(module)
     main()

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import torch
-from common import pss_mb, save
+from lib.common import pss_mb, save
 
 from parenv import AsyncWorkerPool, TorchPolicy
 

@@ -20,13 +20,15 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import psutil
-from common import RESULTS, IdealLoops, interleaved, pss_mb, save, summary
-from rollouts import Sleeper
+from lib import stepping, subjects
+from lib.common import RESULTS, IdealLoops, interleaved, pss_mb, save, summary
+from lib.stepping import MAKERS, STEP_SECONDS, bare_loop, halves_rate, sampled_actions, step_rate
+from lib.subjects import Sleeper
 
 from parenv import ParallelVectorEnv
 
 WORKERS = 2
-SECONDS, REPEATS = 0.8, 5
+REPEATS = 5
 NAMES = {
     "limit": "two bare loops",
     "parenv": "ParallelVectorEnv, 2 workers",
@@ -38,78 +40,6 @@ NAMES = {
     "async": "gymnasium AsyncVectorEnv",
     "sb3": "SB3 SubprocVecEnv",
 }
-
-
-def make_pong() -> Any:
-    """Pong from grey pixels, every frame returned."""
-    import ale_py
-
-    gym.register_envs(ale_py)
-    return gym.wrappers.AtariPreprocessing(gym.make("ALE/Pong-v5", frameskip=1), noop_max=0)
-
-
-MAKERS: dict[str, Callable[[], Any]] = {
-    "cartpole": lambda: gym.make("CartPole-v1"),
-    "lunarlander": lambda: gym.make("LunarLander-v3"),
-    "halfcheetah": lambda: gym.make("HalfCheetah-v5"),
-    "pong": make_pong,
-    "sleeping": Sleeper,
-}
-
-
-def sampled_actions(make: Callable[[], Any], num_envs: int) -> Any:
-    """64 batches of actions, the same for everybody."""
-    env = make()
-    env.action_space.seed(0)
-    actions = np.array([[env.action_space.sample() for _ in range(num_envs)] for _ in range(64)])
-    env.close()
-    return actions
-
-
-def bare_loop(make: Callable[[], Any], actions: Any) -> Callable[[float], int]:
-    """Step each, reset where an episode ends, keep nothing."""
-    envs = [make() for _ in range(actions.shape[1])]
-    for env in envs:
-        env.reset()
-    steps = [env.step for env in envs]
-
-    def run(seconds: float) -> int:
-        count, deadline = 0, time.perf_counter() + seconds
-        while time.perf_counter() < deadline:
-            for i, action in enumerate(actions[count % 64]):
-                _, _, terminated, truncated, _ = steps[i](action)
-                if terminated or truncated:
-                    envs[i].reset()
-            count += 1
-        return count * len(envs)
-
-    return run
-
-
-def step_rate(envs: Any, actions: Any) -> float:
-    """Env steps per second of ``step`` after ``step``."""
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
-        for _ in range(8):
-            envs.step(actions[count % 64])
-            count += 1
-    return count * actions.shape[1] / (time.perf_counter() - began)
-
-
-def halves_rate(envs: ParallelVectorEnv, actions: Any) -> float:
-    """Env steps per second where always one part acts while the rest steps."""
-    n = envs.batch_size
-    for part in np.arange(envs.num_envs).reshape(n, -1).T:
-        envs.send(actions[0][:n], part)
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
-        _, _, _, _, infos = envs.recv()
-        envs.send(actions[count % 64][:n], infos["env_id"])
-        count += 1
-    elapsed = time.perf_counter() - began
-    for _ in range(envs.num_envs // n):
-        envs.recv()
-    return count * n / elapsed
 
 
 class Yardstick:
@@ -199,7 +129,7 @@ def compare(case: str, num_envs: int) -> dict[str, Any]:
         for envs in (*(envs for name, envs in stepped.items() if name != "yardstick"), halves):
             stack.callback(envs.close)
             envs.reset()
-        measures = {"limit": lambda: loops.rate(SECONDS)}
+        measures = {"limit": lambda: loops.rate(STEP_SECONDS)}
         measures |= {name: lambda envs=envs: step_rate(envs, actions) for name, envs in stepped.items()}  # type: ignore[misc]
         measures["parenv halves"] = lambda: halves_rate(halves, actions)
         found = summary(interleaved(measures, REPEATS), "limit")
@@ -221,7 +151,7 @@ def sleeping(num_envs: int) -> dict[str, Any]:
         return summary(
             interleaved(
                 {
-                    "limit": lambda: loops.rate(SECONDS),
+                    "limit": lambda: loops.rate(STEP_SECONDS),
                     "parenv send/recv": lambda: halves_rate(envs, actions),
                     "async": lambda: step_rate(peer, actions),
                 },
@@ -327,5 +257,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cloudpickle.register_pickle_by_value(sys.modules["rollouts"])
+    # Workers need nothing of torch, which these modules import.
+    for module in (stepping, subjects):
+        cloudpickle.register_pickle_by_value(module)
     main()

@@ -11,6 +11,7 @@ import gc
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -46,6 +47,19 @@ def _to_one(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
         send(pid, signum)
 
     return send_checked
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked ``one_in(n)``, all but one in n are ``more``."""
+    turns: Counter[str] = Counter()
+    for item in items:
+        chosen, test = item.get_closest_marker("one_in"), item.nodeid.partition("[")[0]
+        if chosen is None or item.get_closest_marker("soak"):
+            continue
+        if turns[test] % chosen.args[0]:
+            item.add_marker("more")
+        turns[test] += 1
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,6 +9,7 @@ import pytest
 from test_examples import load
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("a2c", []), ("a3c", []), ("a3c", ["--data-parallel"]), ("pg", [])],

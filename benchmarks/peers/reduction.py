@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared, summary
-from common import save
+from lib.common import save
 
 MEGABYTES = (1, 40)
 SECONDS, REPEATS = 1.0, 3

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared, summary
-from common import save
+from lib.common import save
 
 NUM_ENVS, NUM_WORKERS, ROLLOUT_LENGTH = 64, 2, 128
 SECONDS, REPEATS = 3.0, 3

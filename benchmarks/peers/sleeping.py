@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared, summary
-from common import keep
+from lib.common import keep
 from picture import draw, read, shares
 
 NUM_ENVS, BATCH_SIZE, ROLLOUT_LENGTH, CORES = 64, 8, 128, 2

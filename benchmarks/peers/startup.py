@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared
-from common import keep
+from lib.common import keep
 from picture import column, draw, read
 
 WORKERS, REPEATS = 8, 3

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared, summary
-from common import keep
+from lib.common import keep
 from picture import draw, read, shares
 
 PROCESSES = 2

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from asked import System, compared
-from common import save
+from lib.common import save
 
 SEEDS, LIMIT_S = (1, 2, 3, 4, 5), 180.0
 SETTINGS = {

@@ -6,27 +6,42 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from parenv.remote.net.keys import DRIVER_FILE, HOSTS_FILE, add_host, create_keys
+from parenv.cli.help import add_command
+from parenv.remote.net.keys import DRIVER_FILE, HOSTS_FILE, add_host, create_keys, listed_hosts, remove_host
 
+DIRECTORY_HELP = "where the keys are"
 HOST_HELP = "name of a machine that may run workers, such as gpu-7; names need not be those of the network"
 
 
 def add_keys_command(commands: Any) -> None:
     """Add the command to others."""
-    both = commands.add_parser(
+    all_verbs = add_command(
+        commands,
         "keys",
-        help="make the keys of a driver and its worker hosts",
-        description="Make the keys with which a driver and the machines that run its workers know each other.",
+        "make the keys of a driver and its worker hosts",
+        "Make the keys with which a driver and the machines that run its workers know each other.",
+        ["parenv keys create keys gpu-7 gpu-8", "parenv keys add keys gpu-9", "parenv keys remove keys gpu-7"],
     )
-    verbs = both.add_subparsers(dest="verb", required=True)
-    one = verbs.add_parser("create", help="make a driver's key and those of its hosts")
+    verbs = all_verbs.add_subparsers(dest="verb", required=True)
+    about = "make a driver's key and those of its hosts"
+    one = add_command(verbs, "create", about, about, ["parenv keys create keys gpu-7 gpu-8"])
     one.set_defaults(run=_create)
     one.add_argument("directory", type=Path, metavar="DIR", help="where to; made if missing")
     one.add_argument("hosts", nargs="+", metavar="HOST", help=HOST_HELP)
-    one = verbs.add_parser("add", help="let another host join; a driver that runs need not be restarted")
+    about = "let another host join; a driver that runs need not be restarted"
+    one = add_command(verbs, "add", about, about, ["parenv keys add keys gpu-9"])
     one.set_defaults(run=_add)
-    one.add_argument("directory", type=Path, metavar="DIR", help="where the keys are")
+    one.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY_HELP)
     one.add_argument("host", metavar="HOST", help=HOST_HELP)
+    about = "show which hosts may join, a name on each line"
+    one = add_command(verbs, "list", about, about, ["parenv keys list keys"])
+    one.set_defaults(run=_list)
+    one.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY_HELP)
+    about = "let a host join no more; a driver that runs need not be restarted, and ends its connection"
+    one = add_command(verbs, "remove", about, about, ["parenv keys remove keys gpu-7"])
+    one.set_defaults(run=_remove)
+    one.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY_HELP)
+    one.add_argument("host", metavar="HOST", help="its name, as parenv keys list shows it")
 
 
 def _create(options: argparse.Namespace) -> None:
@@ -38,6 +53,19 @@ def _create(options: argparse.Namespace) -> None:
 
 def _add(options: argparse.Namespace) -> None:
     _say_where_to(add_host(options.directory, options.host))
+
+
+def _list(options: argparse.Namespace) -> None:
+    for name in listed_hosts(options.directory):
+        print(name)
+
+
+def _remove(options: argparse.Namespace) -> None:
+    path = remove_host(options.directory, options.host)
+    print(
+        f"The host {options.host} may not join any more, and leaves a driver that runs. Its key {path} "
+        "is gone from here; remove the copy on the host too."
+    )
 
 
 def _say_where_to(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ from typing import Any
 
 from parenv.cli.advise import advise
 from parenv.cli.bench import bench
+from parenv.cli.blame import is_of_the_user, users_frames
 from parenv.cli.display import make_display
+from parenv.cli.help import add_command, with_examples
 from parenv.cli.keys import add_keys_command
 from parenv.cli.plot import check_plotting, plot
 from parenv.cli.report import report
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int | None = options.run(options)
     except ParenvError as error:
-        print(f"parenv {options.command}: {error}", file=sys.stderr)
+        print(f"parenv {options.command}: {error}\n{users_frames(error)}", end="", file=sys.stderr)
         return WRONG_ARGUMENTS if isinstance(error, ConfigurationError) else FAILED
     except KeyboardInterrupt:
         print(f"parenv {options.command}: interrupted", file=sys.stderr)
@@ -52,12 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Who read along has gone, as head does. Python writes what is left as it ends, and would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
+    except Exception as error:
+        if not is_of_the_user(error):
+            raise
+        what = f"this was raised outside of parenv, by code that it was given: {type(error).__name__}: {error}"
+        print(f"parenv {options.command}: {what}\n{users_frames(error)}", end="", file=sys.stderr)
+        return WRONG_ARGUMENTS
     return status or 0
 
 
 def parser() -> argparse.ArgumentParser:
     """What the command takes."""
-    whole = argparse.ArgumentParser(prog="parenv", description="Parallel workers for Gymnasium environments.")
+    whole = argparse.ArgumentParser(
+        prog="parenv",
+        description="Parallel workers for Gymnasium environments.",
+        **with_examples("parenv bench CartPole-v1", "parenv advise CartPole-v1 --verify", "parenv --version"),
+    )
+    version = importlib.metadata.version("parenv")
+    whole.add_argument("--version", action="version", version=f"parenv {version}")
     commands = whole.add_subparsers(dest="command", required=True)
     _add_bench(commands)
     _add_advise(commands)
@@ -68,11 +83,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_bench(commands: Any) -> None:
-    one = commands.add_parser(
+    one = add_command(
+        commands,
         "bench",
-        help="measure an environment on this machine",
-        description="Measure what an environment and a policy cost, and the env steps per second of vector envs and "
+        "measure an environment on this machine",
+        "Measure what an environment and a policy cost, and the env steps per second of vector envs and "
         "pools by number of sub-environments and workers.",
+        [
+            "parenv bench CartPole-v1",
+            "parenv bench ale_py:ALE/Pong-v5 --num-envs 8 --num-workers 2 --no-pool --plot pong.png",
+            "parenv bench my_package.envs:make_env --agent my_package.agents:make --json bench.json",
+        ],
     )
     one.set_defaults(run=_run_bench)
     one.add_argument("env", help=ENV_HELP)
@@ -91,11 +112,13 @@ def _add_bench(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
-    one = commands.add_parser(
+    one = add_command(
+        commands,
         "report",
-        help="draw what a run did",
-        description="Draw what a run did, from the trace that pool.trace(path) wrote: a timeline, where the time of "
+        "draw what a run did",
+        "Draw what a run did, from the trace that pool.trace(path) wrote: a timeline, where the time of "
         "every worker went, returns, throughput, policy lag and restarts, as one HTML file.",
+        ["parenv report runs/1", "parenv report runs/1/trace.json --output run.html"],
     )
     one.set_defaults(run=_run_report)
     one.add_argument("path", type=Path, metavar="RUN_DIR", help="a directory with a trace in it, or the trace")
@@ -103,10 +126,15 @@ def _add_report(commands: Any) -> None:
 
 
 def _add_advise(commands: Any) -> None:
-    one = commands.add_parser(
+    one = add_command(
+        commands,
         "advise",
-        help="say how to set a pool on this machine",
-        description="Train for a while, measure where the time goes, and recommend settings, with figures.",
+        "say how to set a pool on this machine",
+        "Train for a while, measure where the time goes, and recommend settings, with figures.",
+        [
+            "parenv advise CartPole-v1",
+            "parenv advise CartPole-v1 --agent my_package.agents:make --verify --json advice.json",
+        ],
     )
     one.set_defaults(run=_run_advise)
     one.add_argument("env", help=ENV_HELP)

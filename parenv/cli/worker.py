@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from parenv.cli.help import add_command
 from parenv.errors import ConfigurationError
 from parenv.process.cores import usable_cores
 from parenv.remote.host import PATIENCE_S, serve
@@ -17,12 +18,14 @@ from parenv.remote.net.keys import read_host_keys
 
 def add_worker_command(commands: Any) -> None:
     """Add the command to others."""
-    one = commands.add_parser(
+    one = add_command(
+        commands,
         "worker",
-        help="run workers for a driver on another machine",
-        description="Run workers for a driver on another machine, whose pool has a RemotePlacement. It may be started "
+        "run workers for a driver on another machine",
+        "Run workers for a driver on another machine, whose pool has a RemotePlacement. It may be started "
         "before or after the driver, joins again when the connection was lost, and ends with the driver: with 0 where "
         "that is done, 1 where there was none, 2 where it refused this host.",
+        ["parenv worker --connect tcp://10.0.0.1:5555 --key gpu-7.key --num-workers 16"],
     )
     one.set_defaults(run=_run)
     one.add_argument("--connect", required=True, metavar="tcp://HOST:PORT", help="where the driver listens")

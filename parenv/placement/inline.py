@@ -45,6 +45,8 @@ class InlinePlacement:
         make_worker: makes the worker from its sender, the launch and the function with which it speaks.
     """
 
+    silence_s = 0.0
+
     def __init__(self, make_worker: Callable[[Sender, Launch, Send], InlineWorker]) -> None:
         self._make_worker = make_worker
         self._worker: InlineWorker | None = None

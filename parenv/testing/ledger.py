@@ -114,7 +114,7 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
             _equal(float(rollout.rewards[row, column]), ledger_reward(env_id, episode, step), "reward", row, column)
             ended = step >= episode_length(env_id, episode, max_length)
             flags = [bool(rollout.terminated[row, column]), bool(rollout.truncated[row, column])]
-            after = rollout.successors[row, column, 3:].tolist()
+            after = rollout.shifted_observations[row, column, 3:].tolist()
             at_end = [episode % 2 == 0, episode % 2 == 1]
             if after != generation:
                 _equal(flags, at_end if ended else [False, True], "terminated, truncated", row, column)

@@ -49,6 +49,10 @@ class Backend(Protocol):
     def failing(self) -> bool:
         """Whether there is something in :meth:`errors`."""
 
+    @property
+    def beginning(self) -> Sequence[int]:
+        """Sub-environments that begin anew after a restart: their rows mean nothing until :meth:`restarted`."""
+
     def lay_out(self, spec: BoardSpec) -> Board:
         """Make the board."""
 
@@ -95,12 +99,6 @@ class Backend(Protocol):
 
     def forget(self, asked: Any) -> None:
         """Nobody will ask for these answers any more."""
-
-    def waits_for(self, asked: Any) -> list[int]:
-        """The workers that have not answered."""
-
-    def cut(self, env_ids: Sequence[int], limit: str) -> None:
-        """Kill the workers of these sub-environments, because they do not answer within a limit."""
 
     def close(self, timeout_s: float) -> None:
         """End all. Idempotent."""

@@ -29,6 +29,8 @@ class InlineBackend:
         job: what to make.
     """
 
+    beginning: Sequence[int] = ()
+
     def __init__(self, job: StepJob) -> None:
         self._progress = Progress(np.zeros(header_bytes(1), np.uint8), 0)
         self._cleanup = contextlib.ExitStack()
@@ -129,13 +131,6 @@ class InlineBackend:
 
     def forget(self, asked: Any) -> None:
         """Nothing is kept."""
-
-    def waits_for(self, asked: Any) -> list[int]:
-        """Nobody."""
-        return []
-
-    def cut(self, env_ids: Sequence[int], limit: str) -> None:
-        """Never: whoever could cut waits itself."""
 
     def close(self, timeout_s: float) -> None:
         """Close the environments. Idempotent."""

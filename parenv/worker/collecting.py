@@ -15,7 +15,7 @@ from parenv.envs.infos import Found, first_seen
 from parenv.envs.stepping import End, Stepper
 from parenv.envs.values import Rows, copied
 from parenv.errors import ObservationError, PolicyOutputError
-from parenv.experience.assembly import Share, assemble
+from parenv.experience.assembly import Columns, assemble
 from parenv.experience.rollout import Rollout, map_trees
 from parenv.memory.layout import RolloutSpec, slot_layout
 from parenv.memory.progress import Progress, code
@@ -212,7 +212,7 @@ class Collector:
         return assemble(
             self.spec,
             writer.arrays,
-            [writer.share],
+            [writer.columns],
             env_ids=self._env_ids,
             worker=self._worker,
             policy_version=policy_version,
@@ -250,4 +250,4 @@ def private_writer(spec: RolloutSpec, batch: int) -> RolloutWriter:
     """A writer over memory of its own, for rollouts that nobody else reads."""
     spec = replace(spec, gradient_bytes=0)
     layout = slot_layout(spec, batch, 1)
-    return RolloutWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Share(0, 0, batch))
+    return RolloutWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, batch))

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gymnasium.vector import AutoresetMode
+
 from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
-from parenv.memory.progress import Progress
+from parenv.memory.progress import Progress, header_bytes
 from parenv.options import WorkerOptions
 
 
@@ -70,10 +72,10 @@ class StepJob(WorkerJob):
     """For workers that answer doorbells.
 
     Args:
-        autoreset_mode: value of Gymnasium's enum.
+        autoreset_mode: what happens where an episode ends.
     """
 
-    autoreset_mode: str
+    autoreset_mode: AutoresetMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,6 @@ class Job(WorkerJob):
         gradient: how to compute gradients, or ``None`` for experience.
         infos: names of infos that come along.
         settings: of version 0, beside those that the policy has.
-        weights_offset: where the flat weights begin in shared memory, in bytes.
     """
 
     policy: Any
@@ -98,4 +99,8 @@ class Job(WorkerJob):
     gradient: GradientJob | None
     infos: tuple[str, ...]
     settings: Mapping[str, Any]
-    weights_offset: int
+
+    @property
+    def weights_offset(self) -> int:
+        """Where the flat weights begin in shared memory, in bytes."""
+        return header_bytes(len(self.shares))

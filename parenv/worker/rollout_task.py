@@ -152,7 +152,7 @@ class RolloutTask:
             policy_version=version,
             sequence=credit.sequence,
         )
-        return Commit(credit.sequence, dict(writer.share.objects), report, self._collector.take_replaced())
+        return Commit(credit.sequence, dict(writer.columns.objects), report, self._collector.take_replaced())
 
     def _make_collector(self, spec: RolloutSpec) -> Collector:
         started, job, generation = self._started, self._job, self._sender.generation

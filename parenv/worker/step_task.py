@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from parenv.envs.batch import EnvBatch
 from parenv.envs.board_rows import ObservationRows, SideChannel
@@ -83,7 +83,7 @@ class StepTask:
             self.envs,
             own,
             board,
-            AutoresetMode(job.autoreset_mode),
+            job.autoreset_mode,
             ObservationRows(board, own, Fit.of(job.options, self._outlet.warn), self._side),
             self._side,
             self._progress,

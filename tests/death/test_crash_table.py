@@ -343,12 +343,14 @@ MODES = ["sync", "async"]
 HALVES = [pytest.param(0, id="half"), pytest.param(1, id="other half", marks=pytest.mark.soak)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
 def test_a_worker_of_a_pool_that_dies_is_replaced(where: str, mode: str, tmp_path: Path) -> None:
     with make_pool(tmp_path, mode, where == "loss", step_timeout_s=None, reset_timeout_s=None) as pool:
         check_recoveries(pool, where, DEATHS, tmp_path)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("soaked", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
 def test_a_worker_of_a_pool_that_hangs_is_cut_and_replaced(where: str, mode: str, soaked: bool, tmp_path: Path) -> None:
@@ -371,6 +373,7 @@ def check_recoveries(pool: AsyncWorkerPool, where: str, faults: Iterable[str], d
         next(stream)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", RAISED)
 @pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
 def test_what_is_raised_in_a_worker_ends_the_pool_in_its_own_type(
@@ -421,6 +424,7 @@ def check_not_started(error: Exception, how: str) -> None:
         assert re.search(words, str(error))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "how",
     [pytest.param(how, marks=pytest.mark.soak if how in ("SIGSTOP", "hold the GIL") else ()) for how in FAULTS],
@@ -430,6 +434,7 @@ def test_a_pool_does_not_start_if_a_constructor_fails(how: str, tmp_path: Path) 
     check_not_started(error_of(lambda: make_pool(tmp_path, **start_limit(how))), how)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("half", HALVES)
 def test_a_replacement_whose_constructor_fails_is_replaced_too(half: int, tmp_path: Path) -> None:
     with make_pool(tmp_path, start_timeout_s=START_S) as pool:
@@ -455,6 +460,7 @@ def test_a_replacement_whose_constructor_raises_ends_the_pool(how: str, tmp_path
         assert pool.closed
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("system", ["pool", "vector env"])
 @pytest.mark.parametrize("how", FAULTS)
 def test_whatever_happens_in_close_it_returns_in_time(how: str, system: str, tmp_path: Path) -> None:
@@ -533,9 +539,11 @@ class Audit:
 
 
 def vector_limit_of(where: str) -> str:
-    return f"reset_timeout_s={RESET_S:g}" if where in ("reset", "masked reset") else f"step_timeout_s={STEP_S:g}"
+    resets = ("reset", "masked reset", "autoreset")
+    return f"reset_timeout_s={RESET_S:g}" if where in resets else f"step_timeout_s={STEP_S:g}"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("where", "how"), one_in(2, VECTOR_RUNNING, FATAL))
 def test_a_vector_env_ends_with_its_worker(where: str, how: str, tmp_path: Path) -> None:
     with contextlib.closing(make_vector_env(tmp_path)) as envs:
@@ -547,6 +555,7 @@ def test_a_vector_env_ends_with_its_worker(where: str, how: str, tmp_path: Path)
         assert type(error_of(envs.reset)) is ClosedEnvironmentError
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("where", VECTOR_RUNNING)
 def test_a_vector_env_restarts_a_worker_wherever_and_however_it_ends(
@@ -581,12 +590,14 @@ def test_what_is_raised_in_a_vector_env_comes_in_its_own_type_and_it_goes_on(whe
         assert [audit.step() for _ in range(8)] == [[]] * 8
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("how", "on_worker_death"), one_in(2, [*RAISED, *DEATHS, "sleep"], ["raise", "restart"]))
 def test_a_vector_env_does_not_start_if_a_constructor_fails(how: str, on_worker_death: str, tmp_path: Path) -> None:
     order(tmp_path, "constructor", how)
     check_not_started(error_of(lambda: make_vector_env(tmp_path, on_worker_death, **start_limit(how))), how)
 
 
+@pytest.mark.more
 def test_a_replacement_in_a_vector_env_whose_constructor_dies_or_hangs_is_replaced_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -131,6 +131,7 @@ def assert_nothing_is_left(directory: Path, pids: list[int]) -> None:
     assert not left
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("ending", "system"),
     [*one_in(1, ENDINGS, ["pool"]), *one_in(2, ENDINGS, ["vector env"])],
@@ -146,6 +147,7 @@ def test_nothing_is_left_however_the_driver_ends(ending: str, system: str, direc
     assert set(os.listdir("/dev/shm")) <= before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("step", "system"), one_in(2, STEPS, SYSTEMS))
 def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, system: str, directory: Path) -> None:
     driver = run(SYSTEMS[system].replace("DELAY", STEPS[step]) + "list(pool.rollouts())", directory)
@@ -157,6 +159,7 @@ def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, syste
     assert_nothing_is_left(directory, pids)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("system", "step"), [("pool", "a step that holds the GIL"), ("vector env", "a hung step")])
 def test_ctrl_c_gives_one_traceback_and_ends_whatever_workers_do(step: str, system: str, directory: Path) -> None:
     script = SYSTEMS[system].replace("DELAY", STEPS[step]) + "with pool:\n    list(pool.rollouts())"
@@ -172,6 +175,7 @@ def test_ctrl_c_gives_one_traceback_and_ends_whatever_workers_do(step: str, syst
     assert_nothing_is_left(directory, pids)
 
 
+@pytest.mark.more
 def test_ctrl_c_while_the_pool_starts_leaves_nothing(directory: Path) -> None:
     script = POOL.replace(
         "def reset", "def __init__(self):\n        print('making', flush=True); time.sleep(100)\n    def reset"
@@ -215,6 +219,7 @@ net = Net()
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("phase", "signum"), [*((phase, signal.SIGKILL) for phase in PHASES), ("publishing", signal.SIGTERM)]
 )
@@ -266,6 +271,7 @@ with AsyncWorkerPool(lambda: Shifted(gym.make("CartPole-v1")), TorchPolicy(Agent
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", one_in(2, ["script", "-c", "stdin"]))
 def test_a_plain_script_needs_no_main_guard(how: str, directory: Path, tmp_path: Path) -> None:
     if how == "stdin":

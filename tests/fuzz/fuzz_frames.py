@@ -2,7 +2,8 @@
 """Search for bytes that the decoder of messages does not withstand, with atheris: ``make fuzz``.
 
 What it has found worth keeping goes into the corpus, which the tests replay, by, in ``tests/``,
-``PYTHONPATH=. fuzz/fuzz_frames.py -merge=1 -max_len=60000 fuzz/corpus ../build/fuzz/found ../build/fuzz/real``.
+``PYTHONPATH=. fuzz/fuzz_frames.py -merge=1 -max_len=60000 ../build/fuzz/{corpus,found,real}`` and
+``tar -czf fuzz/corpus.tar.gz -C ../build/fuzz corpus``.
 """
 
 from __future__ import annotations

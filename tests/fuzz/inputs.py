@@ -1,6 +1,7 @@
 """Messages as one string of bytes, real ones to begin with, and what must hold for any of them.
 
-``python -m fuzz.inputs DIRECTORY``, in ``tests/``, writes the real ones into a directory.
+``python -m fuzz.inputs DIRECTORY``, in ``tests/``, writes the real ones into its ``real``, and what the fuzzer has kept
+into its ``corpus``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import math
 import struct
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +29,7 @@ from parenv.remote.messages import HOST_KINDS
 
 KINDS = (*OF_WORKERS, *HOST_KINDS)
 
-CORPUS = Path(__file__).parent / "corpus"
+CORPUS = Path(__file__).parent / "corpus.tar.gz"
 LIMIT_S = 1.0
 _LENGTH = struct.Struct("!H")
 
@@ -70,6 +72,12 @@ def examples() -> dict[str, list[bytes]]:
     messages |= {f"reply-{number}": Reply(1, value) for number, value in enumerate(VALUES)}
     messages |= {f"ready-{number}": Ready([describe(space)] * 2, 4, [], []) for number, space in enumerate(SPACES)}
     return {name: [bytes(frame) for frame in to_frames(Sender(1, 2), message)] for name, message in messages.items()}
+
+
+def kept() -> dict[str, bytes]:
+    """What the fuzzer has found worth keeping, by name."""
+    with tarfile.open(CORPUS) as archive:
+        return {Path(one.name).name: archive.extractfile(one).read() for one in archive if one.isfile()}  # type: ignore[union-attr]
 
 
 def join(frames: Sequence[bytes]) -> bytes:
@@ -150,7 +158,9 @@ def _rebuild(description: Any) -> None:
 
 
 if __name__ == "__main__":
-    directory = Path(sys.argv[1])
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, frames in examples().items():
-        (directory / name).write_bytes(join(frames))
+    real = {name: join(frames) for name, frames in examples().items()}
+    for directory, inputs in (("real", real), ("corpus", kept())):
+        path = Path(sys.argv[1]) / directory
+        path.mkdir(parents=True, exist_ok=True)
+        for name, data in inputs.items():
+            (path / name).write_bytes(data)

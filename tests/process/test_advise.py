@@ -116,6 +116,7 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("agents")
 def test_advice_with_all_recommendations_is_printed_verified_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -139,6 +140,7 @@ def test_advice_with_all_recommendations_is_printed_verified_and_written(
     assert found["verified"]["predicted"] == advice["predicted_steps_per_second"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("learner", "least", "most"), [("by_update", 0.6, 1.0), ("by_env_step", 0.0, 0.4)])
 def test_what_an_update_costs_whatever_its_size_is_told_from_what_its_samples_cost(
     learner: str, least: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,7 +281,7 @@ def test_another_device_is_measured_like_the_cpu_and_compared_with_it(monkeypatc
 def test_a_device_on_which_the_agent_cannot_run_is_not_recommended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("parenv.cli.curves", "parenv.pool.advising"):
+    for module in ("parenv.cli.curves", "parenv.advice.advising"):
         monkeypatch.setattr(f"{module}.accelerator", lambda policy: "meta")
     assert main(["advise", "CartPole-v1", "--agent", "advised_agents:make", *SHORT]) == 0
     printed = capsys.readouterr().out
@@ -290,23 +292,30 @@ def test_a_device_on_which_the_agent_cannot_run_is_not_recommended(
 
 
 @pytest.mark.parametrize(
-    ("env", "agent", "said"),
+    ("env", "agent", "said", "frame"),
     [
         (
             "advised_agents:Late",
             "only_a_policy",
             r"ValueError: lost, in worker 0 \(pid \d+\), env_id 0, while doing: step",
+            r"in step\n    raise ValueError\(.lost.\)\nValueError: lost",
         ),
-        ("CartPole-v1", "learns_wrong", "RuntimeError: no such loss"),
+        (
+            "CartPole-v1",
+            "learns_wrong",
+            "RuntimeError: no such loss",
+            r"in learn\n    raise RuntimeError\(.*\)\nRuntimeError: no such loss\nat all",
+        ),
     ],
 )
 @pytest.mark.usefixtures("agents")
-def test_what_the_environment_or_the_agent_raises_later_is_one_line(
-    env: str, agent: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_what_the_environment_or_the_agent_raises_later_is_one_line_and_the_frames_of_its_code(
+    env: str, agent: str, said: str, frame: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [env, "--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "1", "--num-workers", "1"]
     assert main(["advise", *arguments]) == 2
-    words = f"parenv advise: the environment or the agent does not run: {said}\n"
+    words = rf"parenv advise: the environment or the agent does not run: {said}\n"
+    words += rf'  File ".*advised_agents.py", line \d+, {frame}\n'
     assert re.fullmatch(words, capsys.readouterr().err)
 
 

@@ -83,6 +83,7 @@ result = {"before": before, "after": after, "in_place": in_place, "calls": calls
             torch.testing.assert_close(rank["after"][name], sum(shares) / 2, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.more
 def test_replicas_that_learn_from_different_data_stay_equal_to_the_bit(tmp_path: Path) -> None:
     first, second = on_two_ranks(
         tmp_path,
@@ -104,6 +105,7 @@ result = {"begin": begin, "end": [p.detach() for p in module.parameters()], "inp
         assert not torch.equal(one, begin)
 
 
+@pytest.mark.more
 def test_different_parameters_are_an_error_on_every_rank_at_the_first_call_only(tmp_path: Path) -> None:
     results = on_two_ranks(
         tmp_path,

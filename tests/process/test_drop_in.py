@@ -63,6 +63,7 @@ def test_a_module_that_registers_what_the_driver_knows_already_is_no_reason_to_w
     assert said_to_stderr(USES.format(imported="registers_itself", name="registers_itself/a-v0"), tmp_path) == ""
 
 
+@pytest.mark.more
 def test_atari_users_are_not_warned_of_environments_that_are_registered_already(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     script = USES.format(imported="ale_py", name="ALE/Pong-v5").replace("observations * 0", "[0] * len(observations)")
@@ -88,6 +89,7 @@ print("done")
 """
 
 
+@pytest.mark.more
 def test_what_the_driver_was_told_about_warnings_holds_in_workers(tmp_path: Path) -> None:
     script = tmp_path / "warns.py"
     script.write_text(WARNS)
@@ -205,6 +207,7 @@ def test_spaces_that_are_none_or_not_those_of_the_workers_are_refused(make: Any)
             make(SPEAKERS, num_workers=num_workers, spaces=(observed(), wrong))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "BabyAI-GoToLocal-v0"])
 def test_minigrid_is_stepped_as_by_sync_vector_env(name: str) -> None:
     pytest.importorskip("minigrid")
@@ -244,6 +247,7 @@ class Failing(gym.Env[Any, Any]):
         raise self.error
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("error", [KeyError("gone"), AttributeError("none"), OSError(2, "none")])
 def test_what_all_raise_is_caught_by_its_type_as_from_gymnasiums_own_vector_envs(

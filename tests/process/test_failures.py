@@ -78,6 +78,7 @@ def raise_simulator_error() -> None:
 DOING = {"constructor": "making the environment", "reset": "reset", "step": "step"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("where", DOING)
 def test_an_environment_that_raises_comes_back_in_its_own_type_with_its_place(where: str, num_workers: int) -> None:
@@ -119,6 +120,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_worker_that_dies_is_an_error_that_says_who_how_and_doing_what(death: str) -> None:
     act, exit_code, signum, words = DEATHS[death]
@@ -145,6 +147,7 @@ def wrong(observation: Any) -> Any:
     return lambda: (observation, 0.0, False, False, {})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("observation", "words"),
@@ -166,6 +169,7 @@ def test_a_wrong_observation_is_named_before_it_reaches_the_learner(
     assert cause.env_id == 2
 
 
+@pytest.mark.more
 def test_a_worker_that_does_not_get_ready_meets_the_deadline() -> None:
     began = time.monotonic()
     words = r"(?s)worker 1 \(env_ids 2-3\) is at: making the environment of env_id 2.*Its stack:\n.*File "
@@ -201,6 +205,7 @@ def test_a_module_that_cannot_be_preloaded_is_named() -> None:
     del launcher._zygotes[spec]
 
 
+@pytest.mark.more
 def test_the_death_of_the_zygote_ends_a_pool_without_restarts_with_an_error() -> None:
     options = WorkerOptions(environment={"OWN_ZYGOTE": "1"}, restart=None)
     pool = AsyncWorkerPool([lambda: LedgerEnv(0)] * 2, zeros, num_workers=2, workers=options)

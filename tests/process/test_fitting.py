@@ -112,6 +112,7 @@ ALL["pool, tensors"] = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("case", ALL)
 def test_another_dtype_of_the_same_kind_is_cast_with_one_warning(case: str, num_workers: int) -> None:
@@ -122,6 +123,7 @@ def test_another_dtype_of_the_same_kind_is_cast_with_one_warning(case: str, num_
     assert caught[0].filename == __file__
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("case", ALL)
 def test_with_strict_dtype_it_is_an_error(case: str, num_workers: int) -> None:
@@ -158,6 +160,7 @@ KINDS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("case", KINDS)
 def test_another_kind_is_always_an_error(case: str, num_workers: int) -> None:

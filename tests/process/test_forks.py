@@ -68,12 +68,14 @@ def run(kind: str, then: str, num_workers: int = 2) -> str:
     return printed_by(script.replace("KIND", kind).replace("NUM_WORKERS", str(num_workers)))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("child", CHILDREN)
 def test_a_forked_child_ends_as_it_likes_and_its_parent_goes_on(child: str, kind: str) -> None:
     assert run(kind, CHILDREN[child]).split()[-1] == "fine"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [2, 0])
 @pytest.mark.parametrize(
     ("kind", "error"), [("Pool", "parenv.PoolClosedError"), ("VectorEnv", "gym.error.ClosedEnvironmentError")]

@@ -118,6 +118,7 @@ NETS: dict[str, Any] = {"mlp": (mlp, (3,)), "conv": (conv, (1, 8, 8)), "gru": (g
 PRECISIONS = {"double": (torch.float64, 1e-10), "single": (torch.float32, 1e-5)}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("workers", "net", "reduction", "precision"),
     one_in(4, [1, 2, 3], NETS, ["mean", "weighted_mean"], PRECISIONS),
@@ -147,6 +148,7 @@ def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
     assert round_ == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_virtual_batch_gives_the_same_gradients_whatever_the_number_of_workers(workers: int) -> None:
     torch.manual_seed(0)
@@ -315,6 +317,7 @@ def raising(policy: Any, rollout: Rollout) -> Any:
     raise KeyError("my own")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("function", "kind", "message"),
@@ -418,6 +421,7 @@ def episode_loss(policy: Any, rollout: Rollout) -> Any:
     return logits.mean(), {"steps": len(steps), "episodes": len(rollout.episodes)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 0), (1, 1), (2, 2), (7, 2)])
 def test_a_rollout_of_whole_episodes_has_one_of_each_sub_environment(num_envs: int, num_workers: int) -> None:
     from parenv.testing import LedgerEnv

@@ -61,6 +61,7 @@ class Hangs(LedgerEnv):
         return super().step(action)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("where", "how"), [("step", "hold the GIL"), ("reset", "SIGSTOP")])
 def test_a_hung_worker_is_cut_within_its_limit_and_replaced(where: str, how: str, tmp_path: Path) -> None:
     hangs = HANGS[how]
@@ -82,6 +83,7 @@ def test_a_hung_worker_is_cut_within_its_limit_and_replaced(where: str, how: str
         assert pool.statistics().worker_restarts == 1
 
 
+@pytest.mark.more
 def test_without_restarts_a_hung_worker_ends_the_pool_with_its_stack(tmp_path: Path) -> None:
     options = WorkerOptions(restart=None, step_timeout_s=2.0)
     pool = AsyncWorkerPool(
@@ -98,6 +100,7 @@ class Slow(LedgerEnv):
         return super().step(action)
 
 
+@pytest.mark.more
 def test_many_slow_steps_are_not_a_hung_one_nor_is_a_learner_that_takes_its_time() -> None:
     options = WorkerOptions(restart=None, step_timeout_s=2.0)
     with AsyncWorkerPool(lambda: Slow(0), zeros, num_workers=1, num_envs=6, rollout_length=2, workers=options) as pool:

@@ -79,6 +79,7 @@ def zygote_of(launcher: Launcher) -> psutil.Process:
     return psutil.Process(launcher._zygote._process.pid)
 
 
+@pytest.mark.more
 def test_500_processes_start_at_once_and_end(launcher: Launcher) -> None:
     waiting, ending = os.pipe()
     for handle in range(500):
@@ -90,6 +91,7 @@ def test_500_processes_start_at_once_and_end(launcher: Launcher) -> None:
     serve_until(launcher, lambda: not launcher.running)
 
 
+@pytest.mark.more
 def test_a_zygote_that_does_not_read_keeps_nobody_waiting(launcher: Launcher) -> None:
     waiting, ending = os.pipe()
     zygote = zygote_of(launcher)
@@ -214,6 +216,7 @@ def test_a_preloaded_module_that_starts_threads_is_named(tmp_path: Path, monkeyp
     del launcher_module._zygotes[spec]
 
 
+@pytest.mark.more
 def test_threads_that_end_for_a_fork_are_none() -> None:
     options = WorkerOptions(preload=("numpy",), threads=2)
     with AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options) as pool:
@@ -243,6 +246,7 @@ os.write(ANSWERS, b"fine")
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("closed", ["(1,)", "(2,)", "(0, 1, 2)"])
 def test_a_driver_without_standard_streams_has_workers_all_the_same(closed: str) -> None:
     reading, writing = os.pipe()

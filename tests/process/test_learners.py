@@ -80,6 +80,7 @@ def episodes_of(parts: Sequence[Rollout]) -> list[tuple[Any, ...]]:
     return [row for part in rows for row in part]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("environments", ENVIRONMENTS)
 @pytest.mark.parametrize("num_workers", [0, 2, 4])
 def test_two_learners_collect_to_the_bit_what_one_would(
@@ -117,6 +118,7 @@ def test_learners_take_their_share_of_a_vector_env_of_each_worker(monkeypatch: p
         assert_same(joined(parts), joined([one]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2, 4])
 def test_sub_environments_are_addressed_by_their_number_over_all_learners(
     num_workers: int, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,7 @@ def start(kind: str, make: Any, num_envs: int, num_workers: int) -> None:
         ParallelVectorEnv([make] * num_envs, num_workers=num_workers)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("wrapped", [False, True], ids=["the same", "in other wrappers"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["pool", "vector"])
@@ -79,6 +80,7 @@ class Else:
     """Nothing of the kind."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["pool", "vector"])
 @pytest.mark.parametrize(
     ("made", "message"),

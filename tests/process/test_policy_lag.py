@@ -27,6 +27,7 @@ def one_straggler(count: int) -> list[Any]:
     return [lambda env_id=env_id: (Slow if env_id == 0 else LedgerEnv)(env_id) for env_id in range(count)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("max_policy_lag", "prefetch"), one_in(2, [0, 1, 2, 5], [0, 1, 3]))
 def test_the_bound_on_the_lag_holds_with_a_straggler_and_nothing_is_dropped(max_policy_lag: int, prefetch: int) -> None:
     expected: dict[int, tuple[int, ...]] = {}

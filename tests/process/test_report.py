@@ -73,9 +73,11 @@ def check(timeline: Timeline, statistics: PoolStatistics) -> None:
     assert dict(zip(*np.unique(timeline.policy_lag, return_counts=True), strict=True)) == statistics.policy_lag
     assert timeline.episodes.running_mean()[-1:] == pytest.approx([statistics.mean_return])
     for track in timeline.tracks:
-        assert sum(track.shares().values()) == pytest.approx(1.0, abs=1e-4)  # Times are rounded to an eighth of a µs.
+        # Times are rounded to an eighth of a µs.
+        assert sum(track.fractions().values()) == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("mode", "num_workers"), one_in(2, ["sync", "async"], [0, 1, 3]))
 def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_path: Path) -> None:
     with AsyncWorkerPool("CartPole-v1", zeros, num_envs=6, num_workers=num_workers, mode=mode, seed=1) as pool:
@@ -104,6 +106,7 @@ def test_a_report_has_the_figures_of_the_pool(mode: Any, num_workers: int, tmp_p
         assert page.read_text().count("<img ") == 5
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("mode", "rollout_length"), one_in(2, [("sync", 8), ("async", 8), ("sync", "episode")]))
 def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_length: Any, tmp_path: Path) -> None:
     with AsyncWorkerPool(
@@ -117,11 +120,12 @@ def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_
     timeline = read_timeline(tmp_path / "trace.json")
     check(timeline, statistics)
     assert timeline.about["parallelism"] == "gradient"
-    assert all(track.shares()["learn"] > 0 for track in timeline.tracks)
+    assert all(track.fractions()["learn"] > 0 for track in timeline.tracks)
     if mode == "async":
         assert "gradient parallelism, 2 workers" in report(tmp_path).read_text()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_killed_worker_is_in_the_report_with_the_reason(mode: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
@@ -181,12 +185,13 @@ def test_replaced_sub_environments_are_in_the_report(tmp_path: Path) -> None:
     assert timeline.restarts == 0
 
 
+@pytest.mark.more
 def test_a_report_can_be_made_while_the_run_goes_on_and_of_the_run_that_follows(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with AsyncWorkerPool("CartPole-v1", zeros, num_envs=2, num_workers=1) as pool:
         pool.trace(path)
         assert "There is no rollout in this trace." in report(path).read_text()
-        stream, deadline = pool.rollouts(), time.monotonic() + 30
+        stream, deadline = pool.rollouts(), time.monotonic() + 120
         while not read_timeline(path).total_env_steps:
             assert time.monotonic() < deadline
             next(stream)
@@ -201,10 +206,10 @@ def test_a_report_can_be_made_while_the_run_goes_on_and_of_the_run_that_follows(
         next(stream)
     timeline = read_timeline(path)
     assert (timeline.is_finished, timeline.about["env_steps"], timeline.total_env_steps) == (True, before, 512)
-    shares = timeline.driver.shares()
+    fractions = timeline.driver.fractions()
     assert evaluated == 2
-    assert shares["evaluate"] > 0
-    assert shares[UNRECORDED] < 0.5
+    assert fractions["evaluate"] > 0
+    assert fractions[UNRECORDED] < 0.5
 
 
 def test_a_trace_that_cannot_be_written_leaves_the_pool_usable(tmp_path: Path) -> None:

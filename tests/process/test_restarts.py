@@ -56,6 +56,7 @@ def kill(pool: AsyncWorkerPool, worker: int) -> bool:
     return True
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mode", "prefetch"), [("sync", 0), pytest.param("async", 0, marks=pytest.mark.soak), ("async", 2)]
 )
@@ -193,6 +194,7 @@ class Weight(torch.nn.Module):
         return torch.zeros(batch, dtype=torch.int64), self.value.expand(batch)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_one_in_its_place_acts_by_the_newest_version(mode: Any) -> None:
     policy = TorchPolicy(Weight(), "act", ("actions", "value"))
@@ -230,7 +232,7 @@ def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:
 def test_what_a_replaced_process_still_says_is_refused() -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=OFTEN) as pool:
         stream, workers = pool.rollouts(), pool._session.workers
-        old = workers._senders[0]
+        old = workers._processes[0].sender
         while not kill(pool, 0):
             next(stream)
         expected: dict[int, tuple[int, ...]] = {}
@@ -244,6 +246,7 @@ def test_what_a_replaced_process_still_says_is_refused() -> None:
         assert workers.refused_messages == refused + 100
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.soak), "async"])
 def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mode: Any) -> None:
     class Parent(LedgerEnv):

@@ -132,6 +132,7 @@ POLICIES: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -144,6 +145,7 @@ def test_masks_belong_to_observations_and_all_else_to_steps(make: Any, mode: Any
         assert pool.evaluate(3).lengths.tolist() == [LENGTH] * 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_every_kind_of_policy_gets_the_mask_before_it_acts(policy: Any) -> None:
     with AsyncWorkerPool(Masked, policy, num_workers=1, num_envs=3, rollout_length=9, infos=NAMES) as pool:

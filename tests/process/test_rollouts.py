@@ -39,6 +39,7 @@ def scorer(value: float = 0.0) -> TorchPolicy:
     return TorchPolicy(Scorer(value), "act", ("actions", "weight", "count"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(("num_envs", "num_workers"), [(3, 0), (4, 1), (5, 2), (7, 3)])
 def test_every_transition_arrives_once_in_order_with_its_true_next_observation(
@@ -129,6 +130,7 @@ def test_a_stream_that_ends_loses_nothing_of_what_is_under_way() -> None:
                 check_ledger(rollout, expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_published_version_is_the_one_that_acts(mode: Any, num_workers: int) -> None:
@@ -276,6 +278,7 @@ def test_each_stop_criterion_ends_the_stream() -> None:
         assert [len(list(pool.rollouts(stop))), len(list(pool.rollouts(stop)))] == [1, 1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_pool_goes_on_after_many_streams_and_counts_messages(num_workers: int) -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=num_workers, rollout_length=4) as pool:
@@ -313,6 +316,7 @@ def test_an_environment_cannot_change_the_recorded_action() -> None:
         assert (next(pool.rollouts()).actions == 0.5).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(
     ("policy", "steps"),

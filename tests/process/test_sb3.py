@@ -132,6 +132,7 @@ def trace(envs: VecEnv, steps: int = 60) -> list[Any]:
     return found
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_trace_is_that_of_a_dummy_vec_env(name: str, num_workers: int) -> None:
@@ -173,6 +174,7 @@ OBSERVED: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("name", OBSERVED)
 def test_observations_have_the_dtype_that_they_have_in_a_dummy_vec_env(name: str, num_workers: int) -> None:
@@ -191,6 +193,7 @@ def test_the_ended_episode_is_told_and_truncation_is_flagged_on_every_step() -> 
             assert not done or info["episode"]["l"] == 7
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("wrap", [VecNormalize, lambda envs: VecFrameStack(envs, 4), VecMonitor])
 def test_wrappers_of_stable_baselines_find_what_they_look_for(wrap: Callable[[VecEnv], VecEnv]) -> None:
     expected = trace(wrap(DummyVecEnv([cartpole] * N)))
@@ -352,6 +355,7 @@ def test_a_worker_that_died_ends_its_episodes_if_it_is_restarted() -> None:
     envs.close()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("algorithm", "env_id", "arguments"),
     [
@@ -423,6 +427,7 @@ envs.close()
 """
 
 
+@pytest.mark.more
 def test_workers_that_do_not_use_stable_baselines_do_not_import_it() -> None:
     assert printed_by(ASKED) == "[False, False] [True] [False, False]\n"
 
@@ -451,6 +456,7 @@ class Nested(gym.Env[Any, Any]):
         return np.zeros(1, np.float32), 0.0, False, False, {"given": repr(action)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize(
     "space",

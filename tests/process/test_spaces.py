@@ -75,6 +75,7 @@ def at(tree: Any, row: int, column: int) -> Any:
     return tree[row][column]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("name", SPACES)
 def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any) -> None:
@@ -109,6 +110,7 @@ def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any) -
     assert sum(rows.values()) == 60
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in SPACES if name != "pixels"])
 def test_actions_of_every_space_reach_the_environment(name: str) -> None:
     space = SPACES[name]

@@ -210,6 +210,7 @@ class PoolUnderFire(RuleBasedStateMachine):
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 
 
+@pytest.mark.more
 def test_whatever_happens_to_its_workers_a_pool_delivers_every_transition_once_and_in_order() -> None:
     run_state_machine_as_test(
         PoolUnderFire, settings=settings(SETTINGS, max_examples=3, stateful_step_count=25, derandomize=True)

@@ -50,6 +50,7 @@ def costly() -> Any:
     return Sleepy(cheap())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize(("make", "num_workers"), [(cheap, 0), (costly, 2)])
@@ -186,6 +187,7 @@ def test_where_an_environment_cannot_be_measured_there_is_one_worker_per_core_an
         envs.reset(seed=1)
 
 
+@pytest.mark.more
 def test_a_measurement_that_does_not_end_is_an_error() -> None:
     class Stuck(gym.Wrapper[Any, Any, Any, Any]):
         def step(self, action: Any) -> Any:

@@ -164,11 +164,13 @@ SPACES: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "mode"), one_in(2, SPACES, AutoresetMode))
 def test_observations_of_every_space_are_batched_as_by_sync_vector_env(name: str, mode: AutoresetMode) -> None:
     assert_as_sync(talkers(observed=SPACES[name]), mode, num_workers=list(AutoresetMode).index(mode))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SPACES)
 def test_actions_of_every_space_reach_the_environments_as_by_sync_vector_env(name: str) -> None:
     assert_as_sync(talkers(acted=SPACES[name]))
@@ -185,6 +187,7 @@ EMPTY: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "num_workers"), one_in(2, EMPTY, [0, 2]))
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_empty_parts_of_observations_are_empty_as_by_sync_vector_env(
@@ -328,6 +331,7 @@ CASTS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASTS)
 def test_observations_of_another_dtype_are_cast_as_by_sync_vector_env(name: str) -> None:
     space, observes = CASTS[name]
@@ -347,6 +351,7 @@ MISFITS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @INLINE_OR_NOT
 @pytest.mark.parametrize("name", MISFITS)
 def test_an_observation_that_does_not_fit_is_an_error_that_names_the_environment(name: str, num_workers: int) -> None:
@@ -414,6 +419,7 @@ INFOS: dict[str, Callable[[int, int], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "mode"), one_in(2, INFOS, AutoresetMode))
 def test_infos_of_every_kind_are_those_of_sync_vector_env(name: str, mode: AutoresetMode) -> None:
     assert_as_sync(talkers(says=INFOS[name]), mode, num_workers=(1, 2, 0)[list(AutoresetMode).index(mode)])
@@ -441,6 +447,7 @@ def test_any_info_will_do_in_process() -> None:
 # Actions.
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize(
     ("space", "actions"),
@@ -476,6 +483,7 @@ def test_a_list_of_actions_is_as_good_as_an_array(num_workers: int) -> None:
         assert envs.get_attr("actions") == (["np.int64(0)"], ["np.int64(1)"], ["np.int64(2)"])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_a_tensor_of_actions_is_as_good_as_an_array(dtype: torch.dtype, num_workers: int) -> None:
@@ -489,6 +497,7 @@ def test_a_tensor_of_actions_is_as_good_as_an_array(dtype: torch.dtype, num_work
 TENSORS = {"graph": torch.zeros(N, 2, requires_grad=True), "bfloat16": torch.zeros(N, 2, dtype=torch.bfloat16)}
 
 
+@pytest.mark.one_in(3)
 @INLINE_OR_NOT
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
@@ -506,6 +515,7 @@ def test_a_tensor_that_is_no_array_is_refused_and_nothing_is_stepped(
         assert envs.step({"a": good} if nested else good)[1].tolist() == [0.5] * N
 
 
+@pytest.mark.one_in(3)
 @INLINE_OR_NOT
 @pytest.mark.parametrize("actions", [np.zeros(2, np.int64), np.zeros(4, np.int64), [0, 1], np.zeros(4, "U1")])
 def test_a_wrong_number_of_actions_is_refused_and_nothing_is_stepped(actions: Any, num_workers: int) -> None:
@@ -525,6 +535,7 @@ def boxes(*highs: float, dtype: Any = np.float32, shape: Any = (2,)) -> list[Any
     return [functools.partial(Talker, i, spaces.Box(0, high, shape, dtype)) for i, high in enumerate(highs)]
 
 
+@pytest.mark.one_in(2)
 @INLINE_OR_NOT
 def test_spaces_that_differ_need_another_observation_mode(num_workers: int) -> None:
     with pytest.raises(RuntimeError, match=r"env_id 1.*use observation_mode='different'"):
@@ -570,6 +581,7 @@ def test_spaces_that_gymnasium_calls_equal_go_together(num_workers: int) -> None
     assert_as_sync(boxes(1.0, 1.0 + 1e-9, dtype=np.float64), num_workers=num_workers)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SPACES)
 @INLINE_OR_NOT
 def test_spaces_that_are_seeded_are_sampled_as_by_sync_vector_env(name: str, num_workers: int) -> None:
@@ -669,6 +681,7 @@ def open_gate(path: str) -> None:
         pass
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("where", ["step", "reset", "call"])
 @pytest.mark.parametrize("then", ["step", "reset", "reset some", "call", "send"])
 def test_after_a_wait_that_timed_out_nothing_is_stale(where: str, then: str, gate: str) -> None:
@@ -811,6 +824,7 @@ def test_random_generators_and_their_seeds_are_those_of_the_environments(num_wor
 # Arguments.
 
 
+@pytest.mark.one_in(2)
 @INLINE_OR_NOT
 def test_without_copies_observations_are_written_over(num_workers: int) -> None:
     for copied in (True, False):
@@ -878,6 +892,7 @@ def test_options_may_be_any_mapping(kind: Any, num_workers: int) -> None:
         assert "reset_mask" in options
 
 
+@pytest.mark.one_in(3)
 @INLINE_OR_NOT
 @pytest.mark.parametrize("options", ["abc", 5, {1, 2, 3}, np.zeros(N), {"a": 1}.items()], ids=repr)
 def test_options_that_are_neither_a_mapping_nor_a_list_are_refused(options: Any, num_workers: int) -> None:
@@ -922,6 +937,7 @@ class Ending(Stuck):
         return observation, reward, True, False, {}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_over", [True, False])
 @pytest.mark.parametrize("then", ["step", "send"])
 def test_an_end_that_came_too_late_needs_a_reset_too(is_over: bool, then: str, gate: str) -> None:
@@ -1018,6 +1034,7 @@ def ledgers(count: int, **kwargs: Any) -> list[Any]:
     return [functools.partial(LedgerEnv, env_id, **kwargs) for env_id in range(count)]
 
 
+@pytest.mark.one_in(4)
 @ALL_MODES
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_every_sub_environment_that_was_sent_an_action_comes_back_once_with_its_own_trace(

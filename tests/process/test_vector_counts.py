@@ -101,12 +101,12 @@ def test_the_driver_makes_no_environment_of_its_own() -> None:
 
 def _count_polls(envs: ParallelVectorEnv) -> list[int]:
     backend: Any = envs._session.backend
-    count, poll = [0], backend._poll
+    count, poll = [0], backend._poller
 
     class Counting:
         def poll(self, timeout: Any) -> Any:
             count[0] += 1
             return poll.poll(timeout)
 
-    backend._poll = Counting()
+    backend._poller = Counting()
     return count

@@ -21,6 +21,8 @@ from gymnasium.vector import AutoresetMode
 
 from parenv import (
     ParallelVectorEnv,
+    RestartLimitError,
+    RestartPolicy,
     SubEnvironmentError,
     WorkerDiedError,
     WorkerError,
@@ -119,6 +121,7 @@ def actions_for(*env_ids: int) -> Any:
     return actions
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("where", ["constructor", "reset", "step", "call"])
 def test_an_environment_that_raises_comes_back_in_its_own_type_and_the_rest_stays_usable(
@@ -184,6 +187,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("death", DEATHS)
 @pytest.mark.parametrize("where", ["constructor", "reset", "step", "call"])
 def test_a_dead_worker_is_a_typed_error_that_says_who_and_doing_what(
@@ -219,6 +223,7 @@ def lengths_are_right(observation: Any, reward: float, ended: bool) -> bool:
     return reward == ledger_reward(env_id, episode, step) and ended == (step >= episode_length(env_id, episode, 7))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("act", [kill_me, leave], ids=["SIGKILL", "exit"])
 def test_a_restarted_worker_truncates_its_episodes_and_disturbs_no_other(
@@ -262,7 +267,7 @@ def test_a_restarted_worker_truncates_its_episodes_and_disturbs_no_other(
             else:
                 assert "worker_restarted" not in infos
             last, ended = observations, terminated | truncated
-        assert any("It is restarted" in record.message for record in caplog.records)
+        assert any("is restarted" in record.message for record in caplog.records)
 
 
 def test_after_a_restart_every_row_goes_on_as_a_ledger_should(tmp_path: Path) -> None:
@@ -300,6 +305,7 @@ def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path
         assert envs.step(actions_for())[0][:, 2].tolist() == [1] * N
 
 
+@pytest.mark.more
 def test_a_vector_env_outlives_the_zygote() -> None:
     options = WorkerOptions(environment={"OWN_ZYGOTE": "vector env"})
     factories = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(N)]
@@ -348,9 +354,13 @@ def test_a_call_to_a_worker_that_dies_is_an_error_and_the_env_stays_usable(tmp_p
 
 
 def test_a_worker_that_dies_again_and_again_is_not_restarted_for_ever() -> None:
-    envs = ParallelVectorEnv(some_faulty("reset", leave), num_workers=2, on_worker_death="restart")
-    with pytest.raises(WorkerDiedError, match="exited with code 5 while reset of env_id 3"):
+    often = WorkerOptions(restart=RestartPolicy(max_restarts=3, backoff_s=0.01))
+    envs = ParallelVectorEnv(some_faulty("reset", leave), num_workers=2, on_worker_death="restart", workers=often)
+    with pytest.raises(RestartLimitError, match="has died 4 times") as raised:
         envs.reset()
+    for death in raised.value.deaths:
+        assert isinstance(death, WorkerDiedError)
+        assert "exited with code 5 while reset of env_id 3" in str(death)
     with pytest.raises(ClosedEnvironmentError):
         envs.reset()
 
@@ -358,6 +368,7 @@ def test_a_worker_that_dies_again_and_again_is_not_restarted_for_ever() -> None:
 HANGS = {"asleep": sleep_long, "holding the GIL": hold_the_gil, "stopped": stop_me}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_hung_step_is_cut_and_its_stack_shown(hang: str) -> None:
     envs = ParallelVectorEnv(some_faulty("step", HANGS[hang]), num_workers=2, step_timeout_s=2.0)
@@ -443,6 +454,7 @@ class RaisesOrDies(LedgerEnv):
         return super().step(action)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("then", ["step", "reset"])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=lambda mode: mode.name)
 def test_a_restart_in_a_step_that_raises_is_told_truncated_by_the_next_step_unless_a_reset_comes_before(
@@ -459,7 +471,7 @@ def test_a_restart_in_a_step_that_raises_is_told_truncated_by_the_next_step_unle
         last = envs.step(np.zeros(4, np.int64))[0]
         with pytest.raises(SimulatorError):
             envs.step(np.array([0, 1, 2, 0]))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while envs._session.backend.workers.generation(1) == 0 and time.monotonic() < deadline:  # type: ignore[attr-defined]
             envs.call("get_wrapper_attr", "action_space")
         if then == "reset":
@@ -497,6 +509,7 @@ class HangsAnew(LedgerEnv):
         return super().step(action)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("where", [pytest.param("constructor", marks=pytest.mark.soak), "reset"])
 def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where: str, tmp_path: Path) -> None:
     with contextlib.closing(ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=1)):
@@ -507,7 +520,7 @@ def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where:
         num_workers=1,
         autoreset_mode=AutoresetMode.SAME_STEP,
         on_worker_death="restart",
-        workers=WorkerOptions(start_timeout_s=5.0),
+        workers=WorkerOptions(start_timeout_s=5.0, reset_timeout_s=5.0),
     )
     with contextlib.closing(envs):
         envs.reset()
@@ -519,6 +532,7 @@ def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where:
         assert envs.step(np.zeros(1, np.int64))[0].tolist() == [[0, 1, 0]]
 
 
+@pytest.mark.more
 def test_a_script_that_ends_without_closing_an_env_whose_worker_was_restarted_ends_in_silence() -> None:
     script = """
 import logging, os, numpy as np

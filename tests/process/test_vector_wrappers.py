@@ -127,6 +127,7 @@ def trace(envs: Any, as_action: Callable[[Any], Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # Theirs, on casts and on RecordVideo.
 @pytest.mark.parametrize(
     ("name", "num_workers", "mode"),

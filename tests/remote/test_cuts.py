@@ -91,7 +91,7 @@ class Cable:
 def cable(count: int = 1) -> Iterator[Cable]:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     try:
-        lab = importlib.import_module("hosts")
+        lab = importlib.import_module("lib.hosts")
     finally:
         sys.path.pop(0)
     with lab.namespaces(count) as names:
@@ -137,6 +137,7 @@ def test_after_a_longer_cut_the_host_comes_back_as_new(hosts: Any) -> None:
         assert run.generation == 1
 
 
+@pytest.mark.more
 def test_while_one_host_of_two_is_cut_the_other_goes_on(hosts: Any) -> None:
     envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(2)]
     with cable(2) as network:
@@ -160,6 +161,7 @@ def test_while_one_host_of_two_is_cut_the_other_goes_on(hosts: Any) -> None:
     assert len(run.expected) == 2
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("direction", one_in(2, ["to_driver", "from_driver"]))
 def test_after_a_cut_of_one_direction_the_host_comes_back(hosts: Any, direction: str) -> None:
     with running(hosts) as run:
@@ -172,6 +174,7 @@ def test_after_a_cut_of_one_direction_the_host_comes_back(hosts: Any, direction:
         assert run.generation > before
 
 
+@pytest.mark.more
 def test_a_reset_connection_is_made_anew(hosts: Any) -> None:
     with running(hosts) as run:
         before = run.generation
@@ -180,6 +183,7 @@ def test_a_reset_connection_is_made_anew(hosts: Any) -> None:
         run.some_of_the_host()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("trouble", one_in(3, ["delay", "loss", "bandwidth"], first=1))
 def test_a_slow_or_lossy_network_only_makes_it_slow(hosts: Any, trouble: str) -> None:
     with running(hosts, rollout_length=64) as run:
@@ -192,6 +196,7 @@ def test_a_slow_or_lossy_network_only_makes_it_slow(hosts: Any, trouble: str) ->
         run.some_of_the_host(10)
 
 
+@pytest.mark.more
 def test_a_host_without_power_is_missed_and_may_be_replaced(hosts: Any) -> None:
     with running(hosts) as run:
         run.network.power_off(0)

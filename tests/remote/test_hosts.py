@@ -79,6 +79,7 @@ def test_a_host_that_is_told_to_leave_leaves(hosts: Any) -> None:
     assert len(audit.expected) == 2
 
 
+@pytest.mark.more
 def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
     (host,) = hosts.start(1)
     with AsyncWorkerPool(
@@ -98,6 +99,7 @@ def test_workers_wait_for_a_host_and_go_on_when_one_comes(hosts: Any) -> None:
         audit.until(lambda: len(audit.expected) == 2)
 
 
+@pytest.mark.more
 def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None:
     """Its time to start begins when it has one, and no wait is a death."""
     (host,) = hosts.start(1)
@@ -119,6 +121,7 @@ def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None
         assert pool.statistics().worker_restarts == 1
 
 
+@pytest.mark.more
 def test_losing_more_hosts_than_restarts_are_allowed_ends_nothing(hosts: Any) -> None:
     """It is no fault of the worker's."""
     with AsyncWorkerPool(
@@ -161,6 +164,7 @@ def test_without_restarts_a_lost_host_is_an_error_that_names_it(hosts: Any) -> N
                 pass
 
 
+@pytest.mark.more
 def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts: Any) -> None:
     (host,) = hosts.start(2)
     with AsyncWorkerPool(
@@ -179,6 +183,7 @@ def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts:
     assert len(audit.expected) == 3
 
 
+@pytest.mark.more
 def test_a_pool_for_which_there_is_no_room_says_so_in_time(hosts: Any) -> None:
     hosts.start(1, patience_s=20.0)
     with pytest.raises(WorkerTimeoutError, match=r"worker [01] .*is at: waiting for a host"):
@@ -211,6 +216,7 @@ for rollout in pool.rollouts():
 """
 
 
+@pytest.mark.more
 def test_when_the_driver_is_killed_workers_end_at_once_and_the_host_when_it_has_looked_long_enough(hosts: Any) -> None:
     (host,) = hosts.start(2, patience_s=3.0)
     driver = subprocess.Popen(
@@ -228,6 +234,7 @@ def test_when_the_driver_is_killed_workers_end_at_once_and_the_host_when_it_has_
         driver.communicate()
 
 
+@pytest.mark.more
 def test_a_limit_on_restarts_still_holds_for_workers_that_die_by_themselves(hosts: Any) -> None:
     class Dying(LedgerEnv):
         def step(self, action: Any) -> Any:

@@ -31,6 +31,7 @@ from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.waiting import Waiting
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+LATE_S = 120.0
 
 
 def zeros(observations: Any) -> Any:
@@ -56,7 +57,7 @@ class FakeHost:
     def say_frames(self, frames: Any) -> None:
         self.until(lambda: self._socket.send(frames))
 
-    def hear(self, kind: type, seconds: float = 10.0) -> Any:
+    def hear(self, kind: type, seconds: float = LATE_S) -> Any:
         """The next message of a kind."""
         found: list[Any] = []
 
@@ -71,7 +72,7 @@ class FakeHost:
         self.until(heard, seconds)
         return found[0]
 
-    def until(self, holds: Any, seconds: float = 10.0) -> None:
+    def until(self, holds: Any, seconds: float = LATE_S) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline
@@ -98,7 +99,9 @@ def serving(hosts: Any) -> Iterator[AsyncWorkerPool]:
         yield pool
 
 
-def take(pool: AsyncWorkerPool, expected: dict[int, tuple[int, ...]], seconds: float = 20.0, until: Any = None) -> None:
+def take(
+    pool: AsyncWorkerPool, expected: dict[int, tuple[int, ...]], seconds: float = LATE_S, until: Any = None
+) -> None:
     """Take rollouts until something holds, and some more."""
     more = 40
     for rollout in pool.rollouts(Stop(seconds=seconds)):
@@ -149,6 +152,7 @@ BAD = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "not joined"])
 def test_what_cannot_be_read_is_refused_and_the_others_go_on(hosts: Any, tmp_path: Path, joined: bool) -> None:
     with serving(hosts) as pool:
@@ -181,6 +185,7 @@ def test_one_that_has_not_joined_is_not_heard(hosts: Any, fake: FakeHost) -> Non
         assert pool.statistics().worker_restarts == 0
 
 
+@pytest.mark.more
 def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> None:
     with serving(hosts) as pool:
         expected: dict[int, tuple[int, ...]] = {}
@@ -204,6 +209,7 @@ def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> N
         assert pool._session.workers.doing(0) != "something that overwrote shared memory"
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "changed",
     [{"versions": own_versions() | {"python": "2.7"}}, {"versions": own_versions() | {"cloudpickle": "0.1"}},
@@ -242,11 +248,11 @@ def driven(hosts: Any, raised: list[BaseException] | None = None) -> Iterator[li
             raised.append(error)
 
     def drive_until_done() -> None:
-        options = WorkerOptions(start_timeout_s=120.0)
+        options = WorkerOptions(start_timeout_s=LATE_S)
         with AsyncWorkerPool(
             [lambda: LedgerEnv(0)], zeros, num_workers=1, rollout_length=8, workers=options, placement=hosts.placement()
         ) as pool:
-            seen.extend(rollout.copy() for rollout in pool.rollouts(Stop(env_steps=80, seconds=120.0)))
+            seen.extend(rollout.copy() for rollout in pool.rollouts(Stop(env_steps=80, seconds=LATE_S)))
             seen.append(pool.statistics())
 
     driver = threading.Thread(target=drive)
@@ -254,9 +260,10 @@ def driven(hosts: Any, raised: list[BaseException] | None = None) -> Iterator[li
     try:
         yield seen
     finally:
-        driver.join(120.0)
+        driver.join(LATE_S)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "what",
     one_in(4, ["no credit", "does not fit", "twice", "incomplete", "of an old generation", "ends", "too many ends"]),
@@ -337,6 +344,7 @@ FORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("error", [ZeroDivisionError, RecursionError, MemoryError])
 def test_whatever_happens_while_a_message_is_checked_is_the_offence_of_its_host(
     hosts: Any, fake: FakeHost, error: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -358,6 +366,7 @@ def test_whatever_happens_while_a_message_is_checked_is_the_offence_of_its_host(
     assert statistics.refused_connections == {"malformed message": 1}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("what", ["ready twice", "side data", "the second rollout first", "too much"])
 def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake: FakeHost, what: str) -> None:
     space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
@@ -387,6 +396,7 @@ def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake
 ESCAPE = "\x1b]0;pwned\x07"
 
 
+@pytest.mark.more
 def test_no_text_of_a_host_moves_a_terminal(hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
     space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
     raised: list[BaseException] = []
@@ -404,6 +414,7 @@ def test_no_text_of_a_host_moves_a_terminal(hosts: Any, fake: FakeHost, caplog: 
     assert "\x1b" not in shown
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("what", FORMS)
 def test_where_messages_leave_their_form_open_it_is_checked(hosts: Any, fake: FakeHost, what: str) -> None:
     """The fake host has the only worker, says what an honest one would, but for one thing."""
@@ -430,6 +441,7 @@ def test_where_messages_leave_their_form_open_it_is_checked(hosts: Any, fake: Fa
     assert statistics.refused_connections == {"malformed message": 1}
 
 
+@pytest.mark.more
 def test_a_key_that_sends_what_it_may_not_again_and_again_joins_no_more(
     hosts: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -458,13 +470,13 @@ def test_a_host_ends_in_order_at_a_driver_of_another_protocol(hosts: Any) -> Non
     listener = HostListener(hosts.address, keys, allowed, max_message_bytes=1 << 20)
     try:
         (process,) = hosts.start(1)
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + LATE_S
         while (heard := listener.receive()) is None:
             assert time.monotonic() < deadline
             listener.wait(0.05)
         head, *more = to_frames(Sender(*HOST), Refuse("of another version"))
         assert listener.send(heard[0], [bytes(head[:4]) + b"\x00\x63" + bytes(head[6:]), *more])
-        assert process.wait(120.0) == 2
+        assert process.wait(LATE_S) == 2
         said = process.stderr.read()
         assert "speaks otherwise" in said
         assert "Traceback" not in said

@@ -78,6 +78,7 @@ def test_keys_hosts_and_driver(run: Any) -> None:
         assert said.rstrip().endswith("the driver has closed its pool")
 
 
+@pytest.mark.more
 def test_under_slurm(run: Any) -> None:
     run("parenv keys create keys cluster").communicate(timeout=SECONDS)
     command = (
@@ -89,6 +90,7 @@ def test_under_slurm(run: Any) -> None:
     assert job.returncode == 0
 
 
+@pytest.mark.more
 def test_over_ssh(run: Any) -> None:
     run("parenv keys create keys node1 node2").communicate(timeout=SECONDS)
     loop = run(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from comparison import assert_same
 from proxy import Proxy
+from without_torch import Told, Words, anything, by_mask, lean, zeros
 
 from parenv import AsyncWorkerPool, GradientOptions, Stop, WorkerDiedError, WorkerOptions
 from parenv.testing import LedgerEnv, check_ledger
@@ -28,63 +29,6 @@ class Agent(torch.nn.Module):
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
         return torch.distributions.Categorical(logits=self.actor(observations)).sample()
-
-
-class Words(gym.Env[Any, Any]):
-    """Observations without a fixed size beside ones with one."""
-
-    observation_space = gym.spaces.Dict(
-        {"text": gym.spaces.Text(8), "box": gym.spaces.Box(-1, 1, (3,), np.float64), "n": gym.spaces.Discrete(5)}
-    )
-    action_space = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Box(-1, 1, (2,), np.float32)})
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._observation(), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return self._observation(), float(self.steps), self.steps == 5, False, {}
-
-    def _observation(self) -> Any:
-        word = "abcdefgh"[: int(self.np_random.integers(1, 8))]
-        return {"text": word, "box": self.np_random.normal(size=3).clip(-1, 1), "n": self.np_random.integers(5)}
-
-
-class Told(Words):
-    """Says more in its infos."""
-
-    observation_space = gym.spaces.Box(0, 9, (1,))
-    action_space = gym.spaces.Discrete(3)
-
-    def step(self, action: Any) -> Any:
-        *rest, info = super().step(action)
-        return *rest, {**info, "speed": float(self.steps) / 2}
-
-    def reset(self, **more: Any) -> Any:
-        observation, _ = super().reset(**more)
-        return observation, {"mask": self.np_random.integers(2, size=3).astype(bool)}
-
-    def _observation(self) -> Any:
-        return np.array([self.steps], np.float32)
-
-
-def by_mask(observations: Any, mask: Any) -> Any:
-    return mask.argmax(1)
-
-
-def lean(observations: Any) -> Any:
-    return (observations[:, 2] > 0).astype(np.int64)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-def anything(observations: Any) -> Any:
-    B = len(observations["n"])
-    return {"a": np.arange(B) % 3, "b": np.zeros((B, 2), np.float32)}
 
 
 def with_values(policy: Any, rollout: Any) -> Any:
@@ -110,6 +54,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", CASES)
 def test_sync_rollouts_are_those_of_one_machine(hosts: Any, case: str) -> None:
     env_fn, policy, more = CASES[case]
@@ -129,6 +74,7 @@ def test_sync_rollouts_are_those_of_one_machine(hosts: Any, case: str) -> None:
         assert_same(one, other)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_every_transition_of_remote_and_local_workers_arrives_once_and_in_order(hosts: Any, mode: Any) -> None:
     hosts.start(2, 1)
@@ -178,6 +124,7 @@ def test_published_weights_act_from_the_next_rollout_on_and_cross_once_per_host(
         assert not next(rollouts).actions.any()
 
 
+@pytest.mark.more
 def test_a_policy_without_a_module_crosses_once_for_a_host_too(hosts: Any) -> None:
     class Constant:
         def __init__(self, answer: int) -> None:
@@ -249,6 +196,7 @@ def test_an_eavesdropper_hears_nothing_of_a_pool(hosts: Any) -> None:
         assert secret not in heard[1]
 
 
+@pytest.mark.more
 def test_rounded_weights_take_half_the_bytes(hosts: Any) -> None:
     hosts.start(1)
     policy = torch.nn.Sequential(torch.nn.Linear(4, 20_000), torch.nn.Linear(20_000, 2))
@@ -274,6 +222,7 @@ def test_rounded_weights_take_half_the_bytes(hosts: Any) -> None:
         assert 280_000 < pool.statistics().bytes_sent - before < 300_000
 
 
+@pytest.mark.more
 def test_gradients_are_those_of_one_machine(hosts: Any) -> None:
     torch.manual_seed(0)
     agent = Agent()
@@ -331,6 +280,7 @@ def test_questions_and_exceptions_cross(hosts: Any) -> None:
     assert "in step" in str(caught.value.__cause__)
 
 
+@pytest.mark.more
 def test_an_answer_that_is_too_large_is_an_error_that_says_so(hosts: Any) -> None:
     class Large(LedgerEnv):
         def image(self) -> Any:
@@ -346,6 +296,7 @@ def test_an_answer_that_is_too_large_is_an_error_that_says_so(hosts: Any) -> Non
         pool.call("image")
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_a_killed_worker_is_started_again_on_its_host(hosts: Any) -> None:
     hosts.start(2)
@@ -385,6 +336,7 @@ def test_a_death_without_restarts_ends_the_pool_and_its_hosts(hosts: Any) -> Non
     assert not hosts.alive()
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_a_worker_that_hangs_is_found_and_its_stack_shown(hosts: Any, caplog: pytest.LogCaptureFixture) -> None:
     class Hanging(LedgerEnv):

@@ -34,7 +34,7 @@ def delivery_rate(collect: Callable[[], int]) -> Measure:
 def limit(num_envs: int, num_processes: int, rollout_length: int) -> tuple[Measure, Close]:
     """Processes that act and step side by side, and tell nobody."""
     sys.path.insert(1, str(Path(__file__).parents[2]))
-    from common import IdealLoops, ideal_loop
+    from lib.common import IdealLoops, ideal_loop
 
     share = num_envs // num_processes
     loops = IdealLoops(lambda: ideal_loop(factory("cartpole"), _act_with(Agent()), share), num_processes)

@@ -20,7 +20,7 @@ from systems.reducing import PROCESSES, Differentiators
 def rollouts(num_envs: int, num_workers: int, rollout_length: int, mode: Any) -> tuple[Measure, Close]:
     """``mode``: ``"async"`` or ``"sync"``."""
     sys.path.insert(1, str(Path(__file__).parents[2]))
-    from common import consumption_rate
+    from lib.common import consumption_rate
 
     torch.set_num_threads(1)
     pool = AsyncWorkerPool(

@@ -32,7 +32,7 @@ def ready(case: str, num_envs: int, num_workers: int, batch_size: int) -> tuple[
 
 def without_a_policy(case: str, num_workers: int, rollout_length: int) -> tuple[Measure, Close]:
     """The pool's rollouts, a worker per environment, and always the first action."""
-    from common import consumption_rate
+    from lib.common import consumption_rate
 
     pool = _pool(case, num_workers, rollout_length)
     return lambda seconds: consumption_rate(pool, seconds), pool.close

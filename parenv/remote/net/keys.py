@@ -199,6 +199,27 @@ def add_host(directory: str | os.PathLike[str], name: str) -> Path:
     return path
 
 
+def listed_hosts(directory: str | os.PathLike[str]) -> list[str]:
+    """Names of the hosts that may join, in the order of the list."""
+    return list(_read_hosts(Path(directory) / HOSTS_FILE).values())
+
+
+def remove_host(directory: str | os.PathLike[str], name: str) -> Path:
+    """Let a host join no more; a driver that runs ends its connection. Returns its key file, which is deleted.
+
+    Raises:
+        ConfigurationError: it is not in the list, or the directory is not one with keys.
+    """
+    listed = Path(directory) / HOSTS_FILE
+    if name not in (names := listed_hosts(directory)):
+        raise ConfigurationError(f"{listed} has no host {name}: it has {', '.join(names) or 'none'}")
+    lines = read_private(listed, Others.CANNOT_WRITE).splitlines()
+    replace(listed, "\n".join(line for line in lines if line.split()[:1] != [name]) + "\n")
+    path = _key_file(Path(directory), name)
+    path.unlink(missing_ok=True)
+    return path
+
+
 def read_driver_keys(path: str | os.PathLike[str]) -> DriverKeys:
     """Read the key file of a driver.
 

@@ -27,6 +27,17 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
+def test_workers_of_actors_deliver_every_transition_once_and_in_order(cluster: RayCluster) -> None:
+    envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(2)]
+    expected: dict[int, tuple[int, ...]] = {}
+    with AsyncWorkerPool(envs, zeros, rollout_length=8, placement=RayPlacement(num_workers=1)) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=2000)):
+            check_ledger(rollout, expected)
+        assert pool.statistics().hosts == 1
+    assert len(expected) == 2
+
+
+@pytest.mark.more
 def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster: RayCluster) -> None:
     second = cluster.add()
     expected: dict[int, tuple[int, ...]] = {}
@@ -56,6 +67,7 @@ def test_an_actor_is_killed_and_a_node_is_lost_and_nothing_of_the_ledger(cluster
         assert {pool._session.workers.generation(worker) for worker in range(3)} != {0}
 
 
+@pytest.mark.more
 def test_what_ray_cannot_place_is_said_in_time(cluster: RayCluster) -> None:
     with pytest.raises(WorkerTimeoutError, match="each needs CPU: 64, and no node has more than CPU: 2"):
         AsyncWorkerPool(

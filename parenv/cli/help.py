@@ -1,0 +1,34 @@
+"""Parsers of commands, whose help ends with examples."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+_TITLE = "examples:\n"
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Leaves the lines of examples as they are; all other text is filled."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(_TITLE) else super()._fill_text(text, width, indent)
+
+
+def with_examples(*examples: str) -> dict[str, Any]:
+    """What an ``ArgumentParser`` takes to show them."""
+    return {"epilog": _TITLE + "\n".join(f"  {example}" for example in examples), "formatter_class": _Formatter}
+
+
+def add_command(commands: Any, name: str, about: str, more: str, examples: Sequence[str]) -> Any:
+    """Add a command to others.
+
+    Args:
+        commands: the others.
+        name: of the command.
+        about: in the list of all commands.
+        more: in the command's own help.
+        examples: whole lines, each of which works as it is.
+    """
+    return commands.add_parser(name, help=about, description=more, **with_examples(*examples))

@@ -1,0 +1,49 @@
+"""What make bench runs, and what benchmarks/README.md says of it. The benchmarks themselves take hours."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SCRIPTS = {
+    str(path.relative_to(BENCHMARKS).with_suffix(""))
+    for path in BENCHMARKS.rglob("*.py")
+    if "__main__" in path.read_text() and path.stem not in ("all", "guard", "installed", "served")
+}
+
+
+def test_make_bench_runs_every_benchmark_and_then_writes_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = importlib.import_module("all").NAMES
+    assert len(names) == len(set(names))
+    assert set(names) == SCRIPTS
+    assert names[-1] == "tables/table"
+
+
+def test_a_benchmark_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    run_all = importlib.import_module("all").run_all
+    broken, fine = tmp_path / "broken.py", tmp_path / "fine.py"
+    broken.write_text("import sys; sys.exit('no such peer')")
+    fine.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert run_all([broken, fine]) == [broken]
+    assert (tmp_path / "ran").exists()
+
+
+def test_the_readme_of_the_benchmarks_has_a_line_for_each_and_how_long_it_takes() -> None:
+    rows = re.findall(
+        r"^\| `([\w/]+)\.py` \|.*\| about [\w ]+ \|$", (BENCHMARKS / "README.md").read_text(), re.MULTILINE
+    )
+    assert sorted(rows) == sorted(SCRIPTS)
+
+
+@pytest.mark.more
+def test_every_benchmark_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for name in sorted(SCRIPTS):
+        if "/" not in name:
+            importlib.import_module(name)

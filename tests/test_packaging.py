@@ -1,0 +1,101 @@
+"""What is published: wheel and sdist, installed into an environment that has nothing but the dependencies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hatchling")
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from hatch_build import whole_links
+
+ROOT = Path(__file__).parent.parent
+README = "[here](docs/a.md) ![plot](results/p.png) [there](https://example.org) [below](#b)"
+USE = """
+import sys, parenv
+from pathlib import Path
+assert Path(parenv.__file__).is_relative_to(sys.prefix), parenv.__file__
+with parenv.AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=1, rollout_length=8) as pool:
+    print(next(pool.rollouts()).rewards.shape, parenv.__version__)
+"""
+
+
+def run(*command: object, cwd: Path = ROOT) -> str:
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def built(kind: str, source: Path, to: Path) -> Path:
+    """Build a ``wheel`` or an ``sdist`` as pip would, but with what is installed here."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", to, cwd=source)
+    (found,) = to.iterdir()
+    return found
+
+
+def test_links_into_the_repository_are_made_whole_where_it_has_an_address() -> None:
+    assert whole_links(README, "https://host/me/parenv/") == (
+        "[here](https://host/me/parenv/blob/main/docs/a.md) ![plot](https://host/me/parenv/raw/main/results/p.png) "
+        "[there](https://example.org) [below](#b)"
+    )
+    assert whole_links(README, "") == "here  [there](https://example.org) [below](#b)"
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the sdist holds, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(built("sdist", ROOT, folder / "built")) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = (path for path in folder.iterdir() if path.name != "built")
+    return unpacked
+
+
+@pytest.mark.more
+def test_the_sdist_has_what_is_needed_and_neither_corpus_nor_results(sdist: Path) -> None:
+    found = {str(path.relative_to(sdist)) for path in sdist.rglob("*") if path.is_file()}
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "parenv/__init__.py",
+        "parenv/py.typed",
+        "examples/ppo.py",
+    } <= found
+    assert not [path for path in found if "corpus" in path or path.startswith(("benchmarks", "tests"))]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_is_published_works_in_an_environment_of_its_own(kind: str, sdist: Path, tmp_path: Path) -> None:
+    wheel = built("wheel", ROOT if kind == "wheel" else sdist, tmp_path / "built")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = (message_from_bytes(archive.read(name)) for name in names if name.endswith("/METADATA"))
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"parenv"}
+    assert "](benchmarks/" not in metadata.as_string()
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    shape, version = run(python, "-c", USE, cwd=tmp_path).rsplit(maxsplit=1)
+    assert (shape, version) == ("(8, 1)", metadata["Version"])
+    assert run(python.parent / "parenv", "--version", cwd=tmp_path).strip() == f"parenv {version}"
+
+
+def test_the_versions_that_are_claimed_are_those_that_are_run() -> None:
+    lowest = dict(
+        line.split("==") for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if "==" in line
+    )
+    claimed = (ROOT / "pyproject.toml").read_text()
+    for name in ("gymnasium", "numpy", "cloudpickle", "pyzmq"):
+        assert f'"{name}>={lowest[name].removesuffix(".0")}"' in claimed, os.linesep.join(lowest)

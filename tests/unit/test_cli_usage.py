@@ -1,0 +1,137 @@
+"""What the command says of itself, of keys, and of code that is not its own."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+import pytest
+
+import parenv
+from parenv.cli.main import main, parser
+from parenv.remote.net.keys import AllowList, create_keys, read_host_keys
+
+BROKEN = """
+import gymnasium as gym
+
+def broken_part():
+    raise ValueError("the simulator is not there")
+
+class Broken(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        broken_part()
+"""
+
+
+def all_parsers(one: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = {one.prog: one}
+    for action in one._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                found |= all_parsers(below)
+    return found
+
+
+@pytest.mark.parametrize("name", all_parsers(parser()))
+def test_every_help_has_examples_that_are_right(name: str) -> None:
+    shown = all_parsers(parser())[name].format_help()
+    examples = [line.strip() for line in shown.partition("examples:\n")[2].splitlines()]
+    assert examples
+    for example in examples:
+        command, *arguments = shlex.split(example)
+        assert example.startswith(name)
+        assert command == "parenv"
+        if "--version" not in arguments:
+            parser().parse_args(arguments)
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"parenv {parenv.__version__}\n"
+
+
+def test_hosts_that_may_join_are_listed_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "keys"
+    create_keys(folder, ["alpha", "beta"])
+    alpha, allowed = read_host_keys(folder / "alpha.key"), AllowList(folder / "hosts.pub")
+    assert main(["keys", "list", str(folder)]) == 0
+    assert capsys.readouterr().out == "alpha\nbeta\n"
+    assert main(["keys", "remove", str(folder), "alpha"]) == 0
+    assert capsys.readouterr().out == (
+        f"The host alpha may not join any more, and leaves a driver that runs. Its key {folder / 'alpha.key'} "
+        "is gone from here; remove the copy on the host too.\n"
+    )
+    assert allowed.name_of(alpha.public) is None
+    assert not (folder / "alpha.key").exists()
+    main(["keys", "list", str(folder)])
+    assert capsys.readouterr().out == "beta\n"
+    assert (folder / "hosts.pub").read_text().startswith("# parenv: public keys of the hosts")
+    assert main(["keys", "add", str(folder), "alpha"]) == 0
+
+
+def test_a_host_that_is_not_in_the_list_cannot_be_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    create_keys(tmp_path, ["alpha"])
+    assert main(["keys", "remove", str(tmp_path), "gamma"]) == 2
+    assert capsys.readouterr().err == f"parenv keys: {tmp_path / 'hosts.pub'} has no host gamma: it has alpha\n"
+    assert main(["keys", "list", str(tmp_path / "nowhere")]) == 2
+
+
+def write(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
+    monkeypatch.syspath_prepend(str(directory))
+    (directory / f"{name}.py").write_text(text)
+    return directory / f"{name}.py"
+
+
+def test_what_the_users_environment_raises_is_a_sentence_and_the_frames_of_the_users_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, BROKEN, monkeypatch, "broken_by_its_user")
+    assert main(["bench", "broken_by_its_user:Broken"]) == 2
+    sentence, *frames = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(
+        "parenv bench: the environment broken_by_its_user:Broken does not run: ValueError in env"
+    )
+    assert frames == [
+        f'  File "{path}", line 14, in step',
+        "    broken_part()",
+        f'  File "{path}", line 5, in broken_part',
+        '    raise ValueError("the simulator is not there")',
+        "ValueError: the simulator is not there",
+    ]
+
+
+def test_a_module_that_cannot_be_imported_is_shown_where_it_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "import math\nmath.sqrt(-1)\n", monkeypatch, "breaks_at_import")
+    assert main(["advise", "CartPole-v1", "--agent", "breaks_at_import:make"]) == 2
+    sentence, where, *_ = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("parenv advise: cannot import the module 'breaks_at_import'")
+    assert where == f'  File "{path}", line 2, in <module>'
+
+
+def test_what_users_code_raises_anywhere_else_is_not_a_crash_of_parenv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "def late(*arguments, **more):\n    raise LookupError('no such level')\n"
+    path = write(tmp_path, text, monkeypatch, "raises_late")
+    monkeypatch.setattr("parenv.cli.main.bench", __import__("raises_late").late)
+    assert main(["bench", "CartPole-v1"]) == 2
+    assert capsys.readouterr().err == (
+        "parenv bench: this was raised outside of parenv, by code that it was given: LookupError: no such level\n"
+        f"  File \"{path}\", line 2, in late\n    raise LookupError('no such level')\nLookupError: no such level\n"
+    )
+
+
+def test_what_parenv_itself_raises_is_a_crash_of_parenv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parenv.cli.main.make_display", None)
+    with pytest.raises(TypeError):
+        main(["bench", "CartPole-v1"])
