@@ -89,6 +89,17 @@ def leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, .
     return tuple(leaf for key, part in parts for leaf in leaves(part, (*path, key))) or (Leaf(path),)
 
 
+def each_once(spaces: Iterable[Space[Any]]) -> tuple[list[Space[Any]], list[int]]:
+    """Different spaces once each, as Gymnasium compares them, and for each space which of them it is."""
+    distinct: list[Space[Any]] = []
+    which = []
+    for space in spaces:
+        which.append(next((i for i, other in enumerate(distinct) if other == space), len(distinct)))
+        if which[-1] == len(distinct):
+            distinct.append(space)
+    return distinct, which
+
+
 def is_single(of: Sequence[Leaf]) -> bool:
     """Whether the leaves are those of a space that is one array and nothing else."""
     return len(of) == 1 and not of[0].path and of[0].dtype is not None
