@@ -138,7 +138,9 @@ def advise(
     facts, environment = machine(), tried_out(env)
 
     def new_agent() -> Agent:
-        return _agent(agent, environment)
+        if agent is None:
+            return Agent(RandomNetwork(environment.observation_space, environment.action_space))
+        return agent_by(agent)
 
     first = new_agent()
     acting(environment, first.policy, batch=1)  # An agent that cannot is refused before anything is measured.
@@ -203,12 +205,6 @@ def _update_seconds(
         watch(f"learning from so many is not measured: {measuring.in_one_line(error)}")
         return None
     return fixed_seconds({one.setting.env_steps_of_a_rollout: one.update_seconds for one in (costs, there)})
-
-
-def _agent(agent: Any, environment: Environment) -> Agent:
-    if agent is None:
-        return Agent(RandomNetwork(environment.observation_space, environment.action_space))
-    return agent_by(agent)
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ def _add_report(commands: Any) -> None:
         "Draw what a run did, from the trace that pool.trace(path) wrote: a timeline, where the time of "
         "every worker went, returns, throughput, policy lag and restarts, as one HTML file.",
         ["parenv report runs/1", "parenv report runs/1/trace.json --output run.html"],
-        _run_report,
+        lambda options: print(report(options.path, options.output)),
     )
     one.add_argument("path", type=Path, metavar="RUN_DIR", help="a directory with a trace in it, or the trace")
     one.add_argument("--output", type=Path, metavar="PATH", help="where to (default: report.html beside the trace)")
@@ -174,10 +174,6 @@ def _run_bench(options: argparse.Namespace) -> None:
         write_text(options.json, report.to_json())
     if options.plot is not None:
         plot(report, options.plot)
-
-
-def _run_report(options: argparse.Namespace) -> None:
-    print(report(options.path, options.output))
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:
