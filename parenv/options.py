@@ -59,6 +59,9 @@ class RestartPolicy:
         backoff_s: seconds before the second restart within the window, doubled for each further one; the first is
             made at once.
         max_backoff_s: the longest of these.
+
+    >>> WorkerOptions(restart=RestartPolicy(max_restarts=20, window_s=600.0)).restart.max_restarts
+    20
     """
 
     max_restarts: int = 5
@@ -104,6 +107,10 @@ class WorkerOptions:
             that dies of it does so by :class:`~parenv.WorkerMemoryError`. Linux only.
         strict_dtype: whether observations and actions in another dtype of the same kind are errors, and not cast.
         check_finite: whether NaN or infinity in an observation or action is an error, which says whose and when.
+
+    >>> options = WorkerOptions(threads=2, step_timeout_s=30.0, on_env_error="restart_env", preload=("numpy.linalg",))
+    >>> options.reset_timeout_s
+    600.0
     """
 
     device: str = "cpu"
@@ -169,6 +176,12 @@ class RemotePlacement:
         max_message_bytes: what a host may send in one message, and a sixteenth of it beside arrays and bytes; rollouts
             are sent in small pieces and may be larger.
         max_connections: how many hosts may be connected at once; by one key half as many, where several are listed.
+
+    >>> RemotePlacement("tcp://192.0.2.7:5555", key="keys/driver.key", hosts="keys/hosts.pub", num_local=2).silence_s
+    5.0
+    >>> RemotePlacement("tcp://*:5555", key="keys/driver.key", hosts="keys/hosts.pub")
+    Traceback (most recent call last):
+    parenv.errors.ConfigurationError: listen='tcp://*:5555' is reachable from every network that this machine is on: ...
     """
 
     listen: str
@@ -218,6 +231,9 @@ class GradientOptions:
         keep_rollouts: whether ``Gradient.rollouts`` holds the samples, in place; not for whole episodes.
         on_nonfinite: what to do with a gradient that holds NaN or infinity: ``"raise"``
             :class:`~parenv.GradientError`, or ``"skip"`` it and count it.
+
+    >>> GradientOptions(batch_size=2048, max_norm=0.5, lag_weight=lambda lag: 0.9**lag).reduction
+    'mean'
     """
 
     reduction: Reduction = "mean"

@@ -58,6 +58,14 @@ class Transitions:
         extras: each ``[N, ...]``.
         infos: each ``[N, ...]``, as in a rollout.
         next_infos: likewise.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2, rollout_length=4) as pool:
+    ...     transitions = next(pool.rollouts()).transitions()
+    >>> len(transitions), transitions.observations.shape, transitions.env_ids.tolist()
+    (8, (8, 4), [0, 1, 0, 1, 0, 1, 0, 1])
     """
 
     observations: Tree
@@ -105,6 +113,16 @@ class Rollout:
             action mask, it is what came with ``observations[t]``, from the step before or a reset: what the policy saw.
             ``infos["_name"]``, bool ``[T, B]``, says where it was there; elsewhere ``infos[name]`` is 0.
         next_infos: the same as each step returned it, whoever takes it: what came with ``next_observations()``.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2, rollout_length=4) as pool:
+    ...     rollout = next(pool.rollouts())
+    >>> rollout.observations.shape, rollout.next_observations().shape, rollout.policy_version
+    ((4, 2, 4), (4, 2, 4), 0)
+    >>> bool((rollout.next_observations()[:-1] == rollout.observations[1:]).all())
+    True
     """
 
     observations: Tree
@@ -138,7 +156,7 @@ class Rollout:
 
     @property
     def final_index(self) -> tuple[Any, Any]:
-        """Rows and columns where episodes ended, two int64 ``[K]``: ``terminated[final_index]`` says how."""
+        """Rows and columns where episodes ended, two int64 ``[K]``; ``terminated[final_index]`` says how."""
         return self._ends.steps, self._ends.columns
 
     @property

@@ -142,7 +142,7 @@ class AsyncWorkerPool:
 
     @property
     def seed(self) -> int:
-        """The root of all seeds: give it to another pool of the same layout to repeat this one."""
+        """The root of all seeds; give it to another pool of the same layout to repeat this one."""
         return self._session.plan.job.seed
 
     @property

@@ -57,6 +57,15 @@ class PoolStatistics:
         bytes_sent: bytes sent to them, before encryption.
         bytes_received: bytes that came from them.
         refused_connections: connections and messages from other machines that were refused, by reason.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2, rollout_length=4) as pool:
+    ...     rollout = next(pool.rollouts())
+    ...     figures = pool.statistics()
+    >>> figures.env_steps, figures.rollouts, figures.policy_lag, figures.workers_alive
+    (8, 1, {0: 1}, 1)
     """
 
     env_steps: int

@@ -26,6 +26,12 @@ def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
 
     Raises:
         NotDataError: there is something else in it; the message says where.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     save_checkpoint(file.name, {"env_steps": 1024, "weights": (1.0, 2.5)})
+    ...     load_checkpoint(file.name)
+    {'env_steps': 1024, 'weights': (1.0, 2.5)}
     """
     text, buffers = pack(_without_tensors(data))
     target = Path(path)

@@ -26,6 +26,17 @@ class LedgerEnv(gym.Env[Any, Any]):
         max_length: the longest episode, in env steps.
         pool_seed: the pool's ``seed``, for observations with the generation, which is found from the seed of a reset
             and so proves that every restart and replacement has a seed of its own.
+
+    >>> from parenv import AsyncWorkerPool, Stop
+    >>> def zeros(observations):
+    ...     return np.zeros(len(observations), int)
+    >>> makers = [functools.partial(LedgerEnv, env_id) for env_id in range(2)]
+    >>> expected, audited = {}, 0
+    >>> with AsyncWorkerPool(makers, zeros, num_workers=0, rollout_length=8) as pool:
+    ...     for rollout in pool.rollouts(Stop(env_steps=64)):
+    ...         audited += check_ledger(rollout, expected)
+    >>> audited
+    64
     """
 
     def __init__(self, env_id: int, max_length: int = 7, pool_seed: int | None = None) -> None:

@@ -131,7 +131,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def envs(self) -> list[Any]:
-        """With ``num_workers=0``: the sub-environments themselves, as in ``SyncVectorEnv``."""
+        """The sub-environments themselves, as in ``SyncVectorEnv``; with ``num_workers=0`` only."""
         if self.num_workers:
             raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
         return list(self._session.backend.envs)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What the README says of many machines, done as it stands there, with stand-ins for srun and ssh."""
+"""What the guide says of many machines, done as it stands there, with stand-ins for srun and ssh."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 from worker_hosts import free_port
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-SECTION = README[README.index("## Many machines") : README.index("## Security")]
+SECTION = (ROOT / "docs" / "guides" / "many-machines.md").read_text()
 TEXT = re.sub(r"```.*?```", "", SECTION, flags=re.DOTALL)
 SSH = '#!/bin/sh\nshift\nexec "$@"\n'
 SECONDS = 50.0
@@ -24,7 +23,7 @@ SECONDS = 50.0
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Any]:
-    """Starts a command of the README in a directory of its own, with a free address in place of the one there."""
+    """Starts a command of the guide in a directory of its own, with a free address in place of the one there."""
     address = f"127.0.0.1:{free_port()}"
     standins = tmp_path / "bin"
     standins.mkdir()
@@ -57,7 +56,7 @@ def run(tmp_path: Path) -> Iterator[Any]:
 
 
 def commands() -> list[str]:
-    return [line for block in re.findall(r"```\n(.*?)```", SECTION, re.DOTALL) for line in block.splitlines() if line]
+    return [line for block in re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL) for line in block.splitlines() if line]
 
 
 def one_liner(name: str) -> str:
@@ -66,8 +65,9 @@ def one_liner(name: str) -> str:
 
 
 def test_keys_hosts_and_driver(run: Any) -> None:
-    create, scp, worker = commands()
+    create, scp, worker, add = commands()
     assert run(create).communicate(timeout=SECONDS)[0]
+    assert "keys/node3.key" in run(add).communicate(timeout=SECONDS)[0]
     assert shlex.split(scp)[:2] == ["scp", "-p"]
     hosts = [run(worker.replace("node1.key", f"keys/{name}.key").replace("16", "2")) for name in ("node1", "node2")]
     assert re.search(r"^hosts +2,", run.driver(), re.MULTILINE)
