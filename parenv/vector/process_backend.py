@@ -19,7 +19,7 @@ from parenv.memory.progress import Progress, header_bytes, status_slots
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Poller
 from parenv.process.doorbell import Doorbell
-from parenv.protocol.messages import Actions, Message, Rows, SideData
+from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
 from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
@@ -62,9 +62,8 @@ class ProcessBackend:
         self._dtypes: Any = None
         self.closed = False
         try:
-            ready = self._supervisor.start()
-            first = ready[0].extras
-            self.members = Members(rebuilt(ready), first["metadata"], first["render_mode"])
+            ready: list[StepReady] = self._supervisor.start()
+            self.members = Members(rebuilt(ready), ready[0].metadata, ready[0].render_mode)
         except BaseException:
             self.close(plan.options.close_timeout_s)
             raise
