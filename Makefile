@@ -65,3 +65,7 @@ bench: .venv/dev
 
 clean:
 	rm -rf .venv .venv-lowest build dist
+
+.PHONY: docs
+docs: .venv/dev
+	.venv/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet docs build/docs

@@ -37,6 +37,7 @@ NAMES = (
     "peers/weights",
     "peers/reduction",
     "peers/to_475",
+    "tables/overview",
     "tables/table",
 )
 

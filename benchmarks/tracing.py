@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lib.common import consumption_rate, interleaved, rate_alone, save, summary
 from lib.subjects import Agent
 
 from parenv import AsyncWorkerPool, TorchPolicy
-from parenv.pool.trace import Trace
+from parenv.pool.events import Asked, Event, Observer
 
 SECONDS, REPEATS = 2.0, 9
 NUM_ENVS, WORKERS, ROLLOUT_LENGTH = 64, 2, 128
@@ -34,24 +33,12 @@ class Stopwatch:
     def __init__(self, trace: Any) -> None:
         self._trace, self.seconds, self.asks = trace, 0.0, 0
 
-    def asked(self) -> Any:
+    def hear(self, event: Event) -> None:
         """As the trace."""
-        self.asks += 1
-        return self._timed(self._trace.asked)
-
-    def yielded(self, *arguments: Any) -> None:
-        """As the trace."""
-        self._timed(self._trace.yielded, *arguments)
-
-    def did(self, *arguments: Any, **about: Any) -> None:
-        """As the trace."""
-        self._timed(self._trace.did, *arguments, **about)
-
-    def _timed(self, call: Callable[..., Any], *arguments: Any, **about: Any) -> Any:
+        self.asks += isinstance(event, Asked)
         began = time.thread_time()
-        answer = call(*arguments, **about)
+        self._trace.hear(event)
         self.seconds += time.thread_time() - began
-        return answer
 
 
 def measure(mode: Any, path: Path) -> dict[str, Any]:
@@ -63,17 +50,17 @@ def measure(mode: Any, path: Path) -> dict[str, Any]:
     ) as pool:  # fmt: skip
         session: Any = pool._session
         pool.trace(path)
-        trace = session._supervisor.trace
+        trace = session._observers[1]
 
         def rate(traced: bool) -> float:
             # Nothing in the API ends a trace before the pool, and two pools would not be the same pool.
-            session._supervisor.trace = trace if traced else Trace()
+            session._observers[1] = trace if traced else Observer()
             return rate_alone(pool, SECONDS, lambda rollout: pool.publish(policy))
 
         arms = {"without": lambda: rate(False), "traced": lambda: rate(True)}
         found = interleaved(arms, REPEATS, alternating=True)
         direct = driver_time(pool, policy, trace)
-        session._supervisor.trace = trace
+        session._observers[1] = trace
     return {
         "env steps per second": summary(found, "without"),
         "cost, share": cost(found["without"], found["traced"]),
@@ -95,7 +82,7 @@ def cost(without: list[float], traced: list[float]) -> dict[str, float]:
 
 def driver_time(pool: Any, policy: Any, trace: Any) -> dict[str, float]:
     """Microseconds of the driver's processor that the trace takes per rollout, over the time between two rollouts."""
-    pool._session._supervisor.trace = watch = Stopwatch(trace)
+    pool._session._observers[1] = watch = Stopwatch(trace)
     began = time.perf_counter()
     consumption_rate(pool, 3 * SECONDS, lambda rollout: pool.publish(policy))
     interval_s = (time.perf_counter() - began) / watch.asks

@@ -36,7 +36,6 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout, Transitions
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
-from parenv.pool.checkpoint import load_checkpoint, save_checkpoint
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import recommended_num_workers
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
     from parenv import progress as progress
     from parenv import returns as returns
     from parenv import testing as testing
+    from parenv.records import load_checkpoint as load_checkpoint
+    from parenv.records import save_checkpoint as save_checkpoint
 
 __version__ = "0.1.0"
 
@@ -95,15 +96,18 @@ __all__ = [
     "save_checkpoint",
 ]
 _MODULES = ("adapters", "cli", "learning", "progress", "returns", "testing")
+_OF_RECORDS = ("load_checkpoint", "save_checkpoint")
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Modules that are imported when somebody asks for them: some need torch, or a library of an extra."""
+        """What is imported when somebody asks for it: some modules need torch, or a library of an extra."""
         if name in _MODULES:
             return import_module(f"parenv.{name}")
+        if name in _OF_RECORDS:
+            return getattr(import_module("parenv.records"), name)
         raise AttributeError(f"module 'parenv' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_MODULES, *_OF_RECORDS})

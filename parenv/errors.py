@@ -35,23 +35,61 @@ from types import TracebackType
 
 
 class ParenvError(Exception):
-    """Base class of every error that parenv itself raises."""
+    """Base class of every error that parenv itself raises.
+
+    >>> issubclass(ConfigurationError, ParenvError)
+    True
+    """
 
 
 class ConfigurationError(ParenvError, ValueError):
-    """An argument is wrong; nothing has been started and nothing is lost."""
+    """An argument is wrong; nothing has been started and nothing is lost.
+
+    >>> from parenv import Stop
+    >>> Stop(env_steps=0)
+    Traceback (most recent call last):
+    parenv.errors.ConfigurationError: Stop.env_steps must be positive, got 0
+    """
 
 
 class NotPicklableError(ConfigurationError):
-    """An object that must travel to the workers cannot be pickled; the message names the offending part."""
+    """An object that must travel to the workers cannot be pickled; the message names the offending part.
+
+    >>> import threading
+    >>> from parenv import AsyncWorkerPool
+    >>> lock = threading.Lock()
+    >>> AsyncWorkerPool("CartPole-v1", lambda observations: (lock, observations)[1], num_workers=1)
+    Traceback (most recent call last):
+    parenv.errors.NotPicklableError: ...
+    """
 
 
 class PolicyOutputError(ConfigurationError):
-    """What the policy returned does not fit the action space or the layout of the rollout."""
+    """What the policy returned does not fit the action space or the layout of the rollout.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> AsyncWorkerPool("CartPole-v1", lambda observations: observations, num_workers=0)
+    Traceback (most recent call last):
+    parenv.errors.PolicyOutputError: ...
+    """
 
 
 class GradientError(ParenvError):
-    """A ``loss_fn`` returned nothing that has a gradient, or the gradient is not finite."""
+    """A ``loss_fn`` returned nothing that has a gradient, or the gradient is not finite.
+
+    >>> import torch
+    >>> from parenv import AsyncWorkerPool, TorchPolicy
+    >>> class Network(torch.nn.Linear):
+    ...     def act(self, observations):
+    ...         return self(observations).argmax(-1)
+    >>> def loss_fn(policy, rollout):
+    ...     return torch.zeros(())
+    >>> policy, kind = TorchPolicy(Network(4, 2), "act", ("actions",)), {"mode": "sync", "parallelism": "gradient"}
+    >>> with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, loss_fn=loss_fn, **kind) as pool:
+    ...     next(pool.gradients())
+    Traceback (most recent call last):
+    parenv.errors.GradientError: ...
+    """
 
 
 class SubEnvironmentError(ParenvError):
@@ -62,6 +100,18 @@ class SubEnvironmentError(ParenvError):
         env_id: index of the sub-environment in the whole pool, or ``None`` where none was at work.
         doing: what it was doing, such as ``"step"``.
         remote_traceback: the traceback in the worker, as text.
+
+    >>> import gymnasium as gym
+    >>> from parenv import AsyncWorkerPool
+    >>> class Faulty(gym.Wrapper):
+    ...     def step(self, action):
+    ...         raise RuntimeError("no fuel")
+    >>> try:
+    ...     with AsyncWorkerPool(lambda: Faulty(gym.make("CartPole-v1")), lambda o: o[:, 2] > 0, num_workers=0) as pool:
+    ...         next(pool.rollouts())
+    ... except RuntimeError as error:
+    ...     print(error, error.__cause__.env_id, error.__cause__.doing)
+    no fuel 0 step
     """
 
     def __init__(
@@ -79,7 +129,19 @@ class SubEnvironmentError(ParenvError):
 
 
 class ObservationError(SubEnvironmentError):
-    """A sub-environment returned an observation whose shape, dtype or structure is not that of its space."""
+    """A sub-environment returned an observation whose shape, dtype or structure is not that of its space.
+
+    >>> import gymnasium as gym
+    >>> from parenv import AsyncWorkerPool
+    >>> class Short(gym.Wrapper):
+    ...     def step(self, action):
+    ...         observation, *rest = self.env.step(action)
+    ...         return observation[:2], *rest
+    >>> with AsyncWorkerPool(lambda: Short(gym.make("CartPole-v1")), lambda o: o[:, 2] > 0, num_workers=0) as pool:
+    ...     next(pool.rollouts())
+    Traceback (most recent call last):
+    parenv.errors.ObservationError: ...
+    """
 
 
 class WorkerError(ParenvError):
@@ -90,6 +152,10 @@ class WorkerError(ParenvError):
         env_ids: the sub-environments it was stepping.
         pid: its process id.
         doing: what it was doing, as far as shared memory tells.
+
+    >>> error = WorkerError("worker 1 failed", worker=1, env_ids=[2, 3], pid=4321, doing="step")
+    >>> error.worker, error.env_ids
+    (1, (2, 3))
     """
 
     def __init__(
@@ -108,6 +174,9 @@ class WorkerDiedError(WorkerError):
     Attributes:
         exit_code: its exit code, or ``None`` where a signal ended it.
         signal: the number of the signal that ended it, or ``None``.
+
+    >>> print(WorkerDiedError(worker=1, env_ids=[2, 3], pid=4321, doing="step", signal=11))
+    worker 1 (pid 4321, env_ids 2-3) was killed by SIGSEGV while step. Native code crashed: run with num_workers=0 ...
     """
 
     def __init__(
@@ -130,7 +199,11 @@ class WorkerDiedError(WorkerError):
 
 
 class HostLostError(WorkerDiedError):
-    """A worker on another machine is gone with its host: the host ended, or the connection to it."""
+    """A worker on another machine is gone with its host: the host ended, or the connection to it.
+
+    >>> print(HostLostError("the connection to node1 ended", worker=1, env_ids=[2, 3], pid=4321, doing="step"))
+    worker 1 (pid 4321, env_ids 2-3) is lost while step: the connection to node1 ended.
+    """
 
     def __init__(self, host: str, *, worker: int, env_ids: Sequence[int], pid: int, doing: str) -> None:
         super().__init__(worker=worker, env_ids=env_ids, pid=pid, doing=doing)
@@ -138,11 +211,19 @@ class HostLostError(WorkerDiedError):
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """A worker did not answer within its limit."""
+    """A worker did not answer within its limit.
+
+    >>> issubclass(WorkerTimeoutError, TimeoutError)
+    True
+    """
 
 
 class WorkerMemoryError(WorkerError, MemoryError):
-    """A worker has likely reached ``WorkerOptions.max_memory_bytes``."""
+    """A worker has likely reached ``WorkerOptions.max_memory_bytes``.
+
+    >>> issubclass(WorkerMemoryError, MemoryError)
+    True
+    """
 
 
 class RestartLimitError(WorkerError):
@@ -150,6 +231,11 @@ class RestartLimitError(WorkerError):
 
     Attributes:
         deaths: why, each time, in order; of thousands the last.
+
+    >>> deaths = [WorkerDiedError(worker=1, env_ids=[2, 3], pid=pid, doing="step", signal=9) for pid in (4321, 4330)]
+    >>> error = RestartLimitError(1, [2, 3], deaths)
+    >>> error.worker, len(error.deaths)
+    (1, 2)
     """
 
     def __init__(self, worker: int, env_ids: Sequence[int], deaths: Sequence[Exception]) -> None:
@@ -164,7 +250,18 @@ class RestartLimitError(WorkerError):
 
 
 class PolicyLagError(ParenvError):
-    """Publishing now would make rollouts that are under way older than ``max_policy_lag`` allows."""
+    """Publishing now would make rollouts that are under way older than ``max_policy_lag`` allows.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=1, rollout_length=4, max_policy_lag=1) as pool:
+    ...     rollout = next(pool.rollouts())
+    ...     for _ in range(9):
+    ...         version = pool.publish(lean)
+    Traceback (most recent call last):
+    parenv.errors.PolicyLagError: ...
+    """
 
 
 class ReplayError(ParenvError):
@@ -172,6 +269,9 @@ class ReplayError(ParenvError):
 
     Attributes:
         rollout: number of the first rollout that differs, counted from 0, or of the one that was to come.
+
+    >>> ReplayError("rollout 3 has other rewards than were recorded", rollout=3).rollout
+    3
     """
 
     def __init__(self, message: str, *, rollout: int = -1) -> None:
@@ -180,19 +280,41 @@ class ReplayError(ParenvError):
 
 
 class NotDataError(ParenvError, TypeError):
-    """A value cannot travel from a worker as plain data, and nothing a worker sends is ever unpickled."""
+    """A value cannot travel from a worker as plain data, and nothing a worker sends is ever unpickled.
+
+    >>> from parenv import save_checkpoint
+    >>> save_checkpoint("run.ckpt", {"agent": object()})
+    Traceback (most recent call last):
+    parenv.errors.NotDataError: value['agent'] is a builtins.object, which cannot leave a worker: ...
+    """
 
 
 class ProtocolError(ParenvError):
-    """A message was malformed, of another protocol version, or not allowed in the present state."""
+    """A message was malformed, of another protocol version, or not allowed in the present state.
+
+    >>> issubclass(ProtocolError, ParenvError)
+    True
+    """
 
 
 class PoolBusyError(ParenvError):
-    """Another thread is using the pool: one pool, one thread."""
+    """Another thread is using the pool: one pool, one thread.
+
+    >>> issubclass(PoolBusyError, ParenvError)
+    True
+    """
 
 
 class PoolClosedError(ParenvError):
-    """The pool is closed."""
+    """The pool is closed.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> pool = AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0, num_workers=0)
+    >>> pool.close()
+    >>> next(pool.rollouts())
+    Traceback (most recent call last):
+    parenv.errors.PoolClosedError: the pool is closed
+    """
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -59,6 +59,9 @@ class RestartPolicy:
         backoff_s: seconds before the second restart within the window, doubled for each further one; the first is
             made at once.
         max_backoff_s: the longest of these.
+
+    >>> WorkerOptions(restart=RestartPolicy(max_restarts=20, window_s=600.0)).restart.max_restarts
+    20
     """
 
     max_restarts: int = 5
@@ -90,20 +93,24 @@ class WorkerOptions:
         setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
             counted over all learners, so that ports and files chosen by them are different.
         cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
-        restart: for pools: what happens when a worker dies or hangs; ``None``: that ends the pool. A vector env has
-            ``on_worker_death`` instead.
+        restart: what happens when a worker dies or hangs; ``None``: that ends the pool. A vector env restarts its
+            workers so only with ``on_worker_death="restart"``.
         on_env_error: for pools: what happens when a sub-environment raises after the start. ``"raise"``: the pool is
             closed and raises it; ``"restart_env"``: another one takes its place, as often as ``restart`` allows, and
             its episode ends as truncated; ``"restart_worker"``: as if the worker had died.
-        step_timeout_s: for pools: seconds that a worker may take for an env step, for acting, for ``postprocess``, for
+        step_timeout_s: seconds that a worker may take for an env step, for acting, for ``postprocess``, for
             ``loss_fn``, or for a call, before it counts as hung; ``None``: no limit.
-        reset_timeout_s: the same for a reset, or, in pools, for making an environment after the start.
+        reset_timeout_s: the same for a reset, or for making an environment after the start.
         start_timeout_s: seconds that all workers together, or one that is restarted, may take until they are ready.
         close_timeout_s: seconds that a worker may take to end by itself before it is killed.
-        max_memory_bytes: bytes that a worker process may allocate beyond what it began with; ``None``: no limit. In a
-            pool, one that reaches it counts as dead, by :class:`~parenv.WorkerMemoryError`. Linux only.
+        max_memory_bytes: bytes that a worker process may allocate beyond what it began with; ``None``: no limit. One
+            that dies of it does so by :class:`~parenv.WorkerMemoryError`. Linux only.
         strict_dtype: whether observations and actions in another dtype of the same kind are errors, and not cast.
         check_finite: whether NaN or infinity in an observation or action is an error, which says whose and when.
+
+    >>> options = WorkerOptions(threads=2, step_timeout_s=30.0, on_env_error="restart_env", preload=("numpy.linalg",))
+    >>> options.reset_timeout_s
+    600.0
     """
 
     device: str = "cpu"
@@ -169,6 +176,12 @@ class RemotePlacement:
         max_message_bytes: what a host may send in one message, and a sixteenth of it beside arrays and bytes; rollouts
             are sent in small pieces and may be larger.
         max_connections: how many hosts may be connected at once; by one key half as many, where several are listed.
+
+    >>> RemotePlacement("tcp://192.0.2.7:5555", key="keys/driver.key", hosts="keys/hosts.pub", num_local=2).silence_s
+    5.0
+    >>> RemotePlacement("tcp://*:5555", key="keys/driver.key", hosts="keys/hosts.pub")
+    Traceback (most recent call last):
+    parenv.errors.ConfigurationError: listen='tcp://*:5555' is reachable from every network that this machine is on: ...
     """
 
     listen: str
@@ -218,6 +231,9 @@ class GradientOptions:
         keep_rollouts: whether ``Gradient.rollouts`` holds the samples, in place; not for whole episodes.
         on_nonfinite: what to do with a gradient that holds NaN or infinity: ``"raise"``
             :class:`~parenv.GradientError`, or ``"skip"`` it and count it.
+
+    >>> GradientOptions(batch_size=2048, max_norm=0.5, lag_weight=lambda lag: 0.9**lag).reduction
+    'mean'
     """
 
     reduction: Reduction = "mean"

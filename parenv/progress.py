@@ -35,6 +35,15 @@ class ProgressDisplay:
 
     Raises:
         ConfigurationError: ``rich`` is not installed.
+
+    >>> import io
+    >>> shown = io.StringIO()
+    >>> with AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0, num_workers=0) as pool:
+    ...     with ProgressDisplay(pool, file=shown) as display:
+    ...         for rollout in pool.rollouts(Stop(env_steps=256)):
+    ...             display.update()
+    >>> "env steps 256" in shown.getvalue()
+    True
     """
 
     def __init__(
@@ -139,6 +148,15 @@ class TensorBoardWriter:
 
     Raises:
         ConfigurationError: ``tensorboard`` is not installed.
+
+    >>> import tempfile
+    >>> with (
+    ...     tempfile.TemporaryDirectory() as folder,
+    ...     AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0, num_workers=0) as pool,
+    ...     TensorBoardWriter(pool, folder) as writer,
+    ... ):
+    ...     for rollout in pool.rollouts(Stop(env_steps=256)):
+    ...         writer.update()
     """
 
     def __init__(self, pool: AsyncWorkerPool, log_dir: str | os.PathLike[str], every_s: float = 1.0) -> None:

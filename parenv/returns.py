@@ -24,7 +24,13 @@ _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is fa
 
 
 class VTrace(NamedTuple):
-    """What :func:`vtrace` returns: value targets ``v_s`` and policy-gradient advantages, both ``[T, B]``."""
+    """What :func:`vtrace` returns: value targets ``v_s`` and policy-gradient advantages, both ``[T, B]``.
+
+    >>> no, ones = [False, False], [1.0, 1.0]
+    >>> found = vtrace([0.0, 0.0], [0.0, 0.0], ones, [0.5, 0.5], [0.5, 0.5], no, no, gamma=1.0)
+    >>> found.targets.tolist(), found.advantages.tolist()
+    ([2.5, 1.5], [2.0, 1.0])
+    """
 
     targets: Any
     advantages: Any
@@ -83,6 +89,10 @@ def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncate
 
     Returns:
         ``[T, B]``.
+
+    >>> never = [False, False, False]
+    >>> discounted_returns([1.0, 1.0, 1.0], [0.0, 0.0, 8.0], never, never, gamma=0.5).tolist()
+    [2.75, 3.5, 5.0]
     """
     blocks = _Blocks(rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated)
     rewards, next_values = blocks.floats("rewards", "next_values")
@@ -112,6 +122,10 @@ def n_step_returns(
 
     Returns:
         Targets ``[T, B]``.
+
+    >>> never = [False, False, False]
+    >>> n_step_returns([1.0, 1.0, 1.0], [4.0, 4.0, 4.0], never, never, n=2, gamma=0.5).tolist()
+    [2.5, 2.5, 3.0]
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
@@ -158,6 +172,10 @@ def vtrace(
 
     Returns:
         Value targets and policy-gradient advantages ``rho_t (r_t + gamma v_{t+1} - V(o_t))``.
+
+    >>> never, zeros = [False, False], [0.0, 0.0]
+    >>> vtrace([-0.5, -0.5], [-0.5, -0.5], [1.0, 1.0], zeros, zeros, never, never, gamma=1.0).targets.tolist()
+    [2.0, 1.0]
     """
     blocks = _Blocks(
         rewards=rewards,

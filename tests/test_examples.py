@@ -203,21 +203,33 @@ def test_the_demo_trains_shows_progress_and_reports(monkeypatch: pytest.MonkeyPa
     assert "What it measured" in shown.out
 
 
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README_EXAMPLES = {
-    "the pool": ("", "env steps +2", ""),
-    "the vector env": ("print(observations.shape)", r"^\(64, 4\)$", ""),
-    "gradients": ("print(agent.logits.weight.grad.shape, pool.policy_version)", r"^torch.Size\(\[2, 4\]\) 10$", ""),
-    "a checkpoint": ("", "the episode of env_id 3: the environment has no get_state", "not restored: "),
+    "the pool": ("README.md", 0, "", "env steps +2", ""),
+    "the vector env": ("README.md", 1, "print(observations.shape)", r"^\(64, 4\)$", ""),
+    "gradients": (
+        "docs/guides/gradients.md",
+        0,
+        "print(agent.logits.weight.grad.shape, pool.policy_version)",
+        r"^torch.Size\(\[2, 4\]\) 10$",
+        "",
+    ),
+    "a checkpoint": (
+        "docs/guides/resume-and-replay.md",
+        0,
+        "",
+        "the episode of env_id 3: the environment has no get_state",
+        "not restored: ",
+    ),
 }
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("number", range(len(README_EXAMPLES)), ids=README_EXAMPLES.keys())
-def test_the_examples_of_the_readme_run_as_plain_scripts(number: int, tmp_path: Path) -> None:
-    more, shown, said = list(README_EXAMPLES.values())[number]
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    blocks = [block for block in blocks if "RemotePlacement" not in block]  # See tests/remote/test_readme.py.
-    assert len(blocks) == len(README_EXAMPLES)
+@pytest.mark.parametrize("name", README_EXAMPLES)
+def test_the_examples_of_the_readme_run_as_plain_scripts(name: str, tmp_path: Path) -> None:
+    page, number, more, shown, said = README_EXAMPLES[name]
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert page != "README.md" or len(blocks) == 2
     (tmp_path / "example.py").write_text(blocks[number] + more)
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250, check=True
@@ -226,13 +238,22 @@ def test_the_examples_of_the_readme_run_as_plain_scripts(number: int, tmp_path: 
     assert all(line.startswith(said) and said for line in done.stderr.splitlines()), done.stderr
 
 
-def test_every_figure_of_the_readme_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_figure_of_the_guide_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     table = importlib.import_module("table")
-    readme = (ROOT / "README.md").read_text()
-    assert [name for name, block in table.blocks().items() if block not in readme] == []
+    guide = (ROOT / "docs" / "guides" / "performance.md").read_text()
+    assert [name for name, block in table.blocks().items() if block not in guide] == []
     assert table.everything() == (ROOT / "benchmarks" / "RESULTS.md").read_text()
     assert table.on_paper.scaling(table.read("remote")) == (ROOT / "benchmarks" / "scaling.md").read_text()
+
+
+def test_what_is_first_is_in_bold_and_so_are_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    field = importlib.import_module("field")
+    values = {"parenv, step": 0.2, "parenv, in process": 0.381, "Gymnasium SyncVectorEnv": 0.379, "EnvPool, step": 0.3}
+    column = field.Column("8", values, lambda value: f"{value:.2f}", True)
+    cells = [line.strip("| ").split(" | ") for line in field.by_library([column])[2:]]
+    assert cells == [["EnvPool, own C++ environments", "0.30"], ["parenv", "**0.38**"], ["Gymnasium", "**0.38**"]]
 
 
 def test_stepping_pays_where_the_lines_cross(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +291,9 @@ NUMBER = r"\d[\d.,]*\s*|(?:an?|one|two|three|four|five|six|eight|ten|half|some|f
 UNIT = r"%|[µm]?s|[kMG]B|times|(?:micro|milli)?seconds?|minutes?|thirds?|quarters?"
 
 
-def test_the_readme_has_no_figure_beside_constants_and_what_is_generated() -> None:
-    written = re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+def test_readme_and_docs_have_no_figure_beside_constants_and_what_is_generated() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    written = re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", "", text, flags=re.DOTALL)
     figures = re.findall(rf"\b(?:{NUMBER})(?:{UNIT})(?!\w)", written)
     assert {" ".join(figure.split()) for figure in figures} == CONSTANTS.keys()
 

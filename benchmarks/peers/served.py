@@ -18,6 +18,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What a library prints must not get between the answers.
     sys.path.insert(1, str(Path(__file__).parents[1]))
+    # For cli.systems, which needs nothing of parenv; parenv itself cannot be imported where only a peer is installed.
+    sys.path.append(str(Path(__file__).parents[2] / "parenv"))
     module, function = sys.argv[1:]
     try:
         measure, close = getattr(importlib.import_module(f"systems.{module}"), function)(**json.loads(input()))

@@ -20,6 +20,7 @@ LIBRARIES = {
     "torch, multiprocessing": ("torch.distributed", "multiprocessing", "torch.multiprocessing"),
 }
 LIMIT = "limit"
+OWN_ENVIRONMENTS = "EnvPool, own C++ environments"
 NOT_THE_SAME = ("EnvPool", "TorchRL, one copy for all")
 """Does less than is asked: environments of its own, or weights that workers share and do not acknowledge."""
 
@@ -77,14 +78,23 @@ def start_s(name: str) -> float:
 
 
 def by_library(columns: list[Column]) -> list[str]:
-    """Lines of Markdown: a row for each library with the best of its variants, the best of all in bold."""
-    best = [_best_of_each(column) for column in columns]
+    """Lines of Markdown: a row for each library with the best of its variants, the best of all, and ties, in bold."""
+    best = [_best(column) for column in columns]
     rows = [
         [library, *(_cell(column, found, library) for column, found in zip(columns, best, strict=True))]
-        for library in LIBRARIES
+        for library in (OWN_ENVIRONMENTS, *LIBRARIES)
         if any(library in found for found in best)
     ]
     return markdown(["", *(column.title for column in columns)], rows)
+
+
+def best_of_each(values: Mapping[str, float], most_is_best: bool = True) -> dict[str, float]:
+    """The best of the variants of each library, of those that do what is asked."""
+    found: dict[str, float] = {}
+    for library, prefixes in LIBRARIES.items():
+        if variants := [value for name, value in values.items() if _counts(name, prefixes)]:
+            found[library] = max(variants) if most_is_best else min(variants)
+    return found
 
 
 def by_system(columns: list[Column]) -> list[str]:
@@ -106,15 +116,10 @@ def _values(found: Mapping[str, Any], key: str) -> dict[str, float | str]:
     return {name: one.get("failed") or one[key] for name, one in found.items() if name != LIMIT}
 
 
-def _best_of_each(column: Column) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for library, prefixes in LIBRARIES.items():
-        values = [
-            value for name, value in column.values.items() if _counts(name, prefixes) and not isinstance(value, str)
-        ]
-        if values:
-            found[library] = max(values) if column.most_is_best else min(values)
-    return found
+def _best(column: Column) -> dict[str, float]:
+    values = {name: value for name, value in column.values.items() if not isinstance(value, str)}
+    own = [value for name, value in values.items() if name.startswith("EnvPool")]
+    return best_of_each(values, column.most_is_best) | ({OWN_ENVIRONMENTS: max(own)} if own else {})
 
 
 def _counts(name: str, prefixes: tuple[str, ...]) -> bool:
@@ -126,7 +131,7 @@ def _cell(column: Column, found: Mapping[str, float], library: str) -> str:
         return ""
     best = (max if column.most_is_best else min)(found.values())
     text = column.form(found[library])
-    return f"**{text}**" if found[library] == best else text
+    return f"**{text}**" if text == column.form(best) else text
 
 
 def _written(column: Column, value: float | str) -> str:

@@ -1,4 +1,4 @@
-"""Sentences of the README that have figures in them, from the file that ``vector_env.py`` writes."""
+"""Sentences of the guide on performance that have figures in them, from the file that ``vector_env.py`` writes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from on_paper import about
 
 PAYS = """Parallel stepping
-  pays once a step of all sub-environments together takes `SyncVectorEnv` more than about {crossing} µs on {cores}
-  cores: 64 of {of_64} µs, 8 of {of_8} µs. (On a line between 8 CartPoles, {us_8} µs and {times_8:.2f} times as fast
-  with two workers, and 64 of them, {us_64} µs and {times_64:.2f} times.)"""
+pays once a step of all sub-environments together takes `SyncVectorEnv` more than about {crossing} µs on {cores}
+cores: 64 of {of_64} µs, 8 of {of_8} µs. (On a line between 8 CartPoles, {us_8} µs and {times_8:.2f} times as fast
+with two workers, and 64 of them, {us_64} µs and {times_64:.2f} times.)"""
 SHARED = """The machine was a shared one,
 where repeats of the two bare loops differed by {least:.0f} to {most:.0f} %, and waking a process on the other core
 takes {wake_up:.0f} µs, there and back;"""

@@ -1,6 +1,6 @@
-"""Writes the files under ``results/`` out: some into the README, all into ``RESULTS.md``, hosts into ``scaling.md``.
+"""Writes ``results/`` out: some into the guide on performance, all into ``RESULTS.md``, hosts into ``scaling.md``.
 
-In the README that is what stands between ``<!-- name -->`` and ``<!-- end of name -->``.
+In the guide that is what stands between ``<!-- name -->`` and ``<!-- end of name -->``.
 
 python benchmarks/tables/table.py
 """
@@ -20,9 +20,9 @@ import on_paper
 import sentences
 
 HERE = Path(__file__).parents[1]
-README, RESULTS, SCALING = HERE.parent / "README.md", HERE / "RESULTS.md", HERE / "scaling.md"
+GUIDE, RESULTS, SCALING = HERE.parent / "docs" / "guides" / "performance.md", HERE / "RESULTS.md", HERE / "scaling.md"
 DRIVER = "driver's processor, rollout of a worker, "
-IN_README = (
+IN_GUIDE = (
     "1,024 CartPoles", "8 Pongs", "first pool", "memory per", "driver's work", "PPO on", "DQN on", "gradients of",
     "pool,", "64 workers", "4,096", "a trace", "vector env, step, under",
     "vector env, send and recv, under", "a SIGKILLed", "a hung",
@@ -30,9 +30,10 @@ IN_README = (
 TABLES = """
 Measured on {machine}; medians, all systems in turn, each in a
 process of its own. `make bench` repeats it, with the peers in virtual environments of their own.
-[benchmarks/RESULTS.md](benchmarks/RESULTS.md) has every variant, the pictures, and what could not be measured.
+[All measurements](../measurements.md) has every variant, the pictures, and what could not be measured.
 
-Stepping a vector env, as a share of two bare loops that tell nobody; of each library the best variant:
+Stepping a vector env with random actions, as a share of two bare loops that tell nobody; of each library the best
+variant. EnvPool steps environments of its own, in C++, and none in Python. What is first is in bold, and so are ties:
 
 {stepping}
 
@@ -101,7 +102,7 @@ def read(name: str) -> Any:
 
 
 def blocks() -> dict[str, str]:
-    """What is generated in the README, with the markers around it, by name."""
+    """What is generated in the guide, with the markers around it, by name."""
     vector_env = read("vector_env")
     parts = {
         "when it pays": sentences.when_it_pays(vector_env),
@@ -111,10 +112,10 @@ def blocks() -> dict[str, str]:
     return {name: f"<!-- {name} -->{text}<!-- end of {name} -->" for name, text in parts.items()}
 
 
-def filled(readme: str) -> str:
-    """The README with all blocks written anew."""
+def filled(guide: str) -> str:
+    """The guide with all blocks written anew."""
     found = blocks()
-    return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], readme, flags=re.DOTALL)
+    return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], guide, flags=re.DOTALL)
 
 
 def rows() -> list[tuple[str, str]]:
@@ -281,8 +282,8 @@ def table(figures: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def tables() -> str:
-    """What to expect, for the README."""
-    own = [(what, figure) for what, figure in rows() if what.startswith(IN_README)]
+    """What to expect, for the guide."""
+    own = [(what, figure) for what, figure in rows() if what.startswith(IN_GUIDE)]
     return TABLES.format(
         machine=machine(),
         stepping="\n".join(field.by_library(field.stepping())),
@@ -304,6 +305,6 @@ def everything() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(filled(README.read_text()))
+    GUIDE.write_text(filled(GUIDE.read_text()))
     RESULTS.write_text(everything())
     SCALING.write_text(on_paper.scaling(read("remote")))

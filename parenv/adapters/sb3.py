@@ -105,7 +105,7 @@ class ParallelVecEnv(VecEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """With ``num_workers=0``: the environments themselves, as in ``DummyVecEnv``."""
+        """The environments themselves, as in ``DummyVecEnv``; with ``num_workers=0`` only."""
         return self._envs.envs
 
     def step_async(self, actions: Any) -> None:

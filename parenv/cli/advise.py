@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from parenv.advice.advising import advise as advise_on
+from parenv.advice.costs import Costs, Setting, fixed_seconds
+from parenv.advice.recommendations import NEARLY, Advice, in_steps
 from parenv.cli import measuring
 from parenv.cli.agent import Agent, RandomNetwork, agent_by
 from parenv.cli.curves import acting_seconds, by_device, learning_seconds
@@ -21,9 +24,6 @@ from parenv.cli.subjects import acting
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
 from parenv.experience.gradient import Gradient
 from parenv.policy.snapshots import module_of
-from parenv.pool.advice import NEARLY, Advice, in_steps
-from parenv.pool.advising import advise as advise_on
-from parenv.pool.costs import Costs, Setting, fixed_seconds
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.process.cores import usable_cores
 from parenv.supervision.partition import at_least
@@ -65,7 +65,7 @@ class AdviceReport:
     Args:
         environment: its name.
         machine: see :func:`parenv.cli.machine.machine`.
-        advice: see :class:`~parenv.pool.advice.Advice`.
+        advice: see :class:`~parenv.advice.recommendations.Advice`.
         verified: the prediction and what came of it; ``None`` if that was not asked for.
     """
 

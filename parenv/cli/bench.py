@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from parenv.cli import rllib
 from parenv.cli.agent import RandomNetwork, agent_by
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.environment import Environment, tried_out
@@ -17,7 +16,8 @@ from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
 from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
 from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, seconds_each, step_cost
-from parenv.cli.systems import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
+from parenv.cli.systems import rllib
+from parenv.cli.systems.compared import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves
 from parenv.options import Mode

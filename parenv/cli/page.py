@@ -7,10 +7,10 @@ import io
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from parenv.advice.recommendations import in_steps
 from parenv.cli.pictures import COLOURS, NARROW, WIDTH, Picture, pictures
 from parenv.cli.tables import Table
 from parenv.cli.timeline import WINDOW, Loss, Timeline
-from parenv.pool.advice import in_steps
 
 MOST_LOSSES = 100
 DPI = 120
@@ -82,12 +82,12 @@ def figures_table(timeline: Timeline) -> Table:
     return Table("Figures", ("", ""), rows)
 
 
-def shares_table(timeline: Timeline) -> Table:
+def fractions_table(timeline: Timeline) -> Table:
     """Where the time of the driver and of every worker went, and what came of it."""
-    shares = [track.shares() for track in timeline.tracks]
-    used = [name for name in COLOURS if any(one.get(name, 0.0) > 5e-4 for one in shares)]
+    fractions = [track.fractions() for track in timeline.tracks]
+    used = [name for name in COLOURS if any(one.get(name, 0.0) > 5e-4 for one in fractions)]
     rows = []
-    for track, mine in zip(timeline.tracks, shares, strict=True):
+    for track, mine in zip(timeline.tracks, fractions, strict=True):
         env_steps = int(track.env_steps.sum())
         made = (f"{env_steps:,}", in_steps(env_steps / track.seconds)) if env_steps and track.seconds else ("", "")
         rows.append((track.name, *(f"{100 * mine[name]:.1f} %" if mine.get(name) else "" for name in used), *made))
@@ -137,7 +137,7 @@ def _run(timeline: Timeline) -> Iterator[str]:
         yield f'<picture><source media="(max-width: 600px)" srcset="{narrow}">'
         yield f'<img alt="{title}" src="{wide}"></picture>'
         yield f'<p class="caption">{escape(picture.caption)}</p>'
-    for table in (figures_table(timeline), shares_table(timeline)):
+    for table in (figures_table(timeline), fractions_table(timeline)):
         yield _in_html(table)
     if timeline.losses:
         yield _in_html(losses_table(timeline), "words")

@@ -124,11 +124,11 @@ def _draw_utilisation(figure: Any, timeline: Timeline) -> None:
     lanes = timeline.tracks[: 1 + MOST_LANES]
     figure.set_figheight(1.2 + 0.3 * len(lanes))
     panel = figure.subplots()
-    shares = [track.shares() for track in lanes]
-    used = [name for name in COLOURS if any(one.get(name, 0.0) > 5e-4 for one in shares)]
+    fractions = [track.fractions() for track in lanes]
+    used = [name for name in COLOURS if any(one.get(name, 0.0) > 5e-4 for one in fractions)]
     left = np.zeros(len(lanes))
     for name in used:
-        wide = np.array([100 * one.get(name, 0.0) for one in shares])
+        wide = np.array([100 * one.get(name, 0.0) for one in fractions])
         edge = {"edgecolor": "#bbbbbb", "linewidth": 0.6} if name == UNRECORDED else {}
         panel.barh(range(len(lanes)), wide, 0.8, left=left, color=COLOURS[name], **edge)
         for lane, (at, share) in enumerate(zip(left, wide, strict=True)):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from parenv.advice.recommendations import in_steps
 from parenv.cli.bench_report import BenchReport, Throughput
 from parenv.cli.tables import label
 from parenv.errors import ConfigurationError
-from parenv.pool.advice import in_steps
 
 COLOURS = {
     "SyncVectorEnv": "#e6850d",

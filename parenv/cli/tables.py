@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from parenv.advice.recommendations import in_seconds, in_steps
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
-from parenv.cli.systems import REFERENCE
-from parenv.pool.advice import in_seconds, in_steps
+from parenv.cli.systems.compared import REFERENCE
 
 NAMES = 18
 """Characters into which names can be wrapped, none of whose words is longer."""

@@ -34,7 +34,7 @@ class Track:
         """Until the end of the last piece."""
         return max((float(pieces[:, 1].max()) for pieces in self.pieces.values() if len(pieces)), default=0.0)
 
-    def shares(self) -> dict[str, float]:
+    def fractions(self) -> dict[str, float]:
         """Which part of its time went where; what is left is :data:`UNRECORDED`, such as a rollout that was lost."""
         spent = {name: float((pieces[:, 1] - pieces[:, 0]).sum()) for name, pieces in self.pieces.items()}
         if "learn" in spent:
@@ -44,8 +44,8 @@ class Track:
                 pieces = pieces[pieces[:, 0] < learned_until]
                 spent["learn"] -= float((pieces[:, 1] - pieces[:, 0]).sum())
         total = self.seconds
-        shares = {name: max(0.0, seconds) / total for name, seconds in spent.items()} if total else {}
-        return {**shares, UNRECORDED: max(0.0, 1.0 - sum(shares.values()))} if total else {}
+        fractions = {name: max(0.0, seconds) / total for name, seconds in spent.items()} if total else {}
+        return {**fractions, UNRECORDED: max(0.0, 1.0 - sum(fractions.values()))} if total else {}
 
     def env_steps_until(self, seconds: Any) -> Any:
         """Env steps that had been collected at each of these times, as if they were even within a rollout, ``[N]``."""
@@ -114,7 +114,7 @@ class Timeline:
 
     Args:
         name: of the file.
-        about: what the pool was, see :class:`parenv.pool.trace.TraceWriter`.
+        about: what the pool was, see :class:`parenv.records.trace.TraceWriter`.
         is_finished: whether the file was closed.
         driver: what the driver did.
         workers: what the workers did.

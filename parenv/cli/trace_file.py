@@ -13,7 +13,7 @@ import numpy as np
 
 from parenv.cli.timeline import Episodes, Loss, Timeline, Track
 from parenv.errors import ConfigurationError
-from parenv.pool.trace import DRIVER, FORMAT
+from parenv.records.trace import DRIVER, FORMAT
 
 _LOST = {"lost": "worker", "replaced": "sub-environment"}
 

@@ -19,19 +19,18 @@ class InfoRows:
 
     Args:
         infos: what was named.
-        arrays: those of the slot.
-        columns: this worker's.
+        arrays: this worker's part of those of the slot.
 
     Attributes:
         seen: for each observation, 0 to T, what came with it, by name ``[B, ...]``: the infos that the policy takes.
     """
 
-    def __init__(self, infos: Sequence[Info], arrays: Mapping[tuple[str, Any], Any], columns: slice) -> None:
+    def __init__(self, infos: Sequence[Info], arrays: Mapping[tuple[str, Any], Any]) -> None:
         self._infos = infos
-        self._own = {info.name: [arrays["infos", name][:, columns] for name in info.names] for info in infos}
+        self._own = {info.name: [arrays["infos", name] for name in info.names] for info in infos}
         taken = [info for info in infos if info.acted_on]
-        self._seen = {info.name: [arrays["seen", name][:, columns] for name in info.names] for info in taken}
-        blocks = {name: arrays["seen", name][:, columns] for info in taken for name in info.names}
+        self._seen = {info.name: [arrays["seen", name] for name in info.names] for info in taken}
+        blocks = {name: arrays["seen", name] for info in taken for name in info.names}
         length = max((len(block) for block in blocks.values()), default=0)
         self.seen: list[dict[str, Any]] = [{name: block[t] for name, block in blocks.items()} for t in range(length)]
 

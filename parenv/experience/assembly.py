@@ -10,13 +10,13 @@ import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Ends, Rollout
-from parenv.memory.layout import RolloutSpec
+from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot
 from parenv.memory.spaces import Leaf, unflatten
 
 Arrays = Mapping[tuple[str, Any], Any]
 
 
-class Share(NamedTuple):
+class Columns(NamedTuple):
     """One worker's part of a slot.
 
     Args:
@@ -36,7 +36,7 @@ class Share(NamedTuple):
 def assemble(
     spec: RolloutSpec,
     arrays: Arrays,
-    shares: Sequence[Share],
+    columns: Sequence[Columns],
     *,
     env_ids: Any,
     worker: int | None,
@@ -44,64 +44,62 @@ def assemble(
     policy_lag: int,
     extras: Sequence[str],
 ) -> Rollout:
-    """Build the rollout of adjacent shares of a slot. No array is copied, but for the few bytes of episode ends.
+    """Build the rollout of adjacent columns of a slot. No array is copied, but for the few bytes of episode ends.
 
     Args:
         spec: what the slot holds.
         arrays: its arrays.
-        shares: the parts, in the order of their columns.
+        columns: those of each worker, in their order.
         env_ids: int64 ``[B]``.
-        worker: the worker of the only share, or ``None``.
+        worker: the worker whose they are, or ``None``.
         policy_version: the version that acted.
         policy_lag: in publishes.
         extras: names of the extras that are written by now.
     """
-    first, stop, T = shares[0].first, shares[-1].stop, spec.rollout_length
+    first, T = columns[0].first, spec.rollout_length
+    part = part_of_slot(T, columns[0].position, first, columns[-1].stop)
+
+    def block(name: str, key: Any = 0) -> Any:
+        return arrays[name, key][part[name]]
 
     def leaf_blocks(name: str, of: Sequence[Leaf]) -> list[Any]:
         return [
-            _joined_columns([share.objects[name, i] for share in shares])
-            if leaf.dtype is None
-            else arrays[name, i][:, first:stop]
+            _joined_columns([mine.objects[name, i] for mine in columns]) if leaf.dtype is None else block(name, i)
             for i, leaf in enumerate(of)
         ]
 
-    carry = [arrays["carry", i][first:stop] for i in range(len(spec.carry))]
     observations = leaf_blocks("observations", spec.observations)
-    parts = [_ends_of(spec, arrays, share, first) for share in shares]
+    parts = [_ends_of(spec, arrays, mine, first) for mine in columns]
     return Rollout(
-        observations=unflatten(spec.observations, [block[:T] for block in observations]),
+        **{name: arrays[name, 0][part[name]] for name in PLAIN},
+        observations=unflatten(spec.observations, [rows[:T] for rows in observations]),
         actions=unflatten(spec.actions, leaf_blocks("actions", spec.actions)),
-        rewards=arrays["rewards", 0][:, first:stop],
-        terminated=arrays["terminated", 0][:, first:stop],
-        truncated=arrays["truncated", 0][:, first:stop],
-        last_observations=unflatten(spec.observations, [block[T] for block in observations]),
-        extras={name: arrays["extras", name][:, first:stop] for name in extras},
-        initial_carry=unflatten(spec.carry, carry) if carry else None,
+        last_observations=unflatten(spec.observations, [rows[T] for rows in observations]),
+        extras={name: block("extras", name) for name in extras},
+        initial_carry=unflatten(spec.carry, leaf_blocks("carry", spec.carry)) if spec.carry else None,
         env_ids=env_ids,
         worker=worker,
         policy_version=policy_version,
         policy_lag=policy_lag,
-        restarted=arrays["restarted", 0][first:stop],
         episodes=EpisodeStatistics.joined([episodes_of(records, env_ids) for _, records in parts]),
         ends=[ends for ends, _ in parts],
-        successors=unflatten(spec.observations, [block[1:] for block in observations]),
+        shifted_observations=unflatten(spec.observations, [rows[1:] for rows in observations]),
         infos={
-            name: arrays["seen", name][:T, first:stop] if info.acted_on else arrays["infos", name][:, first:stop]
+            name: block("seen", name)[:T] if info.acted_on else block("infos", name)
             for info in spec.infos
             for name in info.names
         },
-        next_infos={name: arrays["infos", name][:, first:stop] for info in spec.infos for name in info.names},
+        next_infos={name: block("infos", name) for info in spec.infos for name in info.names},
     )
 
 
-def _ends_of(spec: RolloutSpec, arrays: Arrays, share: Share, first: int) -> tuple[Ends, Any]:
-    begin = spec.rollout_length * share.first
-    count = int(arrays["commits", 0]["num_ends"][share.position])
+def _ends_of(spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int) -> tuple[Ends, Any]:
+    begin = spec.rollout_length * mine.first
+    count = int(arrays["commits", 0]["num_ends"][mine.position])
     records = arrays["ends", 0][begin : begin + count].copy()
     records["column"] -= first
     finals = [
-        share.objects["finals", i] if leaf.dtype is None else arrays["finals", i][begin : begin + count]
+        mine.objects["finals", i] if leaf.dtype is None else arrays["finals", i][begin : begin + count]
         for i, leaf in enumerate(spec.observations)
     ]
     steps, columns = records["step"].astype(np.int64), records["column"].astype(np.int64)

@@ -22,6 +22,10 @@ class EpisodeStatistics:
         lengths: env steps, int64 ``[K]``.
         seconds: from the reset to the last step, float64 ``[K]``.
         env_ids: sub-environments, int64 ``[K]``.
+
+    >>> episodes = EpisodeStatistics.of(returns=[9.0, 11.0], lengths=[9, 11], seconds=[0.1, 0.2], env_ids=[0, 3])
+    >>> len(episodes), episodes.mean_return, episodes.mean_length
+    (2, 10.0, 10.0)
     """
 
     returns: npt.NDArray[np.float64]

@@ -105,6 +105,21 @@ class Gradient:
         workers: where the parts came from, in the order in which they were added.
         episodes: the episodes that ended in these samples.
         rollouts: the samples, one rollout per round (sync) or arrival (async), with ``keep_rollouts``; else empty.
+
+    >>> import torch
+    >>> from parenv import AsyncWorkerPool, TorchPolicy
+    >>> def loss_fn(policy, rollout):
+    ...     return policy.module(rollout.observations).square().mean()
+    >>> class Network(torch.nn.Linear):
+    ...     def act(self, observations):
+    ...         return self(observations).argmax(-1)
+    >>> network = Network(4, 2)
+    >>> policy, gradients = TorchPolicy(network, "act", ("actions",)), {"parallelism": "gradient", "loss_fn": loss_fn}
+    >>> with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, mode="sync", rollout_length=4, **gradients) as pool:
+    ...     gradient = next(pool.gradients())
+    >>> gradient.assign_to(network)
+    >>> network.weight.grad.shape, gradient.num_samples, list(gradient.metrics)
+    (torch.Size([2, 4]), 4, ['loss'])
     """
 
     flat: Any = field(repr=False)

@@ -43,13 +43,13 @@ class Reducer:
             return
         before, self._weight = self._weight, self._weight + sum(weights)
         if options.reduction == "sum":
-            old, shares = 1.0, weights
+            old, factors = 1.0, weights
         else:
-            old, shares = before / self._weight, [weight / self._weight for weight in weights]
+            old, factors = before / self._weight, [weight / self._weight for weight in weights]
         gradients = list(gradients)
         if self._sum is None:
-            self._sum, old, shares = gradients.pop(0), shares[0], shares[1:]
-        add_up(self._sum, old, gradients, shares)
+            self._sum, old, factors = gradients.pop(0), factors[0], factors[1:]
+        add_up(self._sum, old, gradients, factors)
 
     def result(self) -> Any:
         """The reduced gradient, clipped."""
@@ -69,14 +69,14 @@ class Reducer:
         return self._sum
 
 
-def add_up(total: Any, old: float, others: Sequence[Any], shares: Sequence[float]) -> None:
-    """``total = old * total + sum(share * other)``, in place.
+def add_up(total: Any, old: float, others: Sequence[Any], factors: Sequence[float]) -> None:
+    """``total = old * total + sum(factor * other)``, in place.
 
     Args:
         total: tensor ``[P]``.
         old: its factor.
         others: tensors ``[P]``.
-        shares: their factors.
+        factors: their factors.
     """
     if old == 1.0 and not others:
         return
@@ -84,8 +84,8 @@ def add_up(total: Any, old: float, others: Sequence[Any], shares: Sequence[float
         part = total[begin : begin + CHUNK]
         if old != 1.0:
             part.mul_(old)
-        for other, share in zip(others, shares, strict=True):
-            part.add_(other[begin : begin + CHUNK], alpha=share)
+        for other, factor in zip(others, factors, strict=True):
+            part.add_(other[begin : begin + CHUNK], alpha=factor)
 
 
 def clip(flat: Any, max_norm: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
+from parenv.memory.layout import PLAIN, Axes
 from parenv.memory.spaces import Tree
 
 
@@ -56,6 +58,14 @@ class Transitions:
         extras: each ``[N, ...]``.
         infos: each ``[N, ...]``, as in a rollout.
         next_infos: likewise.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2, rollout_length=4) as pool:
+    ...     transitions = next(pool.rollouts()).transitions()
+    >>> len(transitions), transitions.observations.shape, transitions.env_ids.tolist()
+    (8, (8, 4), [0, 1, 0, 1, 0, 1, 0, 1])
     """
 
     observations: Tree
@@ -97,12 +107,22 @@ class Rollout:
             or a sub-environment raised; the episode that was under way there has no end.
         episodes: the episodes that ended in it.
         ends: where they ended, as parts of one block.
-        successors: ``observations`` one step later, ``[T, B, *obs]``, before the final ones are put in.
+        shifted_observations: ``observations`` one step later, ``[T, B, *obs]``, before the final ones are put in.
         infos: by name, arrays ``[T, B, ...]`` of the infos that the pool was to bring along. ``infos[name][t]`` is what
             step ``t`` returned, at an episode's end too; of an info that the policy takes as an argument, such as an
             action mask, it is what came with ``observations[t]``, from the step before or a reset: what the policy saw.
             ``infos["_name"]``, bool ``[T, B]``, says where it was there; elsewhere ``infos[name]`` is 0.
         next_infos: the same as each step returned it, whoever takes it: what came with ``next_observations()``.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2, rollout_length=4) as pool:
+    ...     rollout = next(pool.rollouts())
+    >>> rollout.observations.shape, rollout.next_observations().shape, rollout.policy_version
+    ((4, 2, 4), (4, 2, 4), 0)
+    >>> bool((rollout.next_observations()[:-1] == rollout.observations[1:]).all())
+    True
     """
 
     observations: Tree
@@ -120,7 +140,7 @@ class Rollout:
     restarted: Any
     episodes: EpisodeStatistics
     ends: Sequence[Ends] = field(repr=False)
-    successors: Tree = field(repr=False)
+    shifted_observations: Tree = field(repr=False)
     infos: Mapping[str, Any] = field(default_factory=dict)
     next_infos: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -136,8 +156,14 @@ class Rollout:
 
     @property
     def final_index(self) -> tuple[Any, Any]:
-        """Rows and columns where episodes ended, two int64 ``[K]``: ``terminated[final_index]`` says how."""
+        """Rows and columns where episodes ended, two int64 ``[K]``; ``terminated[final_index]`` says how."""
         return self._ends.steps, self._ends.columns
+
+    @property
+    def successors(self) -> Tree:
+        """The former name of ``shifted_observations``."""
+        warnings.warn("Rollout.successors is now shifted_observations", DeprecationWarning, stacklevel=2)
+        return self.shifted_observations
 
     def next_observations(self) -> Tree:
         """The true next observation of every step, ``[T, B, *obs]``: the final one where an episode ended.
@@ -145,8 +171,8 @@ class Rollout:
         Without an episode end this is a view; otherwise a copy.
         """
         if not len(self._ends.steps):
-            return self.successors
-        return map_trees(self._with_finals, self.successors, self._ends.observations)
+            return self.shifted_observations
+        return map_trees(self._with_finals, self.shifted_observations, self._ends.observations)
 
     def next_values(self, values: Any, value_fn: Callable[[Tree], Any]) -> Any:
         """Values of the true next observations, ``[T, B]``, for :func:`parenv.returns.gae` and its like.
@@ -170,16 +196,10 @@ class Rollout:
         """Flatten to ``T * B`` transitions with their true next observations. Views wherever that is possible."""
         T = self.rewards.shape[0]
         return Transitions(
-            observations=map_trees(_flat, self.observations),
-            actions=map_trees(_flat, self.actions),
-            rewards=_flat(self.rewards),
-            terminated=_flat(self.terminated),
-            truncated=_flat(self.truncated),
+            **{name: map_trees(_flat, getattr(self, name)) for name in PER_STEP},
             next_observations=map_trees(_flat, self.next_observations()),
             env_ids=_flat(_rows_of(self.env_ids, T)),
-            extras={name: _flat(value) for name, value in self.extras.items()},
-            infos={name: _flat(value) for name, value in self.infos.items()},
-            next_infos={name: _flat(value) for name, value in self.next_infos.items()},
+            **{kind: map_trees(_flat, getattr(self, kind)) for kind in NAMED},
         )
 
     def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> Rollout:
@@ -213,8 +233,8 @@ class Rollout:
     def _ends(self) -> Ends:
         return Ends.joined(self.ends)
 
-    def _with_finals(self, successors: Any, finals: Any) -> Any:
-        filled = _copy(successors)
+    def _with_finals(self, shifted: Any, finals: Any) -> Any:
+        filled = _copy(shifted)
         steps, columns = self.final_index
         if isinstance(filled, list):
             for step, column, final in zip(steps, columns, finals, strict=True):
@@ -224,16 +244,15 @@ class Rollout:
         return filled
 
 
+PER_STEP = ("observations", "actions", *(name for name, axes in PLAIN.items() if axes is Axes.STEPS))
+"""The fields of a rollout, and of transitions, that are trees of arrays and lists ``[T, B, ...]``."""
+
 TREES = (
-    "observations",
-    "actions",
-    "rewards",
-    "terminated",
-    "truncated",
+    *PER_STEP,
+    *(name for name in PLAIN if name not in PER_STEP),
     "last_observations",
     "initial_carry",
-    "restarted",
-    "successors",
+    "shifted_observations",
 )
 """The fields of a rollout that are trees of arrays and lists."""
 

@@ -31,11 +31,16 @@ def pipeline(
     Raises:
         ConfigurationError: with mini-batches and rollouts of these sizes, both could have to wait for ever.
 
-    >>> for rollout in pipeline(pool, limiter, 256):  # doctest: +SKIP
-    ...     if rollout is not None:
-    ...         buffer.extend(rollout.transitions())
-    ...     else:
-    ...         learn(buffer.sample(256))
+    >>> from parenv.learning import RateLimiter
+    >>> buffer, limiter = [], RateLimiter(samples_per_insert=2, min_size_to_sample=64, error_buffer=256)
+    >>> with AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=0, rollout_length=16) as pool:
+    ...     for rollout in pipeline(pool, limiter, 32, Stop(env_steps=256)):
+    ...         if rollout is not None:
+    ...             buffer.extend(rollout.transitions().rewards.tolist())
+    ...         else:
+    ...             pass  # learn from 32 samples of the buffer
+    >>> len(buffer), limiter.samples > 0
+    (256, True)
     """
     for rollout in pool.rollouts(stop, wait=lambda: not limiter.may_sample(sample_size)):
         if rollout is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +112,67 @@ class RolloutSpec:
     carry: tuple[Leaf, ...] = ()
     gradient_bytes: int = 0
     infos: tuple[Info, ...] = ()
+
+
+class Axes(Enum):
+    """What the first axes of an array in a slot count."""
+
+    WORKERS = "[W]"
+    COLUMNS = "[B]"
+    STEPS = "[T, B]"
+    OBSERVATIONS = "[T + 1, B]"
+    ENDS = "[T * B]"
+    """Room for an episode end at every step, the columns of one worker after those of the one before."""
+
+
+Values = Iterable[tuple[Any, tuple[int, ...], Any]]
+"""Key, shape of one value and dtype of each array that a field consists of."""
+
+
+class RolloutField(NamedTuple):
+    """What the arrays of a field have a value for, and its dtype, or what it consists of in rollouts of a kind."""
+
+    axes: Axes
+    of: Any
+
+
+def _leaves(of: Sequence[Leaf]) -> Values:
+    return [(i, leaf.shape, leaf.dtype) for i, leaf in enumerate(of) if leaf.dtype is not None]
+
+
+def _infos(of: Iterable[Info]) -> Values:
+    return [value for info in of for value in zip(info.names, (info.shape, ()), (info.dtype, "?"), strict=True)]
+
+
+def _gradients(spec: RolloutSpec) -> Values:
+    return [(0, (aligned(spec.gradient_bytes),), "|u1")] if spec.gradient_bytes else []
+
+
+ROLLOUT_FIELDS: dict[str, RolloutField] = {
+    "commits": RolloutField(Axes.WORKERS, COMMIT_DTYPE),
+    "observations": RolloutField(Axes.OBSERVATIONS, lambda spec: _leaves(spec.observations)),
+    "actions": RolloutField(Axes.STEPS, lambda spec: _leaves(spec.actions)),
+    "rewards": RolloutField(Axes.STEPS, "<f4"),
+    "terminated": RolloutField(Axes.STEPS, "?"),
+    "truncated": RolloutField(Axes.STEPS, "?"),
+    "restarted": RolloutField(Axes.COLUMNS, "?"),
+    "extras": RolloutField(Axes.STEPS, lambda spec: [(one.name, one.shape, one.dtype) for one in spec.extras]),
+    "infos": RolloutField(Axes.STEPS, lambda spec: _infos(spec.infos)),
+    "seen": RolloutField(Axes.OBSERVATIONS, lambda spec: _infos(info for info in spec.infos if info.acted_on)),
+    "carry": RolloutField(Axes.COLUMNS, lambda spec: _leaves(spec.carry)),
+    "gradients": RolloutField(Axes.WORKERS, _gradients),
+    "ends": RolloutField(Axes.ENDS, END_DTYPE),
+    "finals": RolloutField(Axes.ENDS, lambda spec: _leaves(spec.observations)),
+}
+"""Everything in a slot: ``infos`` as each step returned them, ``seen`` what of them came with each observation,
+``finals`` the observations that episodes ended with."""
+
+PLAIN = {
+    name: field.axes
+    for name, field in ROLLOUT_FIELDS.items()
+    if isinstance(field.of, str) and field.axes in (Axes.COLUMNS, Axes.STEPS)
+}
+"""What a rollout has under the same name just as it lies in the slot."""
 
 
 @dataclass(frozen=True)
@@ -220,21 +283,44 @@ def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayou
     the columns of one worker after those of the one before.
     """
     T, B = spec.rollout_length, num_envs
-    always: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = [(("commits", 0), (num_workers,), COMMIT_DTYPE)]
-    always += [(("observations", i), (T + 1, B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.observations)]
-    always += [(("actions", i), (T, B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.actions)]
-    always += [(("rewards", 0), (T, B), "<f4"), (("terminated", 0), (T, B), "?"), (("truncated", 0), (T, B), "?")]
-    always += [(("restarted", 0), (B,), "?")]
-    always += [(("extras", extra.name), (T, B, *extra.shape), extra.dtype) for extra in spec.extras]
-    always += [field for info in spec.infos for field in _info_fields(info, T, B)]
-    always += [(("carry", i), (B, *leaf.shape), leaf.dtype) for i, leaf in enumerate(spec.carry)]
-    if spec.gradient_bytes:
-        always += [(("gradients", 0), (num_workers, aligned(spec.gradient_bytes)), "|u1")]
-    sparse: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = [(("ends", 0), (T * B,), END_DTYPE)]
-    sparse += [(("finals", i), (T * B, *leaf.shape), leaf.dtype) for i, leaf in _arrays(spec.observations)]
+    sizes = {
+        Axes.WORKERS: (num_workers,),
+        Axes.COLUMNS: (B,),
+        Axes.STEPS: (T, B),
+        Axes.OBSERVATIONS: (T + 1, B),
+        Axes.ENDS: (T * B,),
+    }
+    always: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
+    sparse: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
+    for name, field in ROLLOUT_FIELDS.items():
+        (sparse if field.axes is Axes.ENDS else always).extend(
+            ((name, key), (*sizes[field.axes], *shape), dtype)
+            for key, shape, dtype in (field.of(spec) if callable(field.of) else [(0, (), field.of)])
+        )
     placed, reserved = place(always, 0)
     more, total = place(sparse, reserved)
     return SlotLayout((*placed, *more), reserved, aligned(total, 4096))
+
+
+@lru_cache(maxsize=1024)
+def part_of_slot(rollout_length: int, position: int, first: int, stop: int) -> Mapping[str, Any]:
+    """By field, the part of its arrays that belongs to one worker, or to several whose columns are adjacent.
+
+    Args:
+        rollout_length: ``T``.
+        position: of the worker among those of the slot, or of the first.
+        first: its first column.
+        stop: the column behind its last.
+    """
+    columns = slice(first, stop)
+    of_axes: dict[Axes, Any] = {
+        Axes.WORKERS: slice(position, position + 1),
+        Axes.COLUMNS: columns,
+        Axes.STEPS: (slice(None), columns),
+        Axes.OBSERVATIONS: (slice(None), columns),
+        Axes.ENDS: slice(rollout_length * first, rollout_length * stop),
+    }
+    return {name: of_axes[field.axes] for name, field in ROLLOUT_FIELDS.items()}
 
 
 def aligned(size: int, to: int = ALIGNMENT) -> int:
@@ -244,20 +330,6 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
     (128, 64, 0)
     """
     return -(-size // to) * to
-
-
-def _info_fields(info: Info, T: int, B: int) -> list[tuple[tuple[str, Any], tuple[int, ...], Any]]:
-    """What each step returned, and, of what the policy takes, what came with each observation."""
-    rows = {"infos": T, "seen": T + 1} if info.acted_on else {"infos": T}
-    return [
-        ((kind, name), (count, B, *shape), dtype)
-        for kind, count in rows.items()
-        for name, shape, dtype in zip(info.names, (info.shape, ()), (info.dtype, "?"), strict=True)
-    ]
-
-
-def _arrays(of: Sequence[Leaf]) -> list[tuple[int, Leaf]]:
-    return [(i, leaf) for i, leaf in enumerate(of) if leaf.dtype is not None]
 
 
 def place(wanted: Sequence[tuple[tuple[str, Any], tuple[int, ...], Any]], offset: int) -> tuple[list[Field], int]:

@@ -87,6 +87,9 @@ class Launch:
 class Placement(Protocol):
     """Launches workers and carries messages to and from them."""
 
+    silence_s: float
+    """Seconds for which a worker may be silent because of a network."""
+
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
 
@@ -143,9 +146,6 @@ class Poller(Protocol):
 
 class SteppingPlacement(Placement, Protocol):
     """Beside all that, has workers step sub-environments: on a board, woken by doorbells."""
-
-    silence_s: float
-    """Seconds for which a worker may be silent because of a network."""
 
     def bell(self, worker: int) -> Bell:
         """Make the doorbell of the next process of a worker; it is rung for every message too."""

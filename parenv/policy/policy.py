@@ -18,6 +18,9 @@ class Action(NamedTuple):
         actions: ``[B, *action]``, nested as the action space is.
         extras: arrays ``[B, ...]`` that come along in ``Rollout.extras``, such as ``log_prob`` and ``value``.
         carry: state for the next step, arrays ``[B, ...]`` in any nesting, or ``None``.
+
+    >>> Action([0, 1], {"log_prob": [-0.7, -0.7]})
+    Action(actions=[0, 1], extras={'log_prob': [-0.7, -0.7]}, carry=None)
     """
 
     actions: Any
@@ -38,6 +41,16 @@ class Policy(ABC):
         module: the ``torch.nn.Module`` whose parameters and buffers are all that changes between versions, or ``None``.
         takes_tensors: whether ``act`` wants tensors on the worker's device, under ``inference_mode``, instead of
             numpy arrays.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> class Lean(Policy):
+    ...     def act(self, observations, carry):
+    ...         return Action(observations[:, 2] > self.settings.get("upright", 0.0), {"angle": observations[:, 2]})
+    >>> with AsyncWorkerPool("CartPole-v1", Lean(), num_workers=0, rollout_length=4) as pool:
+    ...     version = pool.publish(Lean(), upright=0.01)
+    ...     rollout = next(pool.rollouts())
+    >>> rollout.extras["angle"].shape
+    (4, 1)
     """
 
     settings: Mapping[str, Any] = {}
@@ -97,7 +110,15 @@ class TorchPolicy(Policy):
             same outputs; without it, ``method`` acts there too.
         initial_carry: ``initial_carry(batch)``; by default the module's method of that name.
 
-    >>> TorchPolicy(agent, outputs=("actions", "log_prob", None, "value"))  # doctest: +SKIP
+    >>> import torch
+    >>> class Agent(torch.nn.Linear):
+    ...     def get_action_and_value(self, observations):
+    ...         distribution = torch.distributions.Categorical(logits=self(observations))
+    ...         actions = distribution.sample()
+    ...         return actions, distribution.log_prob(actions), distribution.entropy(), torch.zeros(len(observations))
+    >>> policy = TorchPolicy(Agent(4, 2), outputs=("actions", "log_prob", None, "value"))
+    >>> sorted(policy.act(torch.zeros(3, 4), None).extras)
+    ['log_prob', 'value']
     """
 
     takes_tensors = True

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from parenv.experience.assembly import Arrays, assemble
+from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
+from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
+from parenv.pool.blocks import Block
+from parenv.protocol.messages import Commit
 
 
 class Arrival(NamedTuple):
@@ -32,3 +38,56 @@ class Arrival(NamedTuple):
     metrics: Sequence[dict[str, float]]
     commits: Any
     replaced: Sequence[Sequence[Sequence[Any]]]
+
+    def copy(self) -> Arrival:
+        """The same with memory of its own."""
+        gradients = None if self.gradients is None else self.gradients.copy()
+        return self._replace(rollout=self.rollout.copy(), gradients=gradients)
+
+
+def arrival_of(
+    spec: RolloutSpec, block: Block, arrays: Arrays, commits: Sequence[Commit], policy_version: int, policy_lag: int
+) -> Arrival:
+    """What came of the credits for one slot.
+
+    Args:
+        spec: what the slot holds.
+        block: whose it is.
+        arrays: those of the slot.
+        commits: of the block's workers, in the order of their columns.
+        policy_version: the version that acted.
+        policy_lag: in publishes.
+    """
+    columns = [
+        mine._replace(objects=said.objects) if said.objects else mine
+        for mine, said in zip(block.columns, commits, strict=True)
+    ]
+    rollout = assemble(
+        spec,
+        arrays,
+        columns,
+        env_ids=block.env_ids,
+        worker=block.worker,
+        policy_version=policy_version,
+        policy_lag=policy_lag,
+        extras=[extra.name for extra in spec.extras],
+    )
+    reports: list[Any] = [
+        said.report or (spec.rollout_length * (mine.stop - mine.first), {}, None)
+        for mine, said in zip(columns, commits, strict=True)
+    ]
+    if spec.rollout_length == WHOLE_EPISODES:
+        episodes = [EpisodeStatistics.of(*ended) for _, _, ended in reports]
+        rollout = replace(rollout, episodes=EpisodeStatistics.joined(episodes))
+    stamps = arrays["commits", 0].copy()
+    return Arrival(
+        rollout,
+        workers=block.workers,
+        env_ids=block.env_ids_of,
+        samples=[samples for samples, _, _ in reports],
+        gradients=arrays.get(("gradients", 0)),
+        norms=stamps["gradient_norm"].tolist(),
+        metrics=[metrics for _, metrics, _ in reports],
+        commits=stamps,
+        replaced=[said.replaced for said in commits],
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,10 +17,13 @@ from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing,
 from parenv.policy.devices import check_device
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
-from parenv.pool.journal import Script
+from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
 from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
-from parenv.worker.job import GradientJob
+from parenv.worker.job import GradientJob, Job
+
+Given = SimpleNamespace
+"""What the user gave: every argument of :class:`~parenv.AsyncWorkerPool`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -28,179 +31,178 @@ class Plan:
     """What a pool is to be.
 
     Args:
-        factories: make the sub-environments.
-        policy: what the user gave.
-        shares: sub-environments of each worker.
-        first_worker: workers that the learners before this one have.
-        first_env_id: sub-environments that they have.
-        num_envs_is_given: whether the user said how many there are in all.
+        job: of the workers.
         inline: whether the only worker runs in this process.
         mode: ``"sync"`` or ``"async"``.
-        rollout_length: ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
         gradient: how gradients become one; ``None`` for experience.
-        gradient_job: how workers compute them, likewise.
-        postprocess: the user's, or ``None``.
-        infos: names of infos that come along.
         prefetch: rollouts a worker may run ahead.
         max_policy_lag: in publishes, or ``None``.
         on_stale: ``"pace"`` or ``"drop"``.
-        seed: root of all seeds.
-        settings: of version 0, beside those that the policy has.
-        options: of the workers.
-        record: where to write the journal, or ``None``.
-        replay: the journal to follow, or ``None``.
+        recorder: writes the run down, has it repeat another one, or does nothing.
         placement: where workers run; ``None``: on this machine.
         spaces: of a sub-environment, where the user gives them.
     """
 
-    factories: Factories
-    policy: Any
-    shares: tuple[int, ...]
-    first_worker: int
-    first_env_id: int
-    num_envs_is_given: bool
+    job: Job
     inline: bool
     mode: Mode
-    rollout_length: int
     gradient: GradientOptions | None
-    gradient_job: GradientJob | None
-    postprocess: Callable[[Any, Any], Any] | None
-    infos: tuple[str, ...]
     prefetch: int
     max_policy_lag: int | None
     on_stale: OnStale
-    seed: int
-    settings: Mapping[str, Any]
-    options: WorkerOptions
-    record: str | os.PathLike[str] | None
-    replay: Script | None
-    placement: Placing = None
-    spaces: Spaces | None = None
+    recorder: Observer
+    placement: Placing
+    spaces: Spaces | None
+
+    @property
+    def credits(self) -> int:
+        """How many rollouts of one worker can be under way at once."""
+        return 1 if self.mode == "sync" else 1 + self.prefetch
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a journal says of the pool that it is of."""
+        """What a recording says of the pool that it is of."""
         return {
-            "seed": self.seed,
+            "seed": self.job.seed,
             "mode": self.mode,
             "parallelism": "experience" if self.gradient is None else "gradient",
-            "rollout_length": self.rollout_length,
-            "sub-environments of each worker": list(self.shares),
-            "first env_id": self.first_env_id,
+            "rollout_length": self.job.rollout_length,
+            "sub-environments of each worker": list(self.job.shares),
+            "first env_id": self.job.first_env_id,
             "prefetch": self.prefetch,
             "max_policy_lag": self.max_policy_lag,
             "on_stale": self.on_stale,
         }
 
 
-def make_plan(
-    env_fn: Any,
-    policy: Any,
-    *,
-    num_envs: int | None,
-    num_workers: int | None,
-    mode: Mode,
-    parallelism: Parallelism,
-    rollout_length: int | Literal["episode"],
-    loss_fn: Callable[[Any, Any], Any] | None,
-    gradient: GradientOptions | None,
-    postprocess: Callable[[Any, Any], Any] | None,
-    prefetch: int,
-    max_policy_lag: int | None,
-    on_stale: OnStale,
-    seed: int | None,
-    options: WorkerOptions,
-    infos: Any = (),
-    settings: Any = None,
-    record: str | os.PathLike[str] | None = None,
-    replay: str | os.PathLike[str] | None = None,
-    placement: Placing = None,
-    spaces: Any = None,
-) -> Plan:
+def make_plan(given: Given) -> Plan:
     """Check the arguments of a pool.
 
     Raises:
         ConfigurationError: one of them is wrong; the message says what would be right.
     """
-    instance_of("workers", options, WorkerOptions)
-    one_of("mode", mode, ("sync", "async"))
-    one_of("parallelism", parallelism, ("experience", "gradient"))
-    one_of("on_stale", on_stale, ("pace", "drop"))
-    length = _rows(rollout_length, mode, parallelism, postprocess)
-    at_least("prefetch", prefetch, 0)
-    for name, value, least in (
-        ("num_envs", num_envs, 1),
-        ("num_workers", num_workers, 0),
-        ("max_policy_lag", max_policy_lag, 0),
-    ):
-        if value is not None:
-            at_least(name, value, least)
-    if mode == "sync" and max_policy_lag is not None:
-        raise ConfigurationError(
-            'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
-        )
-    if postprocess is not None and not callable(postprocess):
-        raise ConfigurationError(f"postprocess must be a callable (policy, rollout) -> dict, got {postprocess!r}")
-    as_policy(policy)
-    if placement is None:  # A host may have other devices than this machine.
-        check_device(options.device)
-    if parallelism == "gradient":
-        gradient = GradientOptions() if gradient is None else gradient
-        instance_of("gradient", gradient, GradientOptions)
-        job = _gradient_job(policy, loss_fn, gradient, mode)
-    else:
-        job = None
-        if loss_fn is not None:
-            raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
-        if gradient is not None:
-            raise ConfigurationError('GradientOptions are for parallelism="gradient"')
-    factories = as_factories(env_fn)
-    if num_envs is not None and factories.count not in (None, num_envs):
-        raise ConfigurationError(f"env_fn is a sequence of {factories.count} factories, but num_envs={num_envs}")
-    if num_workers == 0 and options.on_env_error == "restart_worker":
+    one_of("mode", given.mode, ("sync", "async"))
+    one_of("parallelism", given.parallelism, ("experience", "gradient"))
+    options = _options(given)
+    gradient = _gradient(given)
+    recorder = _recorder(given)
+    job = _job(given, options, gradient, recorder.seed)
+    return Plan(
+        job=job,
+        inline=given.num_workers == 0,
+        mode=given.mode,
+        gradient=gradient,
+        prefetch=at_least("prefetch", given.prefetch, 0),
+        max_policy_lag=_max_policy_lag(given),
+        on_stale=one_of("on_stale", given.on_stale, ("pace", "drop")),
+        recorder=recorder,
+        placement=given.placement,
+        spaces=given_spaces(given.spaces, job.factories),
+    )
+
+
+def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None, seed: int | None) -> Job:
+    factories, num_envs = _factories(given)
+    part = part_of(this_learner(), num_envs, _num_workers(given), given.parallelism)
+    return Job(
+        factories=factories,
+        policy=_policy(given, options),
+        postprocess=_postprocess(given.postprocess),
+        options=options,
+        rollout_length=_rows(given.rollout_length, given.mode, given.parallelism, given.postprocess),
+        shares=part.shares,
+        first_worker=part.first_worker,
+        first_env_id=part.first_env_id,
+        num_envs_is_given=num_envs is not None,
+        gradient=None if gradient is None else _gradient_job(given.policy, given.loss_fn, gradient, given.mode),
+        infos=_names(given.infos),
+        settings=_settings(given.settings),
+        seed=_seed(given.seed, seed),
+    )
+
+
+def _options(given: Given) -> WorkerOptions:
+    options = WorkerOptions() if given.workers is None else instance_of("workers", given.workers, WorkerOptions)
+    if given.num_workers == 0 and options.on_env_error == "restart_worker":
         raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
-    if length == WHOLE_EPISODES and options.on_env_error == "restart_env":
+    if given.rollout_length == "episode" and options.on_env_error == "restart_env":
         raise ConfigurationError(
             'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
             'use "restart_worker"'
         )
-    num_workers = placed_workers(placement, num_workers)
-    part = part_of(this_learner(), factories.count or num_envs, num_workers, parallelism)
-    if seed is not None:
-        at_least("seed", seed, 0)
-    if record is not None and replay is not None:
+    return options
+
+
+def _gradient(given: Given) -> GradientOptions | None:
+    if given.parallelism == "gradient":
+        return GradientOptions() if given.gradient is None else instance_of("gradient", given.gradient, GradientOptions)
+    if given.loss_fn is not None:
+        raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
+    if given.gradient is not None:
+        raise ConfigurationError('GradientOptions are for parallelism="gradient"')
+    return None
+
+
+def _recorder(given: Given) -> Observer:
+    if given.record is not None and given.replay is not None:
         raise ConfigurationError("a run is recorded or replayed, not both")
-    script = None if replay is None else Script(own_file(replay))
-    if script is not None and seed is None:
-        seed = script.about["seed"]
-    plan = Plan(
-        factories=factories,
-        policy=policy,
-        shares=part.shares,
-        first_worker=part.first_worker,
-        first_env_id=part.first_env_id,
-        num_envs_is_given=(factories.count or num_envs) is not None,
-        inline=num_workers == 0,
-        mode=mode,
-        rollout_length=length,
-        gradient=gradient,
-        gradient_job=job,
-        postprocess=postprocess,
-        infos=_names(infos),
-        prefetch=prefetch,
-        max_policy_lag=max_policy_lag,
-        on_stale=on_stale,
-        seed=int(np.random.SeedSequence().entropy) % 2**63 if seed is None else int(seed),  # type: ignore[arg-type]
-        settings=_settings(settings),
-        options=options,
-        record=None if record is None else own_file(record),
-        replay=script,
-        placement=placement,
-        spaces=given_spaces(spaces, factories),
-    )
-    if script is not None:
-        script.check(plan.about)
-    return plan
+    if given.record is not None:
+        from parenv.records import Recorder
+
+        return Recorder(own_file(given.record))
+    if given.replay is not None:
+        from parenv.records import Replayer
+
+        return Replayer(own_file(given.replay))
+    return Observer()
+
+
+def _factories(given: Given) -> tuple[Factories, int | None]:
+    """What makes sub-environments, and how many there are of them, if that is said."""
+    factories, num_envs = as_factories(given.env_fn), given.num_envs
+    if num_envs is not None:
+        at_least("num_envs", num_envs, 1)
+        if factories.count not in (None, num_envs):
+            raise ConfigurationError(f"env_fn is a sequence of {factories.count} factories, but num_envs={num_envs}")
+    return factories, factories.count or num_envs
+
+
+def _num_workers(given: Given) -> int | None:
+    if given.num_workers is not None:
+        at_least("num_workers", given.num_workers, 0)
+    num_workers: int | None = placed_workers(given.placement, given.num_workers)
+    return num_workers
+
+
+def _max_policy_lag(given: Given) -> int | None:
+    if given.max_policy_lag is None:
+        return None
+    if given.mode == "sync":
+        raise ConfigurationError(
+            'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
+        )
+    return at_least("max_policy_lag", given.max_policy_lag, 0)
+
+
+def _policy(given: Given, options: WorkerOptions) -> Any:
+    as_policy(given.policy)
+    if given.placement is None:  # A host may have other devices than this machine.
+        check_device(options.device)
+    return given.policy
+
+
+def _postprocess(postprocess: Any) -> Any:
+    if postprocess is not None and not callable(postprocess):
+        raise ConfigurationError(f"postprocess must be a callable (policy, rollout) -> dict, got {postprocess!r}")
+    return postprocess
+
+
+def _seed(seed: Any, recorded: int | None) -> int:
+    if seed is not None:
+        return at_least("seed", seed, 0)
+    if recorded is not None:
+        return recorded
+    return int(np.random.SeedSequence().entropy) % 2**63  # type: ignore[arg-type]
 
 
 def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:
@@ -219,8 +221,7 @@ def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Par
         if postprocess is not None:
             raise ConfigurationError('rollout_length="episode" leaves postprocess nothing to do: put it into loss_fn')
         return WHOLE_EPISODES
-    at_least("rollout_length", rollout_length, 1)
-    return int(rollout_length)
+    return at_least("rollout_length", rollout_length, 1)
 
 
 def _settings(settings: Any) -> Mapping[str, Any]:

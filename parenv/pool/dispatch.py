@@ -1,4 +1,6 @@
-"""Which worker may produce a rollout, by which version, and which rollout comes next: a pure state machine.
+"""Which worker may produce a rollout, by which version, and which rollout comes next: two pure state machines.
+
+:class:`Dispatch` is that of asynchronous pools, :class:`Rounds` that of synchronous ones; both are asked the same.
 
 A *credit* lets one worker produce one rollout. It is outstanding from its issue until the learner is done with the
 rollout, that is, until it asks for the next one. ``prefetch`` bounds the outstanding credits of a worker to
@@ -25,6 +27,24 @@ class CreditKey(NamedTuple):
     sequence: int
 
 
+class Scheduler:
+    """What every schedule does: it counts versions, and waits for as long as the user does."""
+
+    version = 0
+
+    def publish(self) -> int:
+        """Count a version; the new one."""
+        self.version += 1
+        return self.version
+
+    def patience(self, deadline: float) -> float:
+        """Until when to wait for the next rollout, if the user waits until this deadline."""
+        return deadline
+
+    def gave_up(self) -> None:
+        """There was no rollout until then."""
+
+
 @dataclass
 class _Credited:
     version: int
@@ -32,7 +52,7 @@ class _Credited:
     yielded: bool = False
 
 
-class Dispatch:
+class Dispatch(Scheduler):
     """The credits of an asynchronous pool.
 
     Args:
@@ -54,7 +74,6 @@ class Dispatch:
         self._outstanding: dict[CreditKey, _Credited] = {}
         self._arrived: deque[CreditKey] = deque()
         self._turn = 0
-        self.version = 0
 
     @property
     def outstanding(self) -> int:
@@ -64,6 +83,10 @@ class Dispatch:
     def under_way(self) -> Counter[int]:
         """By worker, how many rollouts have been asked for and not yielded."""
         return Counter(key.worker for key, credited in self._outstanding.items() if not credited.yielded)
+
+    def rollout_of(self, key: CreditKey) -> CreditKey:
+        """The credit that stands for the rollout: each is one of its own."""
+        return key
 
     def version_of(self, key: CreditKey) -> int:
         """The version that a credit names."""
@@ -90,8 +113,7 @@ class Dispatch:
                     f"max_policy_lag={self._max_lag}. Publish at most once per rollout taken from the stream, raise "
                     'max_policy_lag, or pass on_stale="drop"'
                 )
-        self.version += 1
-        return self.version
+        return super().publish()
 
     def issue(self) -> list[CreditKey]:
         """Credits that may be given now, by the newest version; from here on they are outstanding."""
@@ -131,11 +153,12 @@ class Dispatch:
             self.done(key)
         return void
 
-    def regain(self, worker: int) -> None:
-        """There is another process in its place: it may have credits again."""
+    def regain(self, worker: int) -> list[CreditKey]:
+        """There is another process in its place, which may have credits again; those that it has to have at once."""
         self._lost[worker] = False
         if self._held[worker] < self._per_worker:
             self._short.add(worker)
+        return []
 
     def next(self) -> CreditKey | None:
         """The rollout to yield now, or ``None`` while it has to be waited for."""
@@ -152,13 +175,6 @@ class Dispatch:
         self._arrived.remove(key)
         self._outstanding[key].yielded = True
         return True
-
-    def patience(self, deadline: float) -> float:
-        """Until when to wait for the next rollout, if the user waits until this deadline."""
-        return deadline
-
-    def gave_up(self) -> None:
-        """There was no rollout until then."""
 
     def done(self, key: CreditKey) -> None:
         """The learner is done with a rollout: its worker may have another credit."""
@@ -186,44 +202,77 @@ class Dispatch:
         return None
 
 
-class Rounds:
+class Rounds(Scheduler):
     """The credits of a synchronous pool: one round at a time, all by one version, and nobody ahead.
+
+    All credits of a round are for one rollout, for which that of worker 0 stands.
 
     Args:
         num_workers: how many workers.
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
-        self._round = -1
+        self._workers = range(num_workers)
+        self._whole = CreditKey(0, -1)
+        self._round_version = 0
         self._missing: set[int] = set()
-        self.version = 0
-        self.round_version = 0
+        self._lost: set[int] = set()
+        self._outstanding = self._yielded = False
 
     @property
-    def under_way(self) -> bool:
-        """Whether a round has been issued that is not complete."""
-        return bool(self._missing)
+    def _round(self) -> int:
+        return self._whole.sequence
 
-    def publish(self) -> int:
-        """Count a version; the new one."""
-        self.version += 1
-        return self.version
+    def under_way(self) -> dict[int, int]:
+        """By worker, how many rollouts have been asked for and not yielded."""
+        return dict.fromkeys(self._workers, 1) if self._outstanding and not self._yielded else {}
+
+    def rollout_of(self, key: CreditKey) -> CreditKey:
+        """The credit that stands for the rollout of a round."""
+        return self._whole
+
+    def version_of(self, key: CreditKey) -> int:
+        """The version that a credit names."""
+        return self._round_version
+
+    def versions_in_use(self) -> set[int]:
+        """The versions that credits name whose rollouts have not been committed yet."""
+        return {self._round_version} if self._missing else set()
 
     def issue(self) -> list[CreditKey]:
-        """Begin a round: a credit for everybody."""
-        self._round += 1
-        self._missing = set(range(self._num_workers))
-        self.round_version = self.version
-        return [CreditKey(worker, self._round) for worker in range(self._num_workers)]
-
-    def again(self, worker: int) -> list[CreditKey]:
-        """The credit of this round that a lost worker had, for the one in its place; none if its part is complete."""
-        return [CreditKey(worker, self._round)] if worker in self._missing else []
+        """Begin a round if there is none: a credit for everybody; who is lost gets it when it is back."""
+        if self._outstanding:
+            return []
+        self._whole = CreditKey(0, self._round + 1)
+        self._round_version = self.version
+        self._missing = set(self._workers)
+        self._outstanding, self._yielded = True, False
+        return [CreditKey(worker, self._round) for worker in self._workers if worker not in self._lost]
 
     def commit(self, key: CreditKey) -> bool:
         """A worker's part is complete; false if it was not asked for."""
-        if key.sequence != self._round or key.worker not in self._missing:
+        if key.sequence != self._whole.sequence or key.worker not in self._missing:
             return False
         self._missing.remove(key.worker)
         return True
+
+    def lose(self, worker: int) -> list[CreditKey]:
+        """A worker is gone; no credit is void, since the others' parts of the round are there."""
+        self._lost.add(worker)
+        return []
+
+    def regain(self, worker: int) -> list[CreditKey]:
+        """There is another process in its place: it has to have the credit of this round, unless its part is there."""
+        self._lost.remove(worker)
+        return [CreditKey(worker, self._round)] if worker in self._missing else []
+
+    def next(self) -> CreditKey | None:
+        """The rollout to yield now, or ``None`` while it has to be waited for."""
+        if self._missing or self._yielded or not self._outstanding:
+            return None
+        self._yielded = True
+        return self._whole
+
+    def done(self, key: CreditKey) -> None:
+        """The learner is done with a rollout: the next round may begin."""
+        self._outstanding = False

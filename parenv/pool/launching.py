@@ -19,65 +19,46 @@ from parenv.policy.devices import on_device
 from parenv.pool.configuration import Plan
 from parenv.supervision.launch import hosts_placement, local_launch
 from parenv.supervision.pickling import pickled
-from parenv.worker.job import Job
+from parenv.worker.process import WORKER_ENTRY
 from parenv.worker.worker import Worker
 
-WORKER_ENTRY = "parenv.worker.process:main"
 
-
-def as_job(plan: Plan, weights_offset: int) -> Job:
-    """What every worker needs to know."""
-    return Job(
-        factories=plan.factories,
-        policy=on_device(plan.policy, "cpu"),
-        postprocess=plan.postprocess,
-        options=plan.options,
-        rollout_length=plan.rollout_length,
-        shares=plan.shares,
-        first_worker=plan.first_worker,
-        first_env_id=plan.first_env_id,
-        num_envs_is_given=plan.num_envs_is_given,
-        gradient=plan.gradient_job,
-        infos=plan.infos,
-        settings=plan.settings,
-        seed=plan.seed,
-        weights_offset=weights_offset,
-    )
-
-
-def launch_for(plan: Plan, job: Job) -> Callable[[int], Launch]:
+def launch_for(plan: Plan) -> Callable[[int], Launch]:
     """Pickle the job; a function that makes the launch from the descriptor of the pool's memory.
 
     Raises:
         NotPicklableError: something of the user's cannot travel.
     """
+    job = plan.job
     if plan.inline:
-        return lambda memory_fd: Launch(memory_fd, b"", (), {}, plan.options.threads)
+        return lambda memory_fd: Launch(memory_fd, b"", (), {}, job.options.threads)
     named = {
-        "env_fn": plan.factories,
-        "policy": plan.policy,
-        "postprocess": plan.postprocess,
-        "loss_fn": plan.gradient_job and plan.gradient_job.loss_fn,
-        "workers": plan.options,
+        "env_fn": job.factories,
+        "policy": job.policy,
+        "postprocess": job.postprocess,
+        "loss_fn": job.gradient and job.gradient.loss_fn,
+        "workers": job.options,
     }
-    return local_launch(WORKER_ENTRY, pickled(named, job), plan.options, torch=plan.postprocess is not None)
+    payload = pickled(named, replace(job, policy=on_device(job.policy, "cpu")))
+    return local_launch(WORKER_ENTRY, payload, job.options, torch=job.postprocess is not None)
 
 
-def placement_for(plan: Plan, job: Job, weights: WeightsMap | None) -> Placement:
+def placement_for(plan: Plan, weights: WeightsMap | None) -> Placement:
     """In this process, in processes on this machine, or on others.
 
     Raises:
         ConfigurationError: nobody can listen where hosts are to join.
     """
     if plan.placement is not None:
-        return hosts_placement(WORKER_ENTRY, plan.placement, weights, plan.options)
+        return hosts_placement(WORKER_ENTRY, plan.placement, weights, plan.job.options)
     if not plan.inline:
         return LocalPlacement(WORKER_ENTRY)
+    policy = on_device(plan.job.policy, "cpu")
     return InlinePlacement(
         lambda sender, launch, say: Worker(
             sender,
             SharedMemory(fd=os.dup(launch.memory_fd)),
-            lambda: replace(job, policy=_another(job.policy)),
+            lambda: replace(plan.job, policy=_another(policy)),
             say,
             owns_process=False,
         )

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from gymnasium import Space
 
@@ -15,16 +15,21 @@ from parenv.errors import ConfigurationError, PoolClosedError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
+from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
-from parenv.pool.configuration import make_plan
-from parenv.pool.facts import Facts
+from parenv.pool.configuration import Given, make_plan
+from parenv.pool.events import Observer
 from parenv.pool.session import Session
+from parenv.pool.statistics import PoolStatistics
 from parenv.pool.streams import Item, criteria, stream
 from parenv.pool.threads import OneThread, StreamKey
 from parenv.supervision.shortening import Shortened
 
+if TYPE_CHECKING:
+    from parenv.advice import Advice
 
-class AsyncWorkerPool(Facts):
+
+class AsyncWorkerPool:
     """Workers that step environments and act, while this process learns.
 
     The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by letting go
@@ -101,38 +106,49 @@ class AsyncWorkerPool(Facts):
         placement: Placing = None,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
-        plan = make_plan(
-            env_fn,
-            policy,
-            num_envs=num_envs,
-            num_workers=num_workers,
-            mode=mode,
-            parallelism=parallelism,
-            rollout_length=rollout_length,
-            loss_fn=loss_fn,
-            gradient=gradient,
-            postprocess=postprocess,
-            infos=infos,
-            prefetch=prefetch,
-            max_policy_lag=max_policy_lag,
-            on_stale=on_stale,
-            seed=seed,
-            settings=settings,
-            options=WorkerOptions() if workers is None else workers,
-            record=record,
-            replay=replay,
-            placement=placement,
-            spaces=spaces,
-        )
+        # By name, so that an argument is spelled here and where it is checked, and nowhere between.
+        given = dict(locals())
+        del given["self"]
+        plan = make_plan(Given(**given))
         self._one_thread = OneThread()
         with Shortened(contextlib.nullcontext()):
             self._session = Session(plan)
-        self._close = weakref.finalize(self, self._session.close, plan.options.close_timeout_s)
+        self._close = weakref.finalize(self, self._session.close, plan.job.options.close_timeout_s)
 
     @property
-    def closed(self) -> bool:  # type: ignore[override]
+    def closed(self) -> bool:
         """Whether the pool is closed."""
         return not self._close.alive
+
+    @property
+    def num_envs(self) -> int:
+        """Sub-environments in all workers."""
+        return sum(self._session.workers.shares)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers; 1 where the only one runs in this process."""
+        return len(self._session.workers.shares)
+
+    @property
+    def single_observation_space(self) -> Space[object]:
+        """Observation space of one sub-environment."""
+        return self._session.observation_space
+
+    @property
+    def single_action_space(self) -> Space[object]:
+        """Action space of one sub-environment."""
+        return self._session.action_space
+
+    @property
+    def seed(self) -> int:
+        """The root of all seeds; give it to another pool of the same layout to repeat this one."""
+        return self._session.plan.job.seed
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version; 0 is the policy the pool was made with."""
+        return self._session.version
 
     @overload
     def rollouts(self, stop: Stop | None = None) -> Iterator[Rollout]: ...
@@ -204,6 +220,28 @@ class AsyncWorkerPool(Facts):
         with self._using() as session:
             return session.evaluate(episodes, deterministic)
 
+    def statistics(self) -> PoolStatistics:
+        """The figures so far."""
+        return self._session.statistics()
+
+    def advice(self) -> Advice:
+        """What the run so far spent its time on, and how to set it, as figures and, printed, in words.
+
+        Raises:
+            ConfigurationError: no rollout has been yielded yet.
+        """
+        from parenv.advice import Setting, advise, costs_of
+
+        plan = self._session.plan
+        setting = Setting(
+            plan.mode,
+            "experience" if plan.gradient is None else "gradient",
+            0 if plan.inline else self.num_workers,
+            self.num_envs,
+            "episode" if plan.job.rollout_length == WHOLE_EPISODES else plan.job.rollout_length,
+        )
+        return advise(costs_of(self.statistics(), setting, plan.job.policy, plan.job.options.device))
+
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.
 
@@ -214,8 +252,11 @@ class AsyncWorkerPool(Facts):
         Raises:
             ConfigurationError: the file cannot be written.
         """
+        from parenv.records import trace_of
+
         with self._using() as session:
-            session.trace(path)
+            session.observe(Observer())  # The one before is closed first: it may be the same file.
+            session.observe(trace_of(session, path))
 
     def call(self, name: str, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of sub-environments, found through their wrappers, between two rollouts.
@@ -252,8 +293,10 @@ class AsyncWorkerPool(Facts):
         environment has ``get_state() -> data`` and ``set_state(data)``; then a sync run goes on as if it had not been
         interrupted. Rollouts that are under way are not part of it: take it between rounds, or expect gaps.
         """
+        from parenv.records import pool_state
+
         with self._using() as session:
-            return session.state_dict()
+            return pool_state(session)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Go on where a pool was that had this state.
@@ -266,12 +309,23 @@ class AsyncWorkerPool(Facts):
         Raises:
             ConfigurationError: the state is of a pool with another layout or seed.
         """
+        from parenv.records import resume_pool
+
         with self._using() as session:
-            return session.load_state_dict(state)
+            return resume_pool(session, state)
 
     def close(self) -> None:
         """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
         self._close()
+
+    def __repr__(self) -> str:
+        plan, about = self._session.plan, self._session.plan.about
+        where = "in this process" if plan.inline else f"on {self.num_workers} workers"
+        return (
+            f"<{type(self).__name__} of {self.num_envs} sub-environments {where}: {plan.mode}, {about['parallelism']}, "
+            f"rollouts of {about['rollout_length'] or 'whole episodes'}, policy version {self.policy_version}"
+            f"{', closed' if self.closed else ''}>"
+        )
 
     def __enter__(self) -> AsyncWorkerPool:
         return self
@@ -305,7 +359,7 @@ class AsyncWorkerPool(Facts):
             try:
                 yield self._session
             finally:
-                if self._session.workers.broken:
+                if self._session.is_over:
                     self.close()
 
     def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:

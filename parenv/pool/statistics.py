@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,15 @@ class PoolStatistics:
         bytes_sent: bytes sent to them, before encryption.
         bytes_received: bytes that came from them.
         refused_connections: connections and messages from other machines that were refused, by reason.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2, rollout_length=4) as pool:
+    ...     rollout = next(pool.rollouts())
+    ...     figures = pool.statistics()
+    >>> figures.env_steps, figures.rollouts, figures.policy_lag, figures.workers_alive
+    (8, 1, {0: 1}, 1)
     """
 
     env_steps: int
@@ -114,30 +123,43 @@ def _rows(figures: PoolStatistics) -> dict[str, str]:
         "workers": f"{figures.workers_alive} alive, {figures.worker_restarts} restarts; {figures.env_restarts} "
         "sub-environments replaced",
         "hosts": f"{figures.hosts}, {figures.bytes_received / 1e6:,.1f} MB received" if figures.hosts else "",
-        "their time": _shares({name: getattr(figures, f"{name}_seconds") for name in workers}),
-        "driver's": _shares(figures.driver_seconds),
+        "their time": _fractions({name: getattr(figures, f"{name}_seconds") for name in workers}),
+        "driver's": _fractions(figures.driver_seconds),
     }
 
 
-def _shares(seconds: Mapping[str, float]) -> str:
+def _fractions(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values())
     return ", ".join(f"{name} {part / total:.0%}" for name, part in seconds.items() if total > 0 and part > 0)
 
 
-class Tally:
-    """Counts what is yielded."""
+@dataclass
+class Counters:
+    """What has been yielded so far, and what it took, in figures."""
 
-    def __init__(self) -> None:
-        self.env_steps = self.rollouts = self.episodes = self.copied = self.dropped = 0
-        self.gradients = self.skipped = self.env_restarts = 0
-        self.lag: Counter[int] = Counter()
-        self.returns: deque[float] = deque(maxlen=WINDOW)
-        self.lengths: deque[int] = deque(maxlen=WINDOW)
-        self.environment_s = self.acting_s = self.learning_s = self.waiting_s = self.processor_s = 0.0
-        self.sleeping_s = self.contended_s = 0.0
-        self.commits, self.busy_s, self.squared_busy_s = 0, 0.0, 0.0
-        self.driver_s: dict[str, float] = {}
-        self.driver_processor_s: dict[str, float] = {}
+    env_steps: int = 0
+    rollouts: int = 0
+    episodes: int = 0
+    copied: int = 0
+    dropped: int = 0
+    gradients: int = 0
+    skipped: int = 0
+    env_restarts: int = 0
+    lag: Counter[int] = field(default_factory=Counter)
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    environment_s: float = 0.0
+    acting_s: float = 0.0
+    learning_s: float = 0.0
+    waiting_s: float = 0.0
+    processor_s: float = 0.0
+    sleeping_s: float = 0.0
+    contended_s: float = 0.0
+    commits: int = 0
+    busy_s: float = 0.0
+    squared_busy_s: float = 0.0
+    driver_s: dict[str, float] = field(default_factory=dict)
+    driver_processor_s: dict[str, float] = field(default_factory=dict)
 
     def add(self, rollout: Rollout, env_steps: int) -> None:
         """Count a rollout that is yielded, or whose gradients are."""
@@ -165,19 +187,22 @@ class Tally:
 
     def add_seconds(self, commits: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
         """Count what the workers of a slot say of their time, given as :data:`~parenv.memory.layout.COMMIT_DTYPE`."""
-        self.environment_s += float(commits["environment_s"].sum())
-        self.acting_s += float(commits["acting_s"].sum())
-        self.learning_s += float(commits["learning_s"].sum())
-        self.waiting_s += float(commits["waiting_s"].sum())
-        self.processor_s += float(commits["processor_s"].sum())
-        busy = commits["ended_s"] - commits["began_s"]
-        off_s = np.maximum(busy - commits["processor_s"], 0.0)
-        switches = np.maximum(commits["voluntary_switches"] + commits["involuntary_switches"], 1)
-        self.sleeping_s += float((off_s * commits["voluntary_switches"] / switches).sum())
-        self.contended_s += float((off_s * commits["involuntary_switches"] / switches).sum())
+        # As Python's numbers: to add up an array of so few takes longer than all of this.
+        said = dict(zip(commits.dtype.names or (), zip(*commits.tolist(), strict=True), strict=True))
+        self.environment_s += sum(said["environment_s"])
+        self.acting_s += sum(said["acting_s"])
+        self.learning_s += sum(said["learning_s"])
+        self.waiting_s += sum(said["waiting_s"])
+        self.processor_s += sum(said["processor_s"])
         self.commits += len(commits)
-        self.busy_s += float(busy.sum())
-        self.squared_busy_s += float((busy * busy).sum())
+        names = ("began_s", "ended_s", "processor_s", "voluntary_switches", "involuntary_switches")
+        for began_s, ended_s, processor_s, voluntary, involuntary in zip(*map(said.get, names), strict=True):
+            busy_s = ended_s - began_s
+            off_s = max(busy_s - processor_s, 0.0) / max(voluntary + involuntary, 1)
+            self.sleeping_s += off_s * voluntary
+            self.contended_s += off_s * involuntary
+            self.busy_s += busy_s
+            self.squared_busy_s += busy_s * busy_s
 
     def rollout_seconds(self) -> tuple[float, float]:
         """Mean and standard deviation of the time that a worker takes for a rollout; NaN of nothing."""

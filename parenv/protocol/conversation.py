@@ -1,71 +1,11 @@
-"""Who may say what when: one table, checked on both sides of the wire."""
+"""Where the conversation with a worker stands: who may say what when, checked on both sides of the wire."""
 
 from __future__ import annotations
 
-from enum import Enum
-
 from parenv.errors import ProtocolError
-from parenv.protocol.messages import (
-    Actions,
-    Call,
-    Close,
-    Commit,
-    Credit,
-    Failure,
-    Layout,
-    Message,
-    Ready,
-    Remarks,
-    Reply,
-    Rows,
-)
+from parenv.protocol.messages import DRIVER, TRANSITIONS, WORKER, Failure, Message, State
 
-
-class State(Enum):
-    """Where the conversation with one worker stands."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RUNNING = "running"
-    STEPPING = "stepping"
-    FAILED = "failed"
-    CLOSING = "closing"
-
-
-DRIVER, WORKER = "driver", "worker"
-
-TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
-    (State.STARTING, WORKER, Ready): State.READY,
-    (State.STARTING, WORKER, Failure): State.FAILED,
-    (State.STARTING, DRIVER, Close): State.CLOSING,
-    (State.READY, DRIVER, Layout): State.RUNNING,
-    (State.READY, DRIVER, Rows): State.STEPPING,
-    (State.READY, WORKER, Failure): State.FAILED,
-    (State.READY, DRIVER, Close): State.CLOSING,
-    (State.RUNNING, DRIVER, Credit): State.RUNNING,
-    (State.RUNNING, DRIVER, Call): State.RUNNING,
-    (State.RUNNING, DRIVER, Close): State.CLOSING,
-    (State.RUNNING, WORKER, Commit): State.RUNNING,
-    (State.RUNNING, WORKER, Reply): State.RUNNING,
-    (State.RUNNING, WORKER, Failure): State.FAILED,
-    (State.STEPPING, DRIVER, Actions): State.STEPPING,
-    (State.STEPPING, DRIVER, Call): State.STEPPING,
-    (State.STEPPING, DRIVER, Close): State.CLOSING,
-    (State.STEPPING, WORKER, Remarks): State.STEPPING,
-    (State.STEPPING, WORKER, Reply): State.STEPPING,
-    (State.STEPPING, WORKER, Failure): State.FAILED,
-    (State.FAILED, DRIVER, Actions): State.FAILED,
-    (State.FAILED, DRIVER, Credit): State.FAILED,
-    (State.FAILED, DRIVER, Call): State.FAILED,
-    (State.FAILED, DRIVER, Close): State.CLOSING,
-    (State.CLOSING, WORKER, Ready): State.CLOSING,
-    (State.CLOSING, WORKER, Commit): State.CLOSING,
-    (State.CLOSING, WORKER, Remarks): State.CLOSING,
-    (State.CLOSING, WORKER, Reply): State.CLOSING,
-    (State.CLOSING, WORKER, Failure): State.CLOSING,
-}
-"""``(state, who speaks, what) -> next state``; any other triple is an error."""
-
+__all__ = ["DRIVER", "WORKER", "Conversation"]
 
 ANSWERING = {State.RUNNING, State.STEPPING, State.FAILED, State.CLOSING}
 """Where a failed call or step is an answer like any other, and changes nothing."""

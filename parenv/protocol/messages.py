@@ -1,11 +1,13 @@
-"""The words of the protocol, as frozen messages. Small ones: arrays stay in shared memory, a message names a slot.
+"""The words of the protocol, as frozen messages, and who may say which when.
 
-Bytes fields hold cloudpickle and go from driver to worker only. What comes from a worker is plain data.
+They are small: arrays stay in shared memory, a message names a slot. Bytes fields hold cloudpickle and go from driver
+to worker only. What comes from a worker is plain data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, get_args
 
 
@@ -41,7 +43,7 @@ class Layout:
         slot_envs: sub-environments per slot, ``B`` or ``num_envs``.
         slot_workers: workers that write into one slot.
         first_column: this worker's first column in a slot.
-        share: this worker's position among those that write into one slot.
+        position: of this worker among those that write into one slot.
         first_env_id: the env_id of that column.
         extras: as the first worker said.
         carry: likewise.
@@ -53,7 +55,7 @@ class Layout:
     slot_envs: int
     slot_workers: int
     first_column: int
-    share: int
+    position: int
     first_env_id: int
     extras: Any
     carry: Any
@@ -94,7 +96,7 @@ class Actions:
 
 
 @dataclass(frozen=True)
-class Remarks:
+class SideData:
     """Worker: what would not go on the board with the last steps.
 
     Args:
@@ -214,6 +216,52 @@ class Close:
     """Driver: clean up and end."""
 
 
-Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | Remarks
+Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData
 KINDS: tuple[type[Message], ...] = get_args(Message)
 """In the order of the numbers that they have in frames."""
+
+
+class State(Enum):
+    """Where the conversation with one worker stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RUNNING = "running"
+    STEPPING = "stepping"
+    FAILED = "failed"
+    CLOSING = "closing"
+
+
+DRIVER, WORKER = "driver", "worker"
+
+TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
+    (State.STARTING, WORKER, Ready): State.READY,
+    (State.STARTING, WORKER, Failure): State.FAILED,
+    (State.STARTING, DRIVER, Close): State.CLOSING,
+    (State.READY, DRIVER, Layout): State.RUNNING,
+    (State.READY, DRIVER, Rows): State.STEPPING,
+    (State.READY, WORKER, Failure): State.FAILED,
+    (State.READY, DRIVER, Close): State.CLOSING,
+    (State.RUNNING, DRIVER, Credit): State.RUNNING,
+    (State.RUNNING, DRIVER, Call): State.RUNNING,
+    (State.RUNNING, DRIVER, Close): State.CLOSING,
+    (State.RUNNING, WORKER, Commit): State.RUNNING,
+    (State.RUNNING, WORKER, Reply): State.RUNNING,
+    (State.RUNNING, WORKER, Failure): State.FAILED,
+    (State.STEPPING, DRIVER, Actions): State.STEPPING,
+    (State.STEPPING, DRIVER, Call): State.STEPPING,
+    (State.STEPPING, DRIVER, Close): State.CLOSING,
+    (State.STEPPING, WORKER, SideData): State.STEPPING,
+    (State.STEPPING, WORKER, Reply): State.STEPPING,
+    (State.STEPPING, WORKER, Failure): State.FAILED,
+    (State.FAILED, DRIVER, Actions): State.FAILED,
+    (State.FAILED, DRIVER, Credit): State.FAILED,
+    (State.FAILED, DRIVER, Call): State.FAILED,
+    (State.FAILED, DRIVER, Close): State.CLOSING,
+    (State.CLOSING, WORKER, Ready): State.CLOSING,
+    (State.CLOSING, WORKER, Commit): State.CLOSING,
+    (State.CLOSING, WORKER, SideData): State.CLOSING,
+    (State.CLOSING, WORKER, Reply): State.CLOSING,
+    (State.CLOSING, WORKER, Failure): State.CLOSING,
+}
+"""``(state, who speaks, what) -> next state``; any other triple is an error."""

@@ -48,7 +48,7 @@ class Deliveries:
             ends_offset=crossing.ends_offset,
             per_end=crossing.per_end,
         )
-        alone = {"slot_envs": self._slots.shares[worker], "slot_workers": 1, "first_column": 0, "share": 0}
+        alone = {"slot_envs": self._slots.shares[worker], "slot_workers": 1, "first_column": 0, "position": 0}
         return plan, replace(layout, slot_bytes=self._slot_bytes, **alone)
 
     def expect(self, worker: Sender, credit: Credit) -> Credit:

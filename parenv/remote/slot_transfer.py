@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ProtocolError
-from parenv.memory.layout import SlotLayout, slot_layout
+from parenv.memory.layout import ROLLOUT_FIELDS, Axes, SlotLayout, part_of_slot, slot_layout
 from parenv.memory.maps import SlotMap
 
 
@@ -31,8 +31,8 @@ class Crossing:
     """
 
     def __init__(self, slots: SlotMap, worker: int) -> None:
-        self._slots, self._share = slots, slots.shares[worker]
-        self.layout = slot_layout(slots.spec, self._share, 1)
+        self._slots, self._num_envs = slots, slots.shares[worker]
+        self.layout = slot_layout(slots.spec, self._num_envs, 1)
         fields = {field.name: field for field in self.layout.fields}
         commits = fields["commits", 0]
         self.ends_offset = commits.offset + np.dtype(commits.dtype).fields["num_ends"][1]  # type: ignore[index]
@@ -76,7 +76,7 @@ class Crossing:
             ProtocolError: they are not the rollout of this credit.
         """
         _, arrays = self._mine(slot)
-        record, T, B = arrays["commits", 0], self._slots.spec.rollout_length, self._share
+        record, T, B = arrays["commits", 0], self._slots.spec.rollout_length, self._num_envs
         count = int(record["num_ends"][0])
         expected = crossing_bytes(self.layout.reserved_bytes, self.per_end, count) if 0 <= count <= T * B else -1
         if record["sequence"][0] != sequence or received != expected:
@@ -86,9 +86,9 @@ class Crossing:
         ends = arrays["ends", 0][:count]
         if count and not _within(ends["step"], T) & _within(ends["column"], B):
             raise ProtocolError("an episode ends outside its rollout")
-        for (kind, _), values in arrays.items():
-            if values.dtype == bool and (values[: count if kind == "finals" else None].view(np.uint8) > 1).any():
-                raise ProtocolError(f"truth values are 0 or 1, and not all in {kind} are")
+        for (name, _), values in arrays.items():
+            if values.dtype == bool and (values[: _used(name, count)].view(np.uint8) > 1).any():
+                raise ProtocolError(f"truth values are 0 or 1, and not all in {name} are")
         if self._whole is not None:
             self._put_together(arrays, self._slot(slot, self._whole)[1], count)
         return count
@@ -106,19 +106,12 @@ class Crossing:
         return self._laid_out[slot]
 
     def _put_together(self, mine: Any, whole: Any, count: int) -> None:
-        T, columns = self._slots.spec.rollout_length, slice(self._first, self._first + self._share)
-        first_end = T * self._first
-        for name, values in mine.items():
-            kind = name[0]
-            if kind in ("commits", "gradients"):
-                whole[name][self._position] = values[0]
-            elif kind in ("ends", "finals"):
-                whole[name][first_end : first_end + count] = values[:count]
-            elif kind in ("restarted", "carry"):
-                whole[name][columns] = values
-            else:
-                whole[name][:, columns] = values
-        whole["ends", 0]["column"][first_end : first_end + count] += self._first
+        T, stop = self._slots.spec.rollout_length, self._first + self._num_envs
+        part = part_of_slot(T, self._position, self._first, stop)
+        for (name, key), values in mine.items():
+            used = _used(name, count)
+            whole[name, key][part[name]][:used] = values[:used]
+        whole["ends", 0][part["ends"]]["column"][:count] += self._first
 
 
 def crossing_bytes(fixed_bytes: int, per_end: Sequence[Sequence[int]], ends: int) -> int:
@@ -158,6 +151,11 @@ def in_pieces(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -
                 pieces, room = [], most
     if pieces:
         yield pieces
+
+
+def _used(name: str, count: int) -> int | None:
+    """How much of a field's arrays is used where so many episodes end; ``None``: all."""
+    return count if ROLLOUT_FIELDS[name].axes is Axes.ENDS else None
 
 
 def _within(values: Any, stop: int) -> bool:

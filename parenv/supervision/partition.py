@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from parenv.errors import ConfigurationError
 from parenv.options import Parallelism, RayPlacement, RemotePlacement
 from parenv.process.cores import Learner, recommended_num_workers
+
+T = TypeVar("T")
 
 
 def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience") -> tuple[int, ...]:
@@ -115,20 +117,23 @@ def placed_workers(placement: Any, num_workers: Any) -> Any:
     return num_workers
 
 
-def instance_of(name: str, value: Any, kind: type) -> None:
-    """Refuse what is no such option object, with what it would be of a dict."""
+def instance_of(name: str, value: Any, kind: type[T]) -> T:
+    """The value, unless it is no such option object; the message says what it would be of a dict."""
     if not isinstance(value, kind):
         made = ", ".join(f"{key}={part!r}" for key, part in value.items()) if isinstance(value, dict) else "..."
         raise ConfigurationError(f"{name} must be parenv.{kind.__name__}({made}), got {value!r}")
+    return value
 
 
-def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of a few words."""
+def one_of(name: str, value: T, allowed: tuple[str, ...]) -> T:
+    """The value, unless it is not one of a few words."""
     if value not in allowed:
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
 
 
-def at_least(name: str, value: Any, least: int) -> None:
-    """Refuse a value that is no integer, or too small a one."""
+def at_least(name: str, value: Any, least: int) -> int:
+    """The value, unless it is no integer, or too small a one."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return int(value)

@@ -1,4 +1,4 @@
-"""The workers of a pool, each of them replaced when it dies, hangs or fails."""
+"""The workers of a pool or a vector env, each of them replaced when it dies, hangs or fails."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from parenv.errors import (
     HostLostError,
@@ -23,51 +22,37 @@ from parenv.errors import (
 )
 from parenv.memory.progress import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
-from parenv.placement.base import KILL_TIMEOUT_S, Launch
+from parenv.placement.base import Launch
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
-from parenv.protocol.messages import Commit, Layout, Message, Ready
+from parenv.protocol.messages import Message, Ready
 from parenv.supervision.failures import culprit, deed
+from parenv.supervision.questions import NO_WEIGHTS, Questions
 from parenv.supervision.stacks import shown_stack, timeout_error
-from parenv.supervision.watchdog import Look, Watchdog
-from parenv.supervision.workers import FOREVER_S, NO_WEIGHTS, Workers
+from parenv.supervision.watch import Watch
+from parenv.supervision.workers import FOREVER_S, Committed, Workers
 
-_REPEATABLE = {"load", "evaluate"}
-"""Calls that mean the pool, not the environments that are gone, and so are asked again."""
 _IN_ENVIRONMENT = {"step", "reset", "making the environment"}
 _CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
 MAX_DEATHS_KEPT = 1000
 _log = logging.getLogger("parenv")
 
 
-class Committed(NamedTuple):
-    """A worker has produced the rollout of a credit."""
-
-    worker: int
-    commit: Commit
-
-
 class Lost(NamedTuple):
     """A worker is gone with everything that it had not committed."""
 
     worker: int
+    reason: Exception
 
 
 class Back(NamedTuple):
     """There is another process in the place of a worker that was lost; its sub-environments begin anew."""
 
     worker: int
+    generation: int
 
 
 Event = Committed | Lost | Back
-
-
-@dataclass
-class _Asked:
-    method: str
-    arguments: Mapping[int, tuple[Any, ...]]
-    weights: tuple[int, int]
-    calls: dict[int, int] = field(default_factory=dict)
 
 
 class _Condemned(NamedTuple):
@@ -77,68 +62,70 @@ class _Condemned(NamedTuple):
     deadline: float
 
 
-class Observer(Protocol):
-    """Hears what becomes of workers."""
+class Product(NamedTuple):
+    """What a pool or a vector env adds to the supervision of its workers.
 
-    def lost(self, worker: int, reason: Exception) -> None:
-        """A worker is gone."""
+    Args:
+        launch: what all get when they are started, called with ``None``; or one that is started in place of another.
+        briefing: what such a one is told as soon as it is ready.
+        tell: is told at once of who is lost, also while it starts, and of who is back and knows where everything lies.
+        asked: what changes with every answer to what a worker was asked other than by messages, or ``None`` if there is
+            nothing to be answered.
+        processes: whether they are processes, which can be killed.
+        await_hosts: whether one that is restarted waits for a host for as long as there is none.
+    """
 
-    def back(self, worker: int, generation: int) -> None:
-        """Another process is in its place."""
+    launch: Callable[[int | None], Launch]
+    briefing: Callable[[int], Iterable[Message]]
+    tell: Callable[[Lost | Back], object]
+    asked: Callable[[int], object] = lambda worker: None
+    processes: bool = True
+    await_hosts: bool = True
 
 
 class Supervisor:
     """Workers whose dead are replaced, up to a limit. One that hangs or fails is killed, and is then dead like others.
 
     Args:
-        workers: the workers.
-        launch: how they are started.
+        workers: not yet started.
         options: how long they may take, and what becomes of them.
-        processes: whether they are processes, which can be killed.
-        observers: hear of losses as they happen; there may be others each time.
+        product: what they work for.
+
+    Attributes:
+        next_s: when :meth:`events` is to be called again even if nothing happens, on the monotonic clock.
+        restarts: how many there were.
+        over: whether a worker is gone, or has given up, that is not replaced.
     """
 
     def __init__(
         self,
         workers: Workers,
-        launch: Launch,
         options: WorkerOptions,
-        processes: bool,
-        observers: Sequence[Observer] = (),
+        product: Product,
     ) -> None:
         self.workers, self._options = workers, options
-        self._launch, self._processes = launch, processes
+        self._product = product
         self._restart_limit = RestartLimit(options.restart, len(workers.shares))
-        limits = [limit for limit in (options.step_timeout_s, options.reset_timeout_s) if limit is not None]
-        self._watchdog = Watchdog(len(workers.shares), min(limits, default=math.inf))
-        self._next_look = -math.inf if processes else math.inf
+        self._watch = Watch(workers, options, product.asked, product.processes)
+        self.next_s = self._watch.next_s
         self._events: deque[Event] = deque()
         self._condemned: dict[int, _Condemned] = {}
         self._due: dict[int, float] = {}
         self._starting: dict[int, float] = {}
-        self._asked: _Asked | None = None
+        self._away: set[int] = set()
+        self.questions = Questions(workers, self._away)
         self.deaths: list[deque[Exception]] = [deque(maxlen=MAX_DEATHS_KEPT) for _ in workers.shares]
         self.restarts = 0
-        self._observers = observers
+        self.over = False
 
     def start(self) -> list[Ready]:
         """Start all and wait until they are ready."""
         try:
-            self._ready = self.workers.start(self._launch, self._options.start_timeout_s)
+            self._ready = self.workers.start(self._product.launch(None), self._options.start_timeout_s)
         except WorkerTimeoutError as error:
             error.args = (f"{error} {shown_stack(self.workers, error.worker)}",)
             raise
         return self._ready
-
-    def lay_out(self, layouts: Sequence[Layout]) -> None:
-        """Tell every worker where everything lies."""
-        self._layouts = layouts
-        for worker, layout in enumerate(layouts):
-            self.workers.say(worker, layout)
-
-    def say(self, worker: int, message: Message) -> None:
-        """Send a message to a worker that is not lost."""
-        self.workers.say(worker, message)
 
     def events(self, timeout_s: float) -> list[Event]:
         """What has happened; waits up to the limit if nothing has.
@@ -156,58 +143,71 @@ class Supervisor:
         self._events.clear()
         return events
 
+    def say(self, worker: int, message: Message) -> None:
+        """Send a message to a worker that is not lost."""
+        self.workers.say(worker, message)
+
     def ask(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
     ) -> dict[int, Any]:
-        """Call a method on several workers at once and wait for every answer; those that are lost are waited for.
-
-        Args:
-            method: as in :class:`~parenv.protocol.messages.Call`.
-            arguments: by worker.
-            weights: the version that the method uses, and where its weights lie.
-
-        Raises:
-            Exception: what a worker raised, after all have answered; an ``ExceptionGroup`` of several types.
-            WorkerError: a worker died or hung that was to answer for environments that are gone with it.
-        """
-        while self._condemned or self._due or self._starting:
-            self._listen(FOREVER_S)
-        asked = self._asked = _Asked(method, arguments, weights)
+        """Ask several workers something and wait for every answer, as :attr:`questions` does without waiting."""
+        question = self.questions.begin(method, arguments, weights)
         try:
-            asked.calls = self.workers.begin(method, arguments, weights)
-            while not self.workers.answered(asked.calls):
+            while not self.questions.answered(question):
                 self._listen(FOREVER_S)
-        finally:
-            self._asked = None
-        return self.workers.answers(asked.calls)
+        except BaseException:
+            self.questions.forget(question)
+            raise
+        return self.questions.answers(question)
+
+    def cut(self, worker: int, limit: str) -> None:
+        """Kill a worker that has not answered within a limit, given as the user set it."""
+        if self._product.processes and worker not in self._away:
+            self._condemn(worker, timeout_error(self.workers, worker, limit))
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. Idempotent."""
-        self.workers.close(timeout_s)
+        if self.workers.closed:
+            return
+        try:
+            self.workers.close(timeout_s)
+        finally:
+            # They lead back to whoever has this, and so would keep its memory until garbage is collected.
+            del self._product, self._watch
 
     def _listen(self, timeout_s: float) -> None:
         """Hear what there is, start who is due, and end who hangs."""
-        now = time.monotonic()
-        killed = [condemned.deadline for condemned in self._condemned.values()]
-        next_s = min([self._next_look, *killed, *self._due.values(), *self._starting.values()])
+        failure: Exception | None = None
         try:
-            self.workers.listen(max(0.0, min(timeout_s, next_s - now)))
+            self.workers.listen(max(0.0, min(timeout_s, self.next_s - time.monotonic())))
         except Exception as error:
-            self._failed(error)
+            failure = error
         finally:
-            self._events.extend(Committed(*heard) for heard in self.workers.take_commits())
-        now = time.monotonic()
-        self._start_those_due(now)
-        self._cut_the_late(now)
+            self._events.extend(self.workers.take_commits())
+        try:
+            if failure is not None:
+                self._failed(failure)
+            now = time.monotonic()
+            self._start_those_due(now)
+            self._end_the_late(now)
+            for worker, limit in self._watch.hung(now):
+                self.cut(worker, limit)
+        finally:
+            # Its traceback leads here, and holds what the frames on the way hold.
+            del failure
+            killed = [condemned.deadline for condemned in self._condemned.values()]
+            self.next_s = min([self._watch.next_s, *killed, *self._due.values(), *self._starting.values()])
 
     def _failed(self, error: Exception) -> None:
         worker = culprit(error)
         if isinstance(error, WorkerDiedError):
             condemned = self._condemned.pop(worker, None)
             self._lost(worker, condemned.reason if condemned else self._with_likely_cause(error))
-        elif self._processes and worker >= 0 and self._ends_only_its_worker(error):
+        elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error):
             self._condemn(worker, self._with_likely_cause(error))
         else:
+            gone = not self._product.processes and not self.workers.alive
+            self.over = self.over or gone or (worker >= 0 and self.workers.is_done(worker))
             raise error
 
     def _ends_only_its_worker(self, error: Exception) -> bool:
@@ -233,88 +233,90 @@ class Supervisor:
     def _condemn(self, worker: int, reason: Exception) -> None:
         # Remembered without a traceback, whose frames would keep the pool's memory for as long. The first counts:
         # what a worker says while it is being killed comes of it.
-        reason = reason.with_traceback(None)
-        self._condemned.setdefault(worker, _Condemned(reason, time.monotonic() + KILL_TIMEOUT_S))
-        self.workers.broken = False
+        deadline = time.monotonic() + self.workers.kill_timeout_s
+        self._away.add(worker)
+        self._condemned.setdefault(worker, _Condemned(reason.with_traceback(None), deadline))
         self.workers.signal(worker, signal.SIGKILL, alone=False)
 
     def _lost(self, worker: int, error: Exception) -> None:
-        workers, deaths = self.workers, self.deaths[worker]
-        for observer in self._observers:
-            observer.lost(worker, error)
+        lost = Lost(worker, error)
+        self._product.tell(lost)
         # Commits that came before the end are events before it.
-        self._events.extend(Committed(*heard) for heard in workers.take_commits())
-        if isinstance(error, HostLostError) and self._options.restart is not None:
-            wait_s: float | None = 0.0  # It is no fault of the worker's, and there must be a host first.
-        else:
-            wait_s = self._restart_limit.died(worker, time.monotonic())
+        self._events.extend(self.workers.take_commits())
+        wait_s = self._wait_s(worker, error)
+        deaths = self.deaths[worker]
         if wait_s is None:
-            raise RestartLimitError(worker, workers.env_ids(worker), [*deaths, error]) if deaths else error
+            raise self._given_up(
+                RestartLimitError(worker, self.workers.env_ids(worker), [*deaths, error]) if deaths else error
+            )
         deaths.append(error.with_traceback(None))
         _log.warning("%s Worker %s is restarted.", str(error), worker)
-        was_ready = worker not in self._starting
+        if worker not in self._starting:
+            self._events.append(lost)
         self._starting.pop(worker, None)
+        self._away.add(worker)
         self._due[worker] = time.monotonic() + wait_s
-        workers.broken = False
-        if was_ready:
-            self._events.append(Lost(worker))
-        asked = self._asked
-        if asked is not None and asked.method not in _REPEATABLE and not workers.answered_by(asked.calls, worker):
-            workers.fail(asked.calls[worker], error)
+        self.questions.lost(worker, error)
+
+    def _wait_s(self, worker: int, error: Exception) -> float | None:
+        if isinstance(error, HostLostError) and self._options.restart is not None:
+            return 0.0  # It is no fault of the worker's, and there must be a host first.
+        return self._restart_limit.died(worker, time.monotonic())
 
     def _start_those_due(self, now: float) -> None:
         for worker in [worker for worker, due in self._due.items() if due <= now]:
             del self._due[worker]
             try:
-                self.workers.restart(self._launch, worker)
+                self.workers.restart(self._product.launch(worker), worker)
             except Exception as failure:
-                self.workers.broken = True
-                raise self.deaths[worker].pop() from failure
+                raise self._given_up(self.deaths[worker].pop()) from failure
             self._starting[worker] = now + self._options.start_timeout_s
             self.restarts += 1
         for worker in [worker for worker in self._starting if self.workers.is_ready(worker)]:
             del self._starting[worker]
+            self._away.discard(worker)
             self._welcome(worker)
 
-    def _cut_the_late(self, now: float) -> None:
+    def _end_the_late(self, now: float) -> None:
         for worker, condemned in self._condemned.items():
             if condemned.deadline <= now:
-                self.workers.broken = True
-                raise WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker) from condemned.reason
-        for worker, deadline in self._starting.items():
+                error = WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker)
+                raise self._given_up(error) from condemned.reason
+        for worker, deadline in list(self._starting.items()):
             if self.workers.doing(worker) == WAITING_FOR_A_HOST:
-                self._starting[worker] = math.inf
+                if deadline <= now and not self._product.await_hosts:
+                    raise self._given_up(self._without_host(worker))
+                if self._product.await_hosts:
+                    self._starting[worker] = math.inf
             elif deadline == math.inf:  # Its time begins when it has a host.
                 self._starting[worker] = now + self._options.start_timeout_s
             elif deadline <= now and worker not in self._condemned:
-                self._cut(worker, f"start_timeout_s={self._options.start_timeout_s:g}")
-        if now < self._next_look:
-            return
-        self._next_look = now + self._watchdog.interval_s
-        for worker in range(len(self.workers.shares)):
-            name, limit_s = self._limit_of(self.workers.busy_with(worker))
-            hangs = self._watchdog.look(worker, now, Look(self.workers.sign(worker), limit_s))
-            if hangs and not (worker in self._condemned or worker in self._due or worker in self._starting):
-                self._cut(worker, f"{name}={limit_s:g}")
+                limit = f"start_timeout_s={self._options.start_timeout_s:g}"
+                self._condemn(worker, timeout_error(self.workers, worker, limit))
 
-    def _limit_of(self, doing: str) -> tuple[str, float]:
-        name = "reset_timeout_s" if doing in ("reset", "making the environment") else "step_timeout_s"
-        limit_s = getattr(self._options, name) if doing else None
-        return name, math.inf if limit_s is None else limit_s
-
-    def _cut(self, worker: int, limit: str) -> None:
-        if self._processes:
-            self._condemn(worker, timeout_error(self.workers, worker, limit))
+    def _without_host(self, worker: int) -> WorkerTimeoutError:
+        env_ids = self.workers.env_ids(worker)
+        return WorkerTimeoutError(
+            f"worker {worker} (env_ids {span(env_ids)}) has found no host with room for it within start_timeout_s="
+            f"{self._options.start_timeout_s:g} s. Start another, or raise WorkerOptions.start_timeout_s",
+            worker=worker,
+            env_ids=env_ids,
+            doing=WAITING_FOR_A_HOST,
+        )
 
     def _welcome(self, worker: int) -> None:
-        workers, asked = self.workers, self._asked
+        workers = self.workers
         ready, before = workers.ready(worker), self._ready[worker]
         if pack([ready.spaces, ready.num_envs]) != pack([before.spaces, before.num_envs]):
-            workers.broken = True
-            raise WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
-        workers.say(worker, self._layouts[worker])
-        self._events.append(Back(worker))
-        for observer in self._observers:
-            observer.back(worker, workers.generation(worker))
-        if asked is not None and not workers.answered_by(asked.calls, worker):
-            asked.calls |= workers.begin(asked.method, {worker: asked.arguments[worker]}, asked.weights)
+            error = WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
+            raise self._given_up(error)
+        for message in self._product.briefing(worker):
+            workers.say(worker, message)
+        back = Back(worker, workers.generation(worker))
+        self._product.tell(back)
+        self._events.append(back)
+        self.questions.back(worker)
+
+    def _given_up(self, error: Exception) -> Exception:
+        self.over = True
+        return error

@@ -26,6 +26,17 @@ class LedgerEnv(gym.Env[Any, Any]):
         max_length: the longest episode, in env steps.
         pool_seed: the pool's ``seed``, for observations with the generation, which is found from the seed of a reset
             and so proves that every restart and replacement has a seed of its own.
+
+    >>> from parenv import AsyncWorkerPool, Stop
+    >>> def zeros(observations):
+    ...     return np.zeros(len(observations), int)
+    >>> makers = [functools.partial(LedgerEnv, env_id) for env_id in range(2)]
+    >>> expected, audited = {}, 0
+    >>> with AsyncWorkerPool(makers, zeros, num_workers=0, rollout_length=8) as pool:
+    ...     for rollout in pool.rollouts(Stop(env_steps=64)):
+    ...         audited += check_ledger(rollout, expected)
+    >>> audited
+    64
     """
 
     def __init__(self, env_id: int, max_length: int = 7, pool_seed: int | None = None) -> None:
@@ -114,7 +125,7 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
             _equal(float(rollout.rewards[row, column]), ledger_reward(env_id, episode, step), "reward", row, column)
             ended = step >= episode_length(env_id, episode, max_length)
             flags = [bool(rollout.terminated[row, column]), bool(rollout.truncated[row, column])]
-            after = rollout.successors[row, column, 3:].tolist()
+            after = rollout.shifted_observations[row, column, 3:].tolist()
             at_end = [episode % 2 == 0, episode % 2 == 1]
             if after != generation:
                 _equal(flags, at_end if ended else [False, True], "terminated, truncated", row, column)

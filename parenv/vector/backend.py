@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from parenv.memory.board import Board, BoardSpec
-from parenv.protocol.messages import Actions, Remarks
+from parenv.protocol.messages import Actions, SideData
 from parenv.vector.spaces import SpacesOfWorker
 
 
@@ -38,16 +38,20 @@ class Backend(Protocol):
         """Whether it has ended, by itself or because somebody wanted it."""
 
     @property
-    def noted(self) -> bool:
+    def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
 
     @property
-    def remarked(self) -> bool:
-        """Whether there is something in :meth:`remarks`."""
+    def has_side_data(self) -> bool:
+        """Whether there is something in :meth:`side_data`."""
 
     @property
     def failing(self) -> bool:
         """Whether there is something in :meth:`errors`."""
+
+    @property
+    def beginning(self) -> Sequence[int]:
+        """Sub-environments that begin anew after a restart: their rows mean nothing until :meth:`restarted`."""
 
     def lay_out(self, spec: BoardSpec) -> Board:
         """Make the board."""
@@ -71,7 +75,7 @@ class Backend(Protocol):
     def catch_up(self) -> bool:
         """Hear all that was said before the answers that are on the board; whether there was anything."""
 
-    def remarks(self) -> list[Remarks]:
+    def side_data(self) -> list[SideData]:
         """What did not go on the board since the last time."""
 
     def errors(self) -> list[BaseException]:
@@ -95,12 +99,6 @@ class Backend(Protocol):
 
     def forget(self, asked: Any) -> None:
         """Nobody will ask for these answers any more."""
-
-    def waits_for(self, asked: Any) -> list[int]:
-        """The workers that have not answered."""
-
-    def cut(self, env_ids: Sequence[int], limit: str) -> None:
-        """Kill the workers of these sub-environments, because they do not answer within a limit."""
 
     def close(self, timeout_s: float) -> None:
         """End all. Idempotent."""

@@ -50,7 +50,7 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | No
     if parallel_pays(step_s, plan.shares, usable_cores(), waking_s):
         return plan, session, step_s
     session.close(plan.options.close_timeout_s)
-    plan = replace(plan, shares=(plan.num_envs,), inline=True)
+    plan = replace(plan, job=replace(plan.job, shares=(plan.num_envs,)), inline=True)
     return plan, Session(plan, copy), step_s
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,9 +16,14 @@ from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 from parenv.supervision.partition import at_least, instance_of, one_of, placed_workers, split
+from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
 ObservationMode = str | tuple[Space[Any], Space[Any]]
+
+
+Given = SimpleNamespace
+"""What the user gave: every argument of :class:`~parenv.ParallelVectorEnv`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -25,38 +31,34 @@ class VectorPlan:
     """What a vector env is to be.
 
     Args:
-        factories: make the sub-environments, one each.
-        shares: sub-environments of each worker.
+        job: of the workers.
         inline: whether they are stepped in this process.
         measured: whether a measurement decides that.
-        mode: what happens where an episode ends.
         observation_mode: ``"same"``, ``"different"``, or batched and single space.
         batch_size: rows that ``recv`` returns.
-        step_timeout_s: seconds in which a request must be answered, or ``None``.
-        on_worker_death: ``"raise"`` or ``"restart"``.
-        options: of the workers.
-        seed: root of the seeds that nobody gives.
-        cores: one for each worker to keep to, or ``None``.
         placement: where workers run; ``None``: on this machine.
         spaces: of a sub-environment, where the user gives them.
         strict_infos: whether a value in an info that has no plain form is an error.
     """
 
-    factories: Factories
-    shares: tuple[int, ...]
+    job: StepJob
     inline: bool
     measured: bool
-    mode: AutoresetMode
     observation_mode: ObservationMode
     batch_size: int
-    step_timeout_s: float | None
-    on_worker_death: OnWorkerDeath
-    options: WorkerOptions
-    seed: int
-    cores: tuple[int, ...] | None
-    placement: Placing = None
-    spaces: Spaces | None = None
-    strict_infos: bool = False
+    placement: Placing
+    spaces: Spaces | None
+    strict_infos: bool
+
+    @property
+    def options(self) -> WorkerOptions:
+        """Of the workers."""
+        return self.job.options
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Sub-environments of each worker."""
+        return self.job.shares
 
     @property
     def num_envs(self) -> int:
@@ -64,82 +66,92 @@ class VectorPlan:
         return sum(self.shares)
 
 
-def make_vector_plan(
-    env_fns: Any,
-    *,
-    context: str | None,
-    worker: Any,
-    observation_mode: ObservationMode,
-    autoreset_mode: str | AutoresetMode,
-    max_concurrency: int | None,
-    num_workers: int | Literal["auto"] | None,
-    batch_size: int | None,
-    step_timeout_s: float | None,
-    on_worker_death: OnWorkerDeath,
-    options: WorkerOptions,
-    placement: Placing = None,
-    spaces: Any = None,
-    strict_infos: bool = False,
-) -> VectorPlan:
+def make_vector_plan(given: Given) -> VectorPlan:
     """Check the arguments of a vector env.
 
     Raises:
         ConfigurationError: one of them is wrong; the message says what would be right.
         TypeError: ``observation_mode`` is a pair, but not of spaces.
     """
+    factories = _factories(given.env_fns)
+    _check_as_gymnasium_has_it(given)
+    num_envs, options = len(given.env_fns), _options(given)
+    batch_size = _batch_size(given.batch_size, num_envs)
+    num_workers = placed_workers(given.placement, given.num_workers)
+    workers = _workers(num_workers, num_envs, given.max_concurrency)
+    job = StepJob(
+        factories=factories,
+        options=options,
+        shares=split(num_envs, workers),
+        autoreset_mode=AutoresetMode(given.autoreset_mode),
+        seed=int(np.random.SeedSequence().entropy) % 2**63,  # type: ignore[arg-type]
+        cores=own_cores(workers) if options.threads == 1 and given.placement is None else None,
+    )
+    return VectorPlan(
+        job=job,
+        inline=workers == 0,
+        measured=num_workers == "auto" and workers > 0,
+        observation_mode=_checked(given.observation_mode),
+        batch_size=batch_size,
+        placement=given.placement,
+        spaces=given_spaces(given.spaces, factories),
+        strict_infos=given.strict_infos,
+    )
+
+
+def _factories(env_fns: Any) -> Factories:
     if isinstance(env_fns, str) or not isinstance(env_fns, Sequence):
         raise ConfigurationError(
             "env_fns must be a sequence with one factory for each sub-environment, such as "
             f"[make_env] * 64, got {env_fns!r}; parenv.make_vec takes an env id and num_envs"
         )
-    factories = as_factories(env_fns)
-    num_envs = len(env_fns)
-    if worker is not None:
+    return as_factories(env_fns)
+
+
+def _check_as_gymnasium_has_it(given: Given) -> None:
+    """Arguments of Gymnasium's that change nothing here."""
+    if given.worker is not None:
         raise ConfigurationError(
             "a custom worker function cannot be honoured: workers step many sub-environments each, over shared memory. "
             "Put what it does into an environment wrapper, or into WorkerOptions(setup_fn=...)"
         )
-    if context not in (None, "fork", "spawn", "forkserver"):
+    if given.context not in (None, "fork", "spawn", "forkserver"):
         raise ConfigurationError(
-            f"context must be a start method of multiprocessing, got {context!r}. All mean the same here: workers are "
-            "forked from a helper process, as safe as spawn and as fast as fork"
+            f"context must be a start method of multiprocessing, got {given.context!r}. All mean the same here: "
+            "workers are forked from a helper process, as safe as spawn and as fast as fork"
         )
-    instance_of("workers", options, WorkerOptions)
+
+
+def _options(given: Given) -> WorkerOptions:
+    """The user's, with what a vector env has arguments of its own for; ``restart=None`` where none is restarted."""
+    options = WorkerOptions() if given.workers is None else instance_of("workers", given.workers, WorkerOptions)
     if options.on_env_error != "raise":
         raise ConfigurationError(
             "WorkerOptions.on_env_error is for pools: in a vector env the exception is raised, and the env goes on"
         )
-    one_of("on_worker_death", on_worker_death, ("raise", "restart"))
-    if max_concurrency is not None:
-        at_least("max_concurrency", max_concurrency, 1)
-    if step_timeout_s is not None and not step_timeout_s > 0:
-        raise ConfigurationError(f"step_timeout_s must be positive seconds or None, got {step_timeout_s}")
-    batch_size = num_envs if batch_size is None else batch_size
-    at_least("batch_size", batch_size, 1)
-    if batch_size > num_envs:
-        raise ConfigurationError(f"batch_size={batch_size} is more than the {num_envs} sub-environments there are")
-    num_workers = placed_workers(placement, num_workers)
-    workers = _workers(num_workers, num_envs, max_concurrency)
-    return VectorPlan(
-        factories=factories,
-        shares=split(num_envs, workers),
-        inline=workers == 0,
-        measured=num_workers == "auto" and workers > 0,
-        mode=AutoresetMode(autoreset_mode),
-        observation_mode=_checked(observation_mode),
-        batch_size=batch_size,
-        step_timeout_s=step_timeout_s,
-        on_worker_death=on_worker_death,
-        options=options,
-        seed=int(np.random.SeedSequence().entropy) % 2**63,  # type: ignore[arg-type]
-        cores=own_cores(workers) if options.threads == 1 and placement is None else None,
-        placement=placement,
-        spaces=given_spaces(spaces, factories),
-        strict_infos=strict_infos,
+    restarts = one_of("on_worker_death", given.on_worker_death, ("raise", "restart")) == "restart"
+    if restarts and options.restart is None:
+        raise ConfigurationError('on_worker_death="restart" needs a RestartPolicy, but WorkerOptions has restart=None')
+    if given.step_timeout_s is not None and not given.step_timeout_s > 0:
+        raise ConfigurationError(f"step_timeout_s must be positive seconds or None, got {given.step_timeout_s}")
+    return replace(
+        options,
+        restart=options.restart if restarts else None,
+        step_timeout_s=options.step_timeout_s if given.step_timeout_s is None else given.step_timeout_s,
     )
 
 
+def _batch_size(batch_size: int | None, num_envs: int) -> int:
+    if batch_size is None:
+        return num_envs
+    if at_least("batch_size", batch_size, 1) > num_envs:
+        raise ConfigurationError(f"batch_size={batch_size} is more than the {num_envs} sub-environments there are")
+    return batch_size
+
+
 def _workers(num_workers: int | str | None, num_envs: int, max_concurrency: int | None) -> int:
+    if max_concurrency is not None:
+        at_least("max_concurrency", max_concurrency, 1)
     most = min(num_envs, max_concurrency or num_envs)
     if num_workers is None:
         return min(usable_cores(), most)

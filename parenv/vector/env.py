@@ -15,7 +15,7 @@ from parenv.process.forks import Owner
 from parenv.supervision.partition import at_least
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
-from parenv.vector.configuration import ObservationMode, OnWorkerDeath, make_vector_plan
+from parenv.vector.configuration import Given, ObservationMode, OnWorkerDeath, make_vector_plan
 from parenv.vector.session import Session, StepResults
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
@@ -42,11 +42,13 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         num_workers: worker processes; ``None``: one per usable core; 0: everything in this process; ``"auto"``: one per
             core or 0, whichever a measurement of the first sub-environment's step promises to be faster.
         batch_size: rows that :meth:`recv` returns; all by default.
-        step_timeout_s: seconds in which a worker must answer a step or a call; one that does not is killed, its stack
-            shown. ``WorkerOptions(reset_timeout_s=...)`` is the same for resets. Without effect with ``num_workers=0``,
-            where there is nobody to wait for it; that also goes for the limit of a wait.
-        on_worker_death: ``"raise"``: a dead worker closes the env; ``"restart"``: it is started again, the current
-            episodes of its sub-environments are truncated and flagged in ``infos["worker_restarted"]``.
+        step_timeout_s: seconds that an env step or a call may take before its worker counts as hung and is killed, its
+            stack shown; ``None``: ``WorkerOptions.step_timeout_s``. ``WorkerOptions.reset_timeout_s`` is the same for
+            resets. Without effect with ``num_workers=0``, where there is nobody to wait for it; that also goes for the
+            limit of a wait.
+        on_worker_death: ``"raise"``: a dead worker closes the env; ``"restart"``: it is started again, as often as
+            ``WorkerOptions.restart`` allows; the current episodes of its sub-environments are truncated and flagged in
+            ``infos["worker_restarted"]``.
         workers: how workers are set up and how long they may take to start and to close.
         placement: where workers run; ``None``: on this machine. On hosts, every step costs a round trip over the
             network, where it costs some microseconds here: prefer :class:`AsyncWorkerPool` across machines, or
@@ -97,26 +99,14 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
     ) -> None:
-        plan = make_vector_plan(
-            env_fns,
-            context=context,
-            worker=worker,
-            observation_mode=observation_mode,
-            autoreset_mode=autoreset_mode,
-            max_concurrency=max_concurrency,
-            num_workers=num_workers,
-            batch_size=batch_size,
-            step_timeout_s=step_timeout_s,
-            on_worker_death=on_worker_death,
-            options=WorkerOptions() if workers is None else workers,
-            placement=placement,
-            spaces=spaces,
-            strict_infos=strict_infos,
-        )
+        # By name, so that an argument is spelled here and where it is checked, and nowhere between.
+        given = dict(locals())
+        del given["self"]
+        plan = make_vector_plan(Given(**given))
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
-        self.autoreset_mode = plan.mode
+        self.autoreset_mode = plan.job.autoreset_mode
         self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
         plan, session, self.measured_step_s = begin(plan, copy)
         self._session = session
@@ -141,7 +131,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def envs(self) -> list[Any]:
-        """With ``num_workers=0``: the sub-environments themselves, as in ``SyncVectorEnv``."""
+        """The sub-environments themselves, as in ``SyncVectorEnv``; with ``num_workers=0`` only."""
         if self.num_workers:
             raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
         return list(self._session.backend.envs)  # type: ignore[attr-defined]

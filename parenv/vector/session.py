@@ -20,12 +20,10 @@ from parenv.vector.backend import Backend
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.ends import Ends
 from parenv.vector.inline_backend import InlineBackend
-from parenv.vector.limits import Limits
 from parenv.vector.process_backend import ProcessBackend
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results
 from parenv.vector.spaces import board_spec, join_spaces
-from parenv.worker.step_station import StepJob
 
 _ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -45,8 +43,7 @@ class Session:
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
         self._plan = plan
-        job = StepJob(plan.factories, plan.options, plan.shares, plan.mode.value, plan.seed, plan.cores)
-        self.backend: Backend = InlineBackend(job) if plan.inline else ProcessBackend(plan, job)
+        self.backend: Backend = InlineBackend(plan.job) if plan.inline else ProcessBackend(plan)
         try:
             self._get_to_know()
         except BaseException:
@@ -56,14 +53,12 @@ class Session:
         self._all = range(num_envs)
         self._results = Results(self._board, self.spaces.first_observation, copy, plan.options, plan.strict_infos)
         self.read_infos = self._results.infos
-        self._restarts = Restarts(self._board, self._results, plan.mode, plan.on_worker_death == "restart")
-        self._ends = Ends(self._board, plan.mode)
+        self._restarts = Restarts(self._board, self._results, plan.job.autoreset_mode, plan.options.restart is not None)
+        self._ends = Ends(self._board, plan.job.autoreset_mode)
         self._tracks_ends = self._restarts.wanted or self._ends.binding
-        self._worker_of = np.repeat(np.arange(len(plan.shares)), plan.shares)
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
-        self._limits = Limits(plan.step_timeout_s, plan.options, num_envs)
-        self._ever_noted = self._late = self._stepping = False
+        self._had_infos = self._late = self._stepping = False
         self._resetting: Sequence[int] = ()
         self._ready = self._nobody = np.zeros(0, np.int64)
         self._question: Any = None
@@ -103,7 +98,7 @@ class Session:
             self._ends.note(_ALL)
         self._hear()
         board = self._board
-        infos = self._restarts.add_to(self.read_infos(None) if self.backend.noted else {}, self._all)
+        infos = self._restarts.add_to(self.read_infos(None) if self.backend.has_infos else {}, self._all)
         if self._tracks_ends:
             self._restarts.delivered(self._all)
         flags = board.terminated.copy(), board.truncated.copy()
@@ -122,7 +117,7 @@ class Session:
         self._resetting = env_ids
         is_plain = self._settled() and options == {} and all(seeds[env_id] is None for env_id in env_ids)
         # With a number, a wait that times out leaves a request that the next step waits for.
-        self._number(env_ids, reset=True)
+        self._number(env_ids)
         if is_plain:
             self.backend.request(env_ids, reset=True)
         else:
@@ -177,7 +172,7 @@ class Session:
             ids = ids[np.argsort(board.requested[ids], kind="stable")[:batch_size]]
         self._in_flight[ids] = False
         self.under_way -= len(ids)
-        infos = self._restarts.add_to(self._results.infos(ids) if self._ever_noted else {}, ids)
+        infos = self._restarts.add_to(self._results.infos(ids) if self._had_infos else {}, ids)
         infos["env_id"] = ids
         self._deliver(ids)
         return self._results.observations(ids), board.rewards[ids], board.terminated[ids], board.truncated[ids], infos
@@ -192,7 +187,6 @@ class Session:
     ) -> None:
         """Call a method on all or some, with arguments that differ and arguments that do not."""
         env_ids = self._all if env_ids is None else env_ids
-        self._limits.begin(list(env_ids))
         self._question = self._ask(method, env_ids, each, *shared)
 
     def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
@@ -213,9 +207,9 @@ class Session:
         """Ask what the sub-environments are like, and make the board for them."""
         plan, members = self._plan, self.backend.members
         self.spaces = join_spaces(members.spaces, plan.observation_mode, plan.spaces)
-        self.metadata = {**members.metadata, "autoreset_mode": plan.mode}
+        self.metadata = {**members.metadata, "autoreset_mode": plan.job.autoreset_mode}
         self.render_mode = members.render_mode
-        self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, plan.mode))
+        self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, plan.job.autoreset_mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
         """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
@@ -228,11 +222,10 @@ class Session:
         each = each_action(self.spaces.single_action, actions, len(ids))
         self.backend.give(Actions(None, cloudpickle.dumps(dict(zip(ids, each, strict=True)))), ids)
 
-    def _number(self, env_ids: Any, reset: bool = False) -> None:
+    def _number(self, env_ids: Any) -> None:
         """Give a request its number."""
         self._sequence += 1
         self._board.requested[env_ids] = self._sequence
-        self._limits.begin(env_ids, reset)
 
     def _request(self, env_ids: Sequence[int]) -> None:
         """Request a step of some; those whose episode was lost are answered here."""
@@ -244,16 +237,12 @@ class Session:
     def _wait(self, done: Callable[[], bool], timeout: float | None, name: str) -> None:
         """Wait until something is done; afterwards nothing is pending, whatever happens."""
         backend, deadline = self.backend, math.inf if timeout is None else time.monotonic() + timeout
-        timed = timeout is not None or self._limits.exist
         try:
             while not self._is_over(done):
-                if not timed:
-                    backend.listen(math.inf)
-                elif (left := min(deadline, self._limits.ends_at(self._unanswered())) - time.monotonic()) > 0:
-                    backend.listen(left)
-                elif (overdue := self._limits.overdue(self._unanswered()))[0]:
-                    backend.cut(*overdue)
-                elif deadline <= time.monotonic():
+                left_s = math.inf if timeout is None else deadline - time.monotonic()
+                if left_s > 0:
+                    backend.listen(left_s)
+                else:
                     self._late = True
                     raise multiprocessing.TimeoutError(f"The call to `{name}` has timed out after {timeout} second(s).")
         finally:
@@ -280,24 +269,21 @@ class Session:
 
     def _settled(self) -> bool:
         """Whether every request has been answered."""
-        return self._board.finished.tobytes() == self._board.requested.tobytes()
+        return self._board.finished.tobytes() == self._board.requested.tobytes() and not self.backend.beginning
 
     def _enough_ready(self, batch_size: int) -> bool:
-        self._ready = (self._in_flight & (self._board.finished == self._board.requested)).nonzero()[0]
+        ready = self._in_flight & (self._board.finished == self._board.requested)
+        if beginning := self.backend.beginning:
+            ready[beginning] = False
+        self._ready = ready.nonzero()[0]
         return self.backend.failing or len(self._ready) >= batch_size
-
-    def _unanswered(self) -> Any:
-        rows: Any = self._board.requested != self._board.finished
-        if self._question is not None:
-            rows |= np.isin(self._worker_of, self.backend.waits_for(self._question))
-        return rows
 
     def _hear(self) -> None:
         """Take note of what came beside the board; raise what sub-environments raised."""
         backend = self.backend
-        self._ever_noted |= backend.noted
-        if backend.remarked:
-            self._results.take(backend.remarks())
+        self._had_infos |= backend.has_infos
+        if backend.has_side_data:
+            self._results.take(backend.side_data())
         if backend.failing:
             errors = backend.errors()
             failed = [where.env_id for error in errors if isinstance(where := error.__cause__, SubEnvironmentError)]
@@ -308,7 +294,7 @@ class Session:
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""
-        self._results.take(self.backend.remarks())
+        self._results.take(self.backend.side_data())
         self.backend.errors()
         self._ends.note(_ALL)
         self._late = False
@@ -329,7 +315,6 @@ class Session:
         if not self._restarts.wanted:
             return False
         for restarted in (restarts := self.backend.restarted()):
-            self._limits.begin_again(restarted)
             stepping = self._all if self._stepping else np.flatnonzero(self._in_flight).tolist()
             ended = self._ends.flags
             lost = [env_id for env_id in restarted if not ended[env_id] and env_id not in self._resetting]
@@ -341,7 +326,7 @@ class Session:
         return bool(restarts)
 
     def _ask_again(self, env_ids: list[int], reset: bool) -> None:
-        self._number(env_ids, reset)
+        self._number(env_ids)
         self.backend.request(env_ids, reset)
 
     def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from parenv.errors import ConfigurationError
 from parenv.experience.assembly import episodes_of
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import NAMED, Ends, Rollout, concatenated, map_trees
+from parenv.experience.rollout import NAMED, PER_STEP, Ends, Rollout, concatenated, map_trees
 from parenv.memory.layout import MAX_EPISODE_STEPS
 from parenv.worker.collecting import Collector, Seconds, private_writer
 
@@ -82,19 +82,18 @@ def _all_of(missing: set[int]) -> Callable[[Any], bool]:
 
 
 def _piece(chunk: Rollout, column: int, count: int, episodes: EpisodeStatistics) -> Rollout:
-    """The first rows of a column of a chunk, with the next observations in place of the successors."""
+    """The first rows of a column of a chunk, with the next observations in place of the shifted ones."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, list):
             return [[row[column]] for row in value[:count]]
         return value[:count, column : column + 1]
 
-    fields = ("observations", "actions", "rewards", "terminated", "truncated", *NAMED)
-    cuts = {name: map_trees(cut, getattr(chunk, name)) for name in fields}
+    cuts = {name: map_trees(cut, getattr(chunk, name)) for name in (*PER_STEP, *NAMED)}
     return replace(
         chunk,
         **cuts,
-        successors=map_trees(cut, chunk.next_observations()),
+        shifted_observations=map_trees(cut, chunk.next_observations()),
         env_ids=chunk.env_ids[column : column + 1],
         episodes=episodes,
     )
@@ -102,14 +101,14 @@ def _piece(chunk: Rollout, column: int, count: int, episodes: EpisodeStatistics)
 
 def _joined(pieces: list[list[Rollout]], initial_carry: Any) -> Rollout:
     parts = [part for column in pieces for part in column]
-    fields = ("observations", "actions", "rewards", "terminated", "truncated", "successors", *NAMED)
+    fields = (*PER_STEP, "shifted_observations", *NAMED)
     whole = {name: map_trees(concatenated, *(getattr(part, name) for part in parts)) for name in fields}
     steps = np.cumsum([sum(len(part.rewards) for part in column) for column in pieces]) - 1
 
     def at_ends(value: Any) -> Any:
         return [value[step][0] for step in steps] if isinstance(value, list) else value[steps, 0]
 
-    finals = map_trees(at_ends, whole["successors"])
+    finals = map_trees(at_ends, whole["shifted_observations"])
     return replace(
         parts[0],
         **whole,

@@ -98,7 +98,7 @@ def _episode(stepper: Stepper, actor: Actor, spec: RolloutSpec, progress: Progre
     rows, first = reset(stepper, spec.observations, list(range(batch)))
     collector = Collector(stepper, actor, spec, rows, np.arange(batch), 0, progress, infos=first)
     writer = private_writer(spec, batch)
-    writer.infos = heard = HeardInfos(spec.infos, writer.arrays, slice(0, batch))
+    writer.infos = heard = HeardInfos(spec.infos, writer.arrays)
     for _ in range(MAX_STEPS):
         heard.heard = []
         collector.collect(writer)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import InfoRows
-from parenv.envs.target import End
+from parenv.envs.stepping import End
 from parenv.envs.values import Rows
-from parenv.experience.assembly import Arrays, Share
-from parenv.memory.layout import RolloutSpec
+from parenv.experience.assembly import Arrays, Columns
+from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot, slot_layout
 from parenv.memory.spaces import flatten
+from parenv.protocol.messages import Layout
 
 
 class RolloutWriter:
@@ -21,40 +22,27 @@ class RolloutWriter:
     Args:
         spec: what the slot holds.
         arrays: its arrays.
-        share: this worker's part of it.
+        columns: this worker's.
 
     Attributes:
+        plain: this worker's part of the fields that are in a rollout just as they lie here, by name.
         observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
         infos: rows of the infos that were named.
     """
 
-    def __init__(self, spec: RolloutSpec, arrays: Arrays, share: Share) -> None:
-        self._spec, self._share = spec, share
+    def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
+        part = part_of_slot(spec.rollout_length, columns.position, columns.first, columns.stop)
+        self._spec, self._own = spec, {name: array[part[name[0]]] for name, array in arrays.items()}
         self.arrays = arrays
-        columns = slice(share.first, share.stop)
-        T = spec.rollout_length
-        self.rewards = arrays["rewards", 0][:, columns]
-        self.terminated = arrays["terminated", 0][:, columns]
-        self.truncated = arrays["truncated", 0][:, columns]
-        self._extras = {extra.name: arrays["extras", extra.name][:, columns] for extra in spec.extras}
-        self._carry = [arrays["carry", i][columns] for i in range(len(spec.carry))]
-        self.restarted = arrays["restarted", 0][columns]
-        self._ends_table = arrays["ends", 0][T * share.first : T * share.stop]
-        self._fixed = {
-            (name, i): arrays[name, i][:, columns]
-            for name, of in (("observations", spec.observations), ("actions", spec.actions))
-            for i, leaf in enumerate(of)
-            if leaf.dtype is not None
-        }
-        self._fixed_finals = {
-            ("finals", i): arrays["finals", i][T * share.first : T * share.stop]
-            for i, leaf in enumerate(spec.observations)
-            if leaf.dtype is not None
-        }
-        self.gradient = arrays["gradients", 0][share.position] if spec.gradient_bytes else None
-        self.infos = InfoRows(spec.infos, arrays, columns)
-        self.share = share
+        self.plain = {name: self._own[name, 0] for name in PLAIN}
+        self.rewards = self.plain["rewards"]
+        self.restarted = self.plain["restarted"]
+        self._extras = {extra.name: self._own["extras", extra.name] for extra in spec.extras}
+        self._carry = [self._own["carry", i] for i in range(len(spec.carry))]
+        self.gradient = self._own["gradients", 0][0] if spec.gradient_bytes else None
+        self.infos = InfoRows(spec.infos, self._own)
+        self.columns = columns
         self.ends: list[End] = []
         self.finals: list[Any] = []
         self.observations: list[Rows] = []
@@ -62,7 +50,7 @@ class RolloutWriter:
 
     def begin(self, rows: Rows) -> Rows:
         """Begin a rollout with these observations; the rows they were written to."""
-        T, B = self._spec.rollout_length, self._share.stop - self._share.first
+        T, B = self._spec.rollout_length, self.columns.stop - self.columns.first
         self.ends = []
         objects: dict[tuple[str, Any], Any] = {}
         for name, of, length in (("observations", self._spec.observations, T + 1), ("actions", self._spec.actions, T)):
@@ -70,8 +58,8 @@ class RolloutWriter:
                 (name, i): [[None] * B for _ in range(length)] for i, leaf in enumerate(of) if leaf.dtype is None
             }
         objects |= {("finals", i): [] for i, leaf in enumerate(self._spec.observations) if leaf.dtype is None}
-        self.share = self._share._replace(objects=objects)
-        blocks = {**self._fixed, **self._fixed_finals, **objects}
+        self.columns = self.columns._replace(objects=objects)
+        blocks = {**self._own, **objects}
         self.finals = [blocks["finals", i] for i in range(len(self._spec.observations))]
         if objects or not self.observations:
             # Cut up once for all rollouts in this slot: at every step, a slice costs as much as a cheap environment.
@@ -112,28 +100,51 @@ class RolloutWriter:
     def write_ends(self, returns: Any, lengths: Any) -> None:
         """Write where and how episodes ended, with the return and length of each, ``[K]``."""
         count = len(self.ends)
-        self.terminated[:] = False
-        self.truncated[:] = False
+        self.plain["terminated"][:] = False
+        self.plain["truncated"][:] = False
         if count:
             steps, columns, terminated, truncated, seconds, _, counts = map(list, zip(*self.ends, strict=True))
-            self.terminated[steps, columns] = terminated
-            self.truncated[steps, columns] = truncated
-            table = self._ends_table[:count]
+            self.plain["terminated"][steps, columns] = terminated
+            self.plain["truncated"][steps, columns] = truncated
+            table = self.end_records()
             table["step"], table["column"] = steps, columns
-            table["column"] += self._share.first
+            table["column"] += self.columns.first
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
             table["counts"] = counts
-        self.arrays["commits", 0]["num_ends"][self._share.position] = count
+        self._own["commits", 0]["num_ends"] = count
 
     def end_records(self) -> Any:
         """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
-        return self._ends_table[: len(self.ends)]
+        return self._own["ends", 0][: len(self.ends)]
 
     def stamp(self, **commit: float) -> None:
         """Write the commit record, field by field, ``sequence`` last: from then on the slot holds this rollout."""
-        record = self.arrays["commits", 0]
+        record = self._own["commits", 0]
         for name, value in commit.items():
-            record[name][self._share.position] = value
+            record[name] = value
+
+
+class SlotWriters(dict[int, RolloutWriter]):
+    """One worker's writer of each slot, made when it is first written to.
+
+    Args:
+        spec: what a slot holds.
+        layout: where slots lie.
+        num_envs: sub-environments of this worker.
+        mapping: the shared memory, all of it.
+    """
+
+    def __init__(self, spec: RolloutSpec, layout: Layout, num_envs: int, mapping: Any) -> None:
+        super().__init__()
+        self._spec, self._layout, self._memory = spec, layout, memoryview(mapping)
+        self._columns = Columns(layout.position, layout.first_column, layout.first_column + num_envs)
+        self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
+
+    def __missing__(self, slot: int) -> RolloutWriter:
+        offset = self._layout.slots_offset + slot * self._layout.slot_bytes
+        view = self._memory[offset : offset + self._layout.slot_bytes]
+        writer = self[slot] = RolloutWriter(self._spec, self._slots.arrays(view), self._columns)
+        return writer
 
 
 def to_array(value: Any) -> Any:

@@ -539,7 +539,8 @@ class Audit:
 
 
 def vector_limit_of(where: str) -> str:
-    return f"reset_timeout_s={RESET_S:g}" if where in ("reset", "masked reset") else f"step_timeout_s={STEP_S:g}"
+    resets = ("reset", "masked reset", "autoreset")
+    return f"reset_timeout_s={RESET_S:g}" if where in resets else f"step_timeout_s={STEP_S:g}"
 
 
 @pytest.mark.one_in(4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop, WorkerOptions
-from parenv.pool.advice import Advice
+from parenv.advice.recommendations import Advice
 from parenv.process.cores import usable_cores
 
 
@@ -101,7 +101,7 @@ def test_the_devices_of_a_run_are_those_of_its_module_and_its_workers(monkeypatc
         def forward(self, observations: Any) -> Any:
             return self.scores(observations).argmax(-1)
 
-    monkeypatch.setattr("parenv.pool.advising.accelerator", lambda policy: "cuda")
+    monkeypatch.setattr("parenv.advice.advising.accelerator", lambda policy: "cuda")
     net = Net()
     with AsyncWorkerPool("CartPole-v1", net, num_workers=1, workers=WorkerOptions(device="cpu:0")) as pool:
         next(pool.rollouts())

@@ -281,7 +281,7 @@ def test_another_device_is_measured_like_the_cpu_and_compared_with_it(monkeypatc
 def test_a_device_on_which_the_agent_cannot_run_is_not_recommended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("parenv.cli.curves", "parenv.pool.advising"):
+    for module in ("parenv.cli.curves", "parenv.advice.advising"):
         monkeypatch.setattr(f"{module}.accelerator", lambda policy: "meta")
     assert main(["advise", "CartPole-v1", "--agent", "advised_agents:make", *SHORT]) == 0
     printed = capsys.readouterr().out

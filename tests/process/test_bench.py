@@ -10,11 +10,11 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from parenv.cli import rllib
 from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport
 from parenv.cli.main import main
-from parenv.cli.peers import vector_peers
+from parenv.cli.systems import rllib
+from parenv.cli.systems.compared import vector_peers
 
 BROKEN = """
 import gymnasium as gym
@@ -72,7 +72,7 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
         ("SyncVectorEnv", 0),
         ("AsyncVectorEnv", None),
         *(("ParallelVectorEnv", workers) for workers in (0, 1, 2)),
-        *((peer.name, 0 if peer.in_process else None) for peer in vector_peers(None)),
+        *((name, 0 if in_process else None) for name, in_process, _ in vector_peers(None)),
         *([("RLlib env runners of 2 envs", 2)] if rllib.is_installed() else []),
         *((f"AsyncWorkerPool, {mode}", workers) for mode in ("sync", "async") for workers in (1, 2)),
     }

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scripts import printed_by
 
-from parenv.cli import rllib
-from parenv.cli.peers import vector_peers
+from parenv.cli.systems import rllib
+from parenv.cli.systems.compared import vector_peers
 
 KINDS = {
     "SB3 DummyVecEnv": "stable_baselines3",
@@ -51,29 +51,29 @@ def test_a_peer_steps_every_sub_environment_once_and_resets_what_has_ended(
     kind: str, package: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(package)
-    (peer,) = (peer for peer in vector_peers("fork") if peer.name == kind)
-    envs = peer.make([counted(tmp_path / "steps")] * 2)
+    in_process, make = next((in_process, make) for name, in_process, make in vector_peers("fork") if name == kind)
+    envs = make([counted(tmp_path / "steps")] * 2)
     envs.reset()
     for _ in range(10):
         envs.step(np.zeros(2, np.int64))
     envs.close()
     steps = Counter(map(int, (tmp_path / "steps").read_text().split()))
-    assert list(steps.values()) == ([20] if peer.in_process else [10, 10])
-    assert (os.getpid() in steps) == peer.in_process
+    assert list(steps.values()) == ([20] if in_process else [10, 10])
+    assert (os.getpid() in steps) == in_process
 
 
 RUNNERS = """
 import itertools, pathlib, sys
 from test_peers import counted
 from types import SimpleNamespace
-from parenv.cli import rllib
+from parenv.cli.systems import rllib
 
 path = pathlib.Path(sys.argv[1])
-opened = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)
+measure, close = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)
 path.write_text("")
 rllib.time = SimpleNamespace(perf_counter=itertools.count().__next__)
-print(opened.measure(1.0), len(path.read_text().split()))
-opened.close()
+print(measure(1.0), len(path.read_text().split()))
+close()
 """
 
 

@@ -192,7 +192,7 @@ def test_a_journal_that_does_not_fit_is_refused_before_anything_starts(tmp_path:
         pool_of(Net(), replay=tmp_path / "journal", record=tmp_path / "other")
     (tmp_path / "no journal").write_text("[]\n")
     for path in ("nothing", "no journal"):
-        with pytest.raises(ConfigurationError, match="journal"):
+        with pytest.raises(ConfigurationError, match="is no recording that can be replayed"):
             pool_of(Net(), replay=tmp_path / path)
 
 

@@ -73,7 +73,8 @@ def check(timeline: Timeline, statistics: PoolStatistics) -> None:
     assert dict(zip(*np.unique(timeline.policy_lag, return_counts=True), strict=True)) == statistics.policy_lag
     assert timeline.episodes.running_mean()[-1:] == pytest.approx([statistics.mean_return])
     for track in timeline.tracks:
-        assert sum(track.shares().values()) == pytest.approx(1.0, abs=1e-4)  # Times are rounded to an eighth of a µs.
+        # Times are rounded to an eighth of a µs.
+        assert sum(track.fractions().values()) == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.one_in(3)
@@ -119,7 +120,7 @@ def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_
     timeline = read_timeline(tmp_path / "trace.json")
     check(timeline, statistics)
     assert timeline.about["parallelism"] == "gradient"
-    assert all(track.shares()["learn"] > 0 for track in timeline.tracks)
+    assert all(track.fractions()["learn"] > 0 for track in timeline.tracks)
     if mode == "async":
         assert "gradient parallelism, 2 workers" in report(tmp_path).read_text()
 
@@ -205,10 +206,10 @@ def test_a_report_can_be_made_while_the_run_goes_on_and_of_the_run_that_follows(
         next(stream)
     timeline = read_timeline(path)
     assert (timeline.is_finished, timeline.about["env_steps"], timeline.total_env_steps) == (True, before, 512)
-    shares = timeline.driver.shares()
+    fractions = timeline.driver.fractions()
     assert evaluated == 2
-    assert shares["evaluate"] > 0
-    assert shares[UNRECORDED] < 0.5
+    assert fractions["evaluate"] > 0
+    assert fractions[UNRECORDED] < 0.5
 
 
 def test_a_trace_that_cannot_be_written_leaves_the_pool_usable(tmp_path: Path) -> None:

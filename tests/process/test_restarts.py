@@ -232,7 +232,7 @@ def test_gradients_of_the_dead_are_never_applied_and_rounds_complete() -> None:
 def test_what_a_replaced_process_still_says_is_refused() -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=OFTEN) as pool:
         stream, workers = pool.rollouts(), pool._session.workers
-        old = workers._senders[0]
+        old = workers._processes[0].sender
         while not kill(pool, 0):
             next(stream)
         expected: dict[int, tuple[int, ...]] = {}

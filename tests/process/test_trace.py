@@ -83,7 +83,7 @@ def test_a_timeline_says_who_did_what_when_without_overlaps(mode: Any, num_worke
 def test_gradients_have_a_piece_for_learning_on_the_worker_and_an_unfinished_file_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parenv.pool.trace.FLUSH_S", 0.0)
+    monkeypatch.setattr("parenv.records.trace.FLUSH_S", 0.0)
     path = tmp_path / "runs" / "first" / "trace.json"
     with AsyncWorkerPool(
         lambda: LedgerEnv(0), Net(), num_workers=1, mode="sync", rollout_length=4, parallelism="gradient",

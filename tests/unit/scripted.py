@@ -72,7 +72,7 @@ class Run:
         writer.write_ends(*self._episodes.close(writer.rewards, writer.ends))
         self._rows = [row.copy() for row in writer.observations[length]]
         about: dict[str, Any] = {"env_ids": np.arange(batch), "worker": 0, "policy_version": 0, "policy_lag": 0}
-        return assemble(self.spec, writer.arrays, [writer.share], extras=(), **about)
+        return assemble(self.spec, writer.arrays, [writer.columns], extras=(), **about)
 
 
 def stepped(env: Scripted, steps: int) -> RolloutWriter:

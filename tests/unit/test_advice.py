@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from parenv.advice.advising import advise
+from parenv.advice.costs import Costs, Setting, fixed_seconds, steps_per_second
+from parenv.advice.recommendations import Advice, Recommendation
 from parenv.cli.advise import AdviceReport, Verified
 from parenv.cli.machine import machine
-from parenv.pool.advice import Advice, Recommendation
-from parenv.pool.advising import advise
-from parenv.pool.costs import Costs, Setting, fixed_seconds, steps_per_second
 
 SETTING = Setting(mode="sync", parallelism="experience", num_workers=2, num_envs=32, rollout_length=128)
 

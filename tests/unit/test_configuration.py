@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import threading
 from collections.abc import Callable
@@ -14,35 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parenv import AsyncWorkerPool
 from parenv.errors import ConfigurationError, NotPicklableError
-from parenv.options import WorkerOptions
-from parenv.pool.configuration import Plan, make_plan
+from parenv.pool.configuration import Given, Plan, make_plan
 from parenv.process.cores import recommended_num_workers
 from parenv.supervision.partition import split
 from parenv.supervision.pickling import find_unpicklable, pickled
 
 LOCK = threading.Lock()
-GOOD: dict[str, Any] = {
-    "env_fn": "CartPole-v1",
-    "policy": len,
-    "num_envs": 6,
-    "num_workers": 2,
-    "mode": "async",
-    "parallelism": "experience",
-    "rollout_length": 8,
-    "loss_fn": None,
-    "gradient": None,
-    "postprocess": None,
-    "prefetch": 1,
-    "max_policy_lag": None,
-    "on_stale": "pace",
-    "seed": 3,
-    "options": WorkerOptions(),
-}
+ARGUMENTS = inspect.signature(AsyncWorkerPool).parameters.values()
+DEFAULTS = {one.name: one.default for one in ARGUMENTS if one.default is not one.empty}
+GOOD = {"env_fn": "CartPole-v1", "policy": len, "num_envs": 6, "num_workers": 2, "rollout_length": 8, "seed": 3}
 
 
 def plan_with(**changes: Any) -> Plan:
-    return make_plan(**{**GOOD, **changes})
+    return make_plan(Given(**{**DEFAULTS, **GOOD, **changes}))
 
 
 @given(st.integers(1, 500), st.integers(1, 64))
@@ -69,19 +56,19 @@ def test_what_is_not_said_comes_from_the_machine_and_one_sub_environment_per_wor
 
 def test_a_plan_says_what_was_asked_for() -> None:
     plan = plan_with(num_envs=7, num_workers=3, prefetch=np.int64(2), seed=np.uint32(9))
-    assert (plan.shares, plan.inline, plan.num_envs_is_given) == ((3, 2, 2), False, True)
-    assert (plan.prefetch, plan.seed, plan.policy) == (2, 9, len)
+    assert (plan.job.shares, plan.inline, plan.job.num_envs_is_given) == ((3, 2, 2), False, True)
+    assert (plan.prefetch, plan.job.seed, plan.job.policy) == (2, 9, len)
     inline = plan_with(num_envs=None, num_workers=0)
-    assert (inline.shares, inline.inline, inline.num_envs_is_given) == ((1,), True, False)
+    assert (inline.job.shares, inline.inline, inline.job.num_envs_is_given) == ((1,), True, False)
 
 
 def test_one_factory_for_each_sub_environment_says_how_many_there_are() -> None:
     plan = plan_with(env_fn=["CartPole-v1"] * 5, num_envs=None)
-    assert (plan.shares, plan.num_envs_is_given) == ((3, 2), True)
+    assert (plan.job.shares, plan.job.num_envs_is_given) == ((3, 2), True)
 
 
 def test_without_a_seed_there_is_a_new_one_each_time() -> None:
-    seeds = {plan_with(seed=None).seed for _ in range(4)}
+    seeds = {plan_with(seed=None).job.seed for _ in range(4)}
     assert len(seeds) == 4
     assert all(0 <= seed < 1 << 63 for seed in seeds)
 

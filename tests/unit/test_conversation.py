@@ -8,8 +8,23 @@ import itertools
 import pytest
 
 from parenv.errors import ProtocolError
-from parenv.protocol.conversation import DRIVER, TRANSITIONS, WORKER, Conversation, State
-from parenv.protocol.messages import KINDS, Call, Close, Commit, Credit, Failure, Layout, Message, Ready, Reply
+from parenv.protocol.conversation import Conversation
+from parenv.protocol.messages import (
+    DRIVER,
+    KINDS,
+    TRANSITIONS,
+    WORKER,
+    Call,
+    Close,
+    Commit,
+    Credit,
+    Failure,
+    Layout,
+    Message,
+    Ready,
+    Reply,
+    State,
+)
 
 PLACES = list(itertools.product(State, (DRIVER, WORKER)))
 SCRIPT: list[tuple[str, type[Message], State]] = [

@@ -232,14 +232,48 @@ def test_a_round_is_complete_when_everybody_has_committed_once(
 ) -> None:
     rounds, number, missing = Rounds(workers), -1, set[int]()
     for worker, offset in events:
-        if not rounds.under_way:
+        if not missing:
             number, missing = number + 1, set(range(workers))
-            assert rounds.issue() == [CreditKey(one, number) for one in range(workers)]
-            assert rounds.round_version == rounds.version
-        version = rounds.round_version
+            keys = [CreditKey(one, number) for one in range(workers)]
+            assert rounds.issue() == keys
+            assert len({rounds.rollout_of(key) for key in keys}) == 1
+            version = rounds.version
         if chance.random() < 0.3:
             assert rounds.publish() == rounds.version > version
+        assert rounds.next() is None
         assert rounds.commit(CreditKey(worker, number + offset)) == (offset == 0 and worker in missing)
         missing -= {worker} if offset == 0 else set()
-        assert rounds.under_way == bool(missing)
-        assert rounds.round_version == version
+        assert rounds.issue() == []
+        assert rounds.under_way() == dict.fromkeys(range(workers), 1)
+        assert rounds.versions_in_use() == ({version} if missing else set())
+        assert rounds.version_of(keys[0]) == version
+        if not missing:
+            assert rounds.next() == rounds.rollout_of(keys[0])
+            assert (rounds.next(), rounds.under_way(), rounds.issue()) == (None, {}, [])
+            rounds.done(keys[0])
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["commit", "lose"]), st.integers(0, 3)), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_whoever_is_lost_in_a_round_gets_its_credit_again_when_it_is_back_unless_its_part_is_there(
+    workers: int, events: list[tuple[str, int]]
+) -> None:
+    rounds, number, missing, lost = Rounds(workers), -1, set[int](), set[int]()
+    for what, worker in [(what, worker % workers) for what, worker in events]:
+        if not missing:
+            number, missing = number + 1, set(range(workers))
+            assert rounds.issue() == [CreditKey(one, number) for one in range(workers) if one not in lost]
+        if worker in lost:
+            lost.remove(worker)
+            assert rounds.regain(worker) == ([CreditKey(worker, number)] if worker in missing else [])
+        elif what == "lose":
+            lost.add(worker)
+            assert rounds.lose(worker) == []
+        else:
+            assert rounds.commit(CreditKey(worker, number)) == (worker in missing)
+            missing -= {worker}
+        if not missing:
+            whole = rounds.next()
+            assert whole is not None
+            rounds.done(whole)
+        assert rounds.next() is None

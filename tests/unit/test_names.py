@@ -1,4 +1,4 @@
-"""Names of the README."""
+"""Names of README and documentation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 from scripts import printed_by
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-NAMES = sorted(set(re.findall(r"\bparenv(?:\.[A-Za-z_]\w*)+", README)))
+ROOT = Path(__file__).parents[2]
+TEXT = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+NAMES = sorted(set(re.findall(r"\bparenv(?:\.[A-Za-z_]\w*)+", TEXT)))
 
 
-def test_the_readme_has_such_names() -> None:
+def test_the_pages_have_such_names() -> None:
     assert {"parenv.learning.prefetch", "parenv.adapters.sb3.ParallelVecEnv", "parenv.progress"} <= set(NAMES)
 
 
-def test_every_dotted_name_of_the_readme_is_there_after_import_parenv() -> None:
+def test_every_dotted_name_of_the_pages_is_there_after_import_parenv() -> None:
     script = """
 import os, sys, parenv
 for name in sys.argv[1:]:

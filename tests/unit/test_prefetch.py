@@ -157,7 +157,7 @@ def real_rollout(reward: float) -> Rollout:
         restarted=np.zeros(2, bool),
         episodes=EpisodeStatistics(nothing, nothing, nothing, nothing),
         ends=[Ends(row, column, block[:1])],
-        successors=block,
+        shifted_observations=block,
     )
 
 

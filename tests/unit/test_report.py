@@ -25,7 +25,9 @@ from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.layout import COMMIT_DTYPE
 from parenv.pool.arrival import Arrival
-from parenv.pool.trace import TraceWriter
+from parenv.pool.events import Asked, Delivered, Published
+from parenv.records.trace import TraceWriter
+from parenv.supervision.supervisor import Back, Lost
 
 SINCE_S = 1000.0
 
@@ -146,9 +148,9 @@ def test_what_a_trace_says_is_read_in_seconds_since_the_first_rollout_was_asked_
     assert (second.who, second.what) == ("sub-environment of worker 0", "sub-environment")
 
 
-def test_shares_fill_the_time_and_a_publish_is_no_learning(tmp_path: Path) -> None:
+def test_the_parts_fill_the_time_and_a_publish_is_no_learning(tmp_path: Path) -> None:
     timeline = read_timeline(two_workers(tmp_path / "trace.json"))
-    driver, worker, killed = (track.shares() for track in timeline.tracks)
+    driver, worker, killed = (track.fractions() for track in timeline.tracks)
     assert driver == pytest.approx({"learn": 0.125, "wait": 0.75, "publish": 0.125, UNRECORDED: 0.0})
     assert worker == pytest.approx({"wait": 0.2, "act": 0.3, "env": 0.4, "commit": 0.1, UNRECORDED: 0.0})
     assert killed["restart"] == pytest.approx(0.6 / 3)
@@ -168,8 +170,8 @@ def test_a_publish_behind_the_last_rollout_takes_nothing_from_learning(tmp_path:
             piece("driver", "publish", 3.0, 4.0),
         ],
     )
-    shares = read_timeline(path).driver.shares()
-    assert shares == pytest.approx({"wait": 0.5, "learn": 0.25, "publish": 0.25, UNRECORDED: 0.0})
+    fractions = read_timeline(path).driver.fractions()
+    assert fractions == pytest.approx({"wait": 0.5, "learn": 0.25, "publish": 0.25, UNRECORDED: 0.0})
 
 
 def test_env_steps_are_even_within_a_rollout_and_none_between_two(tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_a_trace_that_breaks_off_anywhere_is_read_up_to_there(tmp_path: Path) ->
         torn.write_text(whole[:end])
         timeline = read_timeline(torn)
         assert not timeline.is_finished
-        assert [0 <= sum(track.shares().values()) <= 1 + 1e-9 for track in timeline.tracks] == [True] * 3
+        assert [0 <= sum(track.fractions().values()) <= 1 + 1e-9 for track in timeline.tracks] == [True] * 3
         assert len(timeline.workers[1].env_steps_until([0.0, 1.0])) == 2
         known.add(timeline.total_env_steps)
     assert known == {0, 20, 30, 50, 70, 80}
@@ -280,7 +282,7 @@ def test_a_trace_that_begins_amid_a_run_counts_from_its_first_question(tmp_path:
     for since in (-4.0, -3.0, -2.0, -0.5):
         events += [instant("driver", "rollout", 0.5, env_steps=10, policy_lag=0), *run("0", since, 10)]
     timeline = read_timeline(write(tmp_path / "trace.json", events))
-    assert timeline.workers[0].shares() == pytest.approx(
+    assert timeline.workers[0].fractions() == pytest.approx(
         {"wait": 0, "act": 0, "env": 0.8, "commit": 0.2, "unrecorded": 0}
     )
     assert timeline.cycle_s == pytest.approx(0.4)
@@ -460,7 +462,7 @@ def test_what_follows_begins_where_what_was_before_ends_in_whole_nanoseconds(tmp
             ended + waiting_s,
             waiting_s=waiting_s, acting_s=acting_s, environment_s=environment_s, learning_s=learning_s,
         )  # fmt: skip
-        writer.yielded(arrival)
+        writer.hear(Delivered(arrival))
         ended = float(arrival.commits["ended_s"][0])
     writer.close()
     events = pieces_written(tmp_path / "trace.json")
@@ -472,9 +474,9 @@ def test_what_follows_begins_where_what_was_before_ends_in_whole_nanoseconds(tmp
 
 def test_a_rollout_that_was_made_before_a_restart_and_arrives_after_it_is_where_it_was(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace.json", 1, header([1])[1]["args"], "commit")
-    writer.lost(0, RuntimeError("died"))
-    writer.back(0, 1)
-    writer.yielded(arrived(1.0, waiting_s=0.5, acting_s=0.1, environment_s=0.1, learning_s=0.0))
+    writer.hear(Lost(0, RuntimeError("died")))
+    writer.hear(Back(0, 1))
+    writer.hear(Delivered(arrived(1.0, waiting_s=0.5, acting_s=0.1, environment_s=0.1, learning_s=0.0)))
     writer.close()
     first, *_, restart = pieces_written(tmp_path / "trace.json")
     assert (first["name"], first["ts"], first["dur"], restart["name"]) == ("wait", 0.5e6, 0.5e6, "restart")
@@ -488,11 +490,11 @@ def test_what_the_pool_writes_is_strict_json_also_where_a_return_is_not_a_number
     rollout: Any = SimpleNamespace(episodes=episodes, policy_version=3, policy_lag=2)
     replaced = [[[0, "step", 'ValueError: "quoted"\nin two lines']]]
     writer = TraceWriter(path, 1, header([1])[1]["args"], "commit")
-    writer.asked()
-    writer.yielded(Arrival(rollout, [0], [[0]], [12], None, [0.0], [{}], commits, replaced))
-    writer.did("publish", 0.0, policy_version=4)
-    writer.lost(0, RuntimeError('it "died"'))
-    writer.back(0, 1)
+    writer.hear(Asked())
+    writer.hear(Delivered(Arrival(rollout, [0], [[0]], [12], None, [0.0], [{}], commits, replaced)))
+    writer.hear(Published(4, 0.0))
+    writer.hear(Lost(0, RuntimeError('it "died"')))
+    writer.hear(Back(0, 1))
     writer.close()
     writer.close()
 

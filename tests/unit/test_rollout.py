@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from parenv.envs.target import End
+from parenv.envs.stepping import End
 from parenv.envs.values import row_writer
-from parenv.experience.assembly import Share, assemble
+from parenv.experience.assembly import Columns, assemble
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import Extra, RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf
@@ -45,10 +45,10 @@ def record(ended: Any, widths: list[int], left_out: int = 0) -> Recorded:
     seen, followed_by = np.zeros((T + 1, B), int), np.zeros((T, B), int)
     numbers, shares, first = iter(range(1, 10_000)), [], 0
     for position, width in enumerate(widths):
-        writer = RolloutWriter(spec, arrays, Share(position, first, first + width))
+        writer = RolloutWriter(spec, arrays, Columns(position, first, first + width))
         columns = slice(first, first + width)
-        write_share(writer, ended[:, columns], numbers, seen[:, columns], followed_by[:, columns])
-        shares.append(writer.share)
+        write_columns(writer, ended[:, columns], numbers, seen[:, columns], followed_by[:, columns])
+        shares.append(writer.columns)
         first += width
     first = sum(widths[:left_out])
     about: dict[str, Any] = {"env_ids": np.arange(10, 10 + B - first), "policy_version": 3, "policy_lag": 1}
@@ -56,7 +56,7 @@ def record(ended: Any, widths: list[int], left_out: int = 0) -> Recorded:
     return Recorded(rollout, seen[:, first:], followed_by[:, first:], ended[:, first:])
 
 
-def write_share(writer: RolloutWriter, ended: Any, numbers: Iterator[int], seen: Any, followed_by: Any) -> None:
+def write_columns(writer: RolloutWriter, ended: Any, numbers: Iterator[int], seen: Any, followed_by: Any) -> None:
     T, B = ended.shape
     seen[0] = [next(numbers) for _ in range(B)]
     writer.begin(shown(seen[0]))
@@ -160,7 +160,7 @@ ENDED = np.array([[False, True, False], [False, False, True]])
 
 
 def arrays_of(rollout: Rollout) -> list[Any]:
-    blocks = [rollout.observations, rollout.last_observations, rollout.successors, rollout.final_observations]
+    blocks = [rollout.observations, rollout.last_observations, rollout.shifted_observations, rollout.final_observations]
     nested = [part for block in blocks for part in (block["x"], block["deep"][0])]
     return [*nested, rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated, rollout.extras["value"]]
 
@@ -191,3 +191,9 @@ def test_without_an_end_next_observations_are_a_view() -> None:
     rollout = record(np.zeros((2, 3), bool), [3]).rollout
     assert np.shares_memory(rollout.next_observations()["x"], rollout.observations["x"])
     assert len(rollout.final_observations["x"]) == 0
+
+
+def test_the_former_name_of_shifted_observations_goes_on_working_and_says_the_new_one() -> None:
+    rollout = record(ENDED, [3]).rollout
+    with pytest.warns(DeprecationWarning, match="Rollout.successors is now shifted_observations"):
+        assert rollout.successors is rollout.shifted_observations

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from parenv.envs.target import End
-from parenv.experience.assembly import Share
+from parenv.envs.stepping import End
+from parenv.experience.assembly import Columns
 from parenv.memory.layout import Extra, RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
@@ -73,7 +73,7 @@ def test_a_reward_out_of_all_bounds_spoils_no_later_episode(bad: float, rollout_
     assert totals[1:] == [2.0, 2.0, 2.0]
 
 
-def a_slot(shares: list[Share]) -> tuple[Any, list[RolloutWriter]]:
+def a_slot(shares: list[Columns]) -> tuple[Any, list[RolloutWriter]]:
     layout = slot_layout(SPEC, shares[-1].stop, len(shares))
     arrays = layout.arrays(np.zeros(layout.total_bytes, np.uint8))
     return arrays, [RolloutWriter(SPEC, arrays, share) for share in shares]
@@ -100,7 +100,7 @@ def fill(writer: RolloutWriter, batch: int, number: int) -> None:
 
 
 def test_each_worker_writes_its_own_columns_and_no_others() -> None:
-    arrays, (left, right) = a_slot([Share(0, 0, 2), Share(1, 2, 5)])
+    arrays, (left, right) = a_slot([Columns(0, 0, 2), Columns(1, 2, 5)])
     fill(left, 2, 1)
     before = {name: array.copy() for name, array in arrays.items()}
     fill(right, 3, 2)
@@ -122,16 +122,16 @@ def test_each_worker_writes_its_own_columns_and_no_others() -> None:
 
 
 def test_ends_are_recorded_with_their_column_in_the_slot() -> None:
-    arrays, (_, right) = a_slot([Share(0, 0, 2), Share(1, 2, 5)])
+    arrays, (_, right) = a_slot([Columns(0, 0, 2), Columns(1, 2, 5)])
     fill(right, 3, 2)
     assert right.end_records().tolist() == [(1, 2, 4, 7.5, 0.5, 1)]
     assert arrays["ends", 0][6].tolist() == (1, 2, 4, 7.5, 0.5, 1)
 
 
-def test_values_without_a_fixed_size_go_with_the_share() -> None:
-    _, (writer,) = a_slot([Share(0, 0, 2)])
+def test_values_without_a_fixed_size_go_with_the_columns() -> None:
+    _, (writer,) = a_slot([Columns(0, 0, 2)])
     fill(writer, 2, 3)
-    assert writer.share.objects == {
+    assert writer.columns.objects == {
         ("observations", 1): [["text 3"] * 2] * 4,
         ("actions", 1): [["go"] * 2] * 3,
         ("finals", 1): ["final"],
@@ -139,12 +139,12 @@ def test_values_without_a_fixed_size_go_with_the_share() -> None:
 
 
 def test_a_new_rollout_begins_without_the_ends_and_values_of_the_one_before() -> None:
-    arrays, (writer,) = a_slot([Share(0, 0, 2)])
+    arrays, (writer,) = a_slot([Columns(0, 0, 2)])
     fill(writer, 2, 3)
-    before = writer.share.objects
+    before = writer.columns.objects
     writer.begin(rows(2, 9))
     writer.write_ends([], [])
     assert not arrays["terminated", 0].any()
     assert (len(writer.ends), len(writer.end_records()), int(arrays["commits", 0]["num_ends"][0])) == (0, 0, 0)
-    assert writer.share.objects["observations", 1] == [["text 9"] * 2] + [[None] * 2] * 3
+    assert writer.columns.objects["observations", 1] == [["text 9"] * 2] + [[None] * 2] * 3
     assert before["observations", 1][0] == ["text 3"] * 2

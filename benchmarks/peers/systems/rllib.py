@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,48 +11,20 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
-from ray.tune.trainable import trainable
+from cli.systems.rllib import collected, configuration
 
 from systems import rays
 from systems.delivery import delivery_rate
 from systems.learning import Clock, Found
 from systems.loops import Close, Measure
 
-# RLlib has no setting for where an algorithm built by hand puts its results, and takes the home directory.
-trainable.DEFAULT_STORAGE_PATH = tempfile.gettempdir()
-
-
-def configuration(num_envs: int, num_runners: int, rollout_length: int, shared: bool) -> Any:
-    """PPO on CartPole; ``shared``: whether policy and value have their features in common."""
-    model = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=shared)
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(
-            num_env_runners=num_runners,
-            num_envs_per_env_runner=num_envs // num_runners,
-            rollout_fragment_length=rollout_length,
-        )
-        .training(train_batch_size_per_learner=num_envs * rollout_length)
-        .rl_module(model_config=model)
-    )
-
 
 def rollouts(num_envs: int, num_workers: int, rollout_length: int) -> tuple[Measure, Close]:
     """Episodes, or pieces of them, from all runners to this process."""
     rays.start(num_workers + 1)
-    algorithm = configuration(num_envs, num_workers, rollout_length, shared=True).build_algo()
-
-    def collect() -> int:
-        episodes: Any = synchronous_parallel_sample(
-            worker_set=algorithm.env_runner_group, concat=True, _uses_new_env_runners=True
-        )
-        return sum(len(episode) for episode in episodes)
-
-    return delivery_rate(collect), lambda: _stop(algorithm)
+    config = configuration("CartPole-v1", num_envs, num_workers, rollout_length, vf_share_layers=True)
+    algorithm = config.build_algo()
+    return delivery_rate(lambda: collected(algorithm)), lambda: _stop(algorithm)
 
 
 def _stop(algorithm: Any) -> None:
@@ -97,7 +68,8 @@ def to_475(num_runners: int, seed: int, settings: dict[str, Any]) -> tuple[Calla
     def measure(limit_s: float) -> Found:
         clock = Clock()
         rays.start(num_runners + 1)
-        config = configuration(settings["num_envs"], num_runners, settings["rollout_length"], shared=False)
+        sizes = settings["num_envs"], num_runners, settings["rollout_length"]
+        config = configuration("CartPole-v1", *sizes, vf_share_layers=False)
         algorithm = with_settings(config, settings, seed).build_algo()
         clock.started()
         found = _learn(algorithm, clock, limit_s, settings)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from cli.systems import sb3
 from environments import factory
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from systems.loops import Close, Measure, first_observation, sampled_actions, step_rate
 
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
     """``kind``: ``"DummyVecEnv"`` or ``"SubprocVecEnv"``; forked, for with its default 256 processes import torch."""
-    factories = [factory(case)] * num_envs
-    envs = DummyVecEnv(factories) if kind == "DummyVecEnv" else SubprocVecEnv(factories, start_method="fork")
+    envs = sb3.make(kind, [factory(case)] * num_envs, "fork")
     _reset(envs)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
 
 
 def startup(case: str, num_envs: int, start: str) -> tuple[Any, Close]:
     """``start``: the start method of multiprocessing."""
-    return first_observation(lambda: SubprocVecEnv([factory(case)] * num_envs, start_method=start), _reset)
+    return first_observation(lambda: sb3.make("SubprocVecEnv", [factory(case)] * num_envs, start), _reset)
 
 
 def _reset(envs: Any) -> Any:

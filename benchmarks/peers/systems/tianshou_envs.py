@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tianshou.env
+from cli.systems.tianshou import make
 from environments import factory
 
 from systems.loops import Close, Measure, first_observation, rate, sampled_actions, step_rate
@@ -14,16 +13,9 @@ from systems.loops import Close, Measure, first_observation, rate, sampled_actio
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
     """``kind``: ``"DummyVectorEnv"``, ``"SubprocVectorEnv"`` or ``"ShmemVectorEnv"``."""
-    envs = getattr(tianshou.env, kind)([factory(case)] * num_envs)
-    _reset(envs)
-
-    def step(actions: Any) -> None:
-        _, _, terminated, truncated, _ = envs.step(actions)
-        ended = np.flatnonzero(terminated | truncated)
-        if ended.size:
-            envs.reset(ended)
-
-    return step_rate(step, sampled_actions(case, num_envs)), envs.close
+    envs = make(kind, [factory(case)] * num_envs)
+    _reset(envs.envs)
+    return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
 
 
 def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
@@ -43,8 +35,7 @@ def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
 
 def startup(case: str, num_envs: int, start: str) -> tuple[Any, Close]:
     """``start``: the start method of multiprocessing."""
-    make: Callable[[], Any] = lambda: tianshou.env.SubprocVectorEnv([factory(case)] * num_envs, context=start)  # noqa: E731
-    return first_observation(make, _reset)
+    return first_observation(lambda: tianshou.env.SubprocVectorEnv([factory(case)] * num_envs, context=start), _reset)
 
 
 def _reset(envs: Any) -> Any:

@@ -1,0 +1,243 @@
+"""Learning curves of the examples beside a reference implementation: return over env steps and over seconds.
+
+Runs of all systems and seeds take turns, each in a process of its own. What is run is kept in
+``results/gallery_NAME.json`` with its picture, and shown on the page ``docs/gallery.md``, which is written anew.
+
+python benchmarks/gallery.py cartpole-ppo
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from common import RESULTS, save
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "gallery.md"
+SEEDS = (1, 2, 3, 4, 5)
+POINTS = 200
+"""Kept of each curve."""
+Point = tuple[float, float, float]
+COLOURS = ("#1f6fb4", "#8a9099", "#d98032")
+
+
+class Subject(NamedTuple):
+    """One picture of the gallery.
+
+    Args:
+        title: above it.
+        goal: mean return that counts as solved, and ends a run.
+        systems: by their labels, the first one ours: ``seed -> curve`` of (env steps, seconds, mean return).
+    """
+
+    title: str
+    goal: float
+    systems: Mapping[str, Callable[[int], Sequence[Point]]]
+
+
+def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
+    """A program under ``examples/``."""
+
+    def run(seed: int) -> Sequence[Point]:
+        sys.path.insert(0, str(ROOT / "examples"))
+        curve: Sequence[Point] = importlib.import_module(name).main(["--seed", str(seed), *arguments]).points
+        return curve
+
+    return run
+
+
+def stable_baselines(
+    algorithm: str, env_id: str, num_envs: int, env_steps: int, goal: float, **settings: Any
+) -> Callable[[int], Sequence[Point]]:
+    """An algorithm of Stable-Baselines3 in one process, with the settings of the example."""
+
+    def run(seed: int) -> Sequence[Point]:
+        import stable_baselines3
+        import torch
+        from stable_baselines3.common.callbacks import BaseCallback
+        from stable_baselines3.common.env_util import make_vec_env
+
+        torch.set_num_threads(1)
+        points: list[Point] = []
+        began = time.perf_counter()
+
+        class Note(BaseCallback):
+            def _on_step(self) -> bool:
+                episodes = self.model.ep_info_buffer
+                mean = float(np.mean([episode["r"] for episode in episodes])) if episodes else 0.0
+                if not points or self.num_timesteps - points[-1][0] >= env_steps / POINTS:
+                    points.append((self.num_timesteps, time.perf_counter() - began, mean))
+                return len(episodes) < 100 or mean < goal
+
+        envs = make_vec_env(env_id, num_envs, seed)
+        model = getattr(stable_baselines3, algorithm)("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+        model.learn(env_steps, Note())
+        envs.close()
+        return points
+
+    return run
+
+
+SUBJECTS = {
+    "cartpole-ppo": Subject(
+        "PPO on CartPole-v1",
+        475.0,
+        {
+            "parenv, 2 workers": example("ppo"),
+            "the same in one process": example("ppo_plain"),
+            "Stable-Baselines3": stable_baselines(
+                "PPO", "CartPole-v1", 8, 100_000, 475.0, n_steps=32, batch_size=256, n_epochs=20, gamma=0.98,
+                gae_lambda=0.8, ent_coef=0.0, learning_rate=lambda left: 1e-3 * left,
+                clip_range=lambda left: 0.2 * left,
+            ),
+        },
+    ),
+    "cartpole-dqn": Subject(
+        "Double DQN on CartPole-v1",
+        475.0,
+        {"parenv, 2 workers": example("dqn"), "the same in one process": example("dqn_plain")},
+    ),
+    "lunarlander-ppo": Subject(
+        "PPO on LunarLander-v3",
+        200.0,
+        {
+            "parenv, 2 workers": example(
+                "ppo", "--env-id", "LunarLander-v3", "--total-env-steps", "1000000", "--stop-return", "200",
+                "--rollout-length", "1024", "--learning-rate", "0.0003", "--gamma", "0.999", "--gae-lambda", "0.98",
+                "--epochs", "4", "--minibatch-size", "64", "--entropy-coef", "0.01",
+            ),
+            "Stable-Baselines3": stable_baselines(
+                "PPO", "LunarLander-v3", 16, 1_000_000, 200.0, n_steps=1024, batch_size=64, gae_lambda=0.98,
+                gamma=0.999, n_epochs=4, ent_coef=0.01,
+            ),
+        },
+    ),
+    "halfcheetah-sac": Subject(
+        "SAC on HalfCheetah-v5",
+        float("inf"),
+        {
+            "parenv, 2 workers": example(
+                "sac", "--env-id", "HalfCheetah-v5", "--total-env-steps", "100000", "--learning-starts", "5000"
+            ),
+            "Stable-Baselines3": stable_baselines(
+                "SAC", "HalfCheetah-v5", 1, 100_000, float("inf"), learning_starts=5_000, batch_size=128,
+                learning_rate=1e-3, train_freq=2, gradient_steps=1,
+            ),
+        },
+    ),
+}  # fmt: skip
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Some of the points, the last one among them."""
+    places = np.unique(np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int))
+    return [tuple(round(float(value), 3) for value in points[place]) for place in places]  # type: ignore[misc]
+
+
+def band(curves: Sequence[Sequence[Point]], column: int) -> tuple[Any, Any, Any, Any]:
+    """Median, least and most of several curves at common places; one that has ended keeps its last value."""
+    ends = [curve[-1][column] for curve in curves]
+    places = np.linspace(min(curve[0][column] for curve in curves), max(ends), POINTS)
+    values = [np.interp(places, [p[column] for p in curve], [p[2] for p in curve]) for curve in curves]
+    return places, np.median(values, 0), np.min(values, 0), np.max(values, 0)
+
+
+def draw(name: str, found: Mapping[str, Sequence[Sequence[Point]]], path: Path) -> None:
+    """Env steps above, seconds below: the median of the seeds, and between the least and the most of them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    subject = SUBJECTS[name]
+    figure, axes = plt.subplots(2, 1, figsize=(7.2, 7), sharey=True, layout="constrained")
+    for column, (axis, unit) in enumerate(zip(axes, ("env steps", "seconds"), strict=True)):
+        for (label, curves), colour in zip(found.items(), COLOURS, strict=False):
+            places, middle, least, most = band(curves, column)
+            axis.fill_between(places, least, most, color=colour, alpha=0.2, linewidth=0)
+            axis.plot(places, middle, color=colour, linewidth=1.8, label=label)
+        if np.isfinite(subject.goal):
+            axis.axhline(subject.goal, color="black", linestyle=":", linewidth=1)
+        axis.set(xlabel=unit, ylabel="mean return")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(loc="lower right", frameon=False)
+    axes[0].set_title(subject.title)
+    figure.savefig(path, dpi=120)
+
+
+def block() -> str:
+    """What the page shows of what is kept, with the markers around it."""
+    kept = [name for name in SUBJECTS if (RESULTS / f"gallery_{name}.json").exists()]
+    parts = [_entry(name, json.loads((RESULTS / f"gallery_{name}.json").read_text())) for name in kept]
+    return "<!-- curves -->\n" + ("\n".join(parts) or "No curves are kept yet.\n") + "<!-- end of curves -->"
+
+
+def filled(page: str) -> str:
+    """The page with its curves written anew."""
+    return re.sub(r"<!-- curves -->.*<!-- end of curves -->", lambda _: block(), page, flags=re.DOTALL)
+
+
+def _entry(name: str, kept: Any) -> str:
+    subject, facts = SUBJECTS[name], kept["machine"]
+    rows = "\n".join(
+        f"| {label} | {_last(runs, 0)} | {_last(runs, 1)} | {_last(runs, 2)} |"
+        for label, runs in kept["results"].items()
+    )
+    return f"""## {subject.title}
+
+![Return over env steps and over seconds](../benchmarks/results/gallery_{name}.png)
+
+`python benchmarks/gallery.py {name}`, on {facts["cpu"]}, {facts["cores"]} cores; medians at the end of the runs:
+
+| | env steps | seconds | mean return |
+|---|---|---|---|
+{rows}
+"""
+
+
+def _last(runs: Sequence[Sequence[Point]], column: int) -> str:
+    return f"{statistics.median(run[-1][column] for run in runs):,.{0 if column < 1 else 1}f}"
+
+
+def run_all(name: str, seeds: Sequence[int]) -> dict[str, list[list[Point]]]:
+    """The curves of all systems, one for each seed."""
+    found: dict[str, list[list[Point]]] = {label: [] for label in SUBJECTS[name].systems}
+    for seed in seeds:
+        for number, label in enumerate(found):
+            print(f"== {name}: {label}, seed {seed}", flush=True)
+            command = [sys.executable, __file__, name, "--one", str(number), str(seed)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            found[label].append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def main() -> None:
+    """Run one subject."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("name", choices=SUBJECTS, help="what to run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: 1 to 5")
+    parser.add_argument("--one", type=int, nargs=2, metavar=("SYSTEM", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        system, seed = options.one
+        print(json.dumps(thinned(list(SUBJECTS[options.name].systems.values())[system](seed))))
+        return
+    found = run_all(options.name, options.seeds)
+    draw(options.name, found, RESULTS / f"gallery_{options.name}.png")
+    save(f"gallery_{options.name}", found)
+    PAGE.write_text(filled(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()

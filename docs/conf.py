@@ -1,0 +1,84 @@
+"""Settings of the documentation: make docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+
+import parenv
+
+ROOT = Path(__file__).parent.parent
+
+project, author, copyright = "parenv", "the authors of parenv", "the authors of parenv"
+version = release = parenv.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["notebooks"]
+html_theme = "furo"
+html_title = f"parenv {version}"
+html_static_path = ["static"]
+html_css_files = ["parenv.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "light_css_variables": {
+        "color-brand-primary": "#08519c",
+        "color-brand-content": "#1f6fb4",
+        "code-font-size": "var(--font-size--small--3)",
+    },
+    "dark_css_variables": {"color-brand-primary": "#7db8ec", "color-brand-content": "#7db8ec"},
+}
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+# A role that names something public and leads nowhere is an error; other types in signatures are not looked up.
+nitpicky = True
+nitpick_ignore_regex = [(r"py:.*", r"(?!parenv\.([A-Z]|learning\.|returns\.|progress\.|testing\.|adapters\.)).*")]
+
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+
+
+def add_architecture(app: Any, docname: str, source: list[str]) -> None:
+    """Put ARCHITECTURE.md under the page on how it works; its links to files become their names."""
+    if docname == "how-it-works" and ARCHITECTURE.exists():
+        text = ARCHITECTURE.read_text()
+        text = re.sub(r"^# .*\n", "", text, count=1)
+        source[0] += "\n" + re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"\1", text)
+
+
+def shorten_paths(app: Any, doctree: Any) -> None:
+    """The two files of a difference by their places in the repository, wherever that is."""
+    for literal in doctree.findall(nodes.literal_block):
+        if literal.get("language") == "udiff":
+            shown = literal.astext().replace(f"{ROOT}/", "")
+            literal.rawsource, literal.children = shown, [nodes.Text(shown)]
+
+
+YIELDED = {f"parenv.{name}" for name in ("Rollout", "Transitions", "Gradient", "PoolStatistics", "EpisodeStatistics")}
+"""What nobody but parenv makes."""
+
+
+def shorten_signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """None for what is not made by users; and a default that is made anew each time is no Python to Sphinx."""
+    if name in YIELDED:
+        return "", returned
+    return signature and signature.replace("<factory>", "..."), returned
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("source-read", add_architecture)
+    app.connect("doctree-read", shorten_paths)

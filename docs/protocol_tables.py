@@ -1,0 +1,62 @@
+"""Writes the tables of protocol.md from parenv.protocol: python docs/protocol_tables.py. A test compares them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from parenv.protocol.conversation import TRANSITIONS
+from parenv.protocol.frames import HEADER_BYTES, PROTOCOL_VERSION
+from parenv.protocol.messages import KINDS
+
+PAGE = Path(__file__).parent / "protocol.md"
+
+
+def tables() -> dict[str, str]:
+    """What is generated, with the markers around it, by name."""
+    parts = {"version": f"{PROTOCOL_VERSION}", "header": f"{HEADER_BYTES}"}
+    parts |= {"messages": "\n" + "\n".join(_messages()) + "\n", "states": "\n" + "\n".join(_states()) + "\n"}
+    return {name: f"<!-- {name} -->{text}<!-- end of {name} -->" for name, text in parts.items()}
+
+
+def filled(page: str) -> str:
+    """The page with all tables written anew."""
+    found = tables()
+    return re.sub(r"<!-- ([^>]+) -->.*?<!-- end of \1 -->", lambda match: found[match[1]], page, flags=re.DOTALL)
+
+
+def _messages() -> Iterator[str]:
+    for number, kind in enumerate(KINDS):
+        says, args = _about(kind)
+        yield f"### {number}: {kind.__name__}\n"
+        yield says + "\n"
+        yield from (f"* `{name}`: {text}" for name, text in args.items())
+        yield ""
+
+
+def _about(kind: type[object]) -> tuple[str, dict[str, str]]:
+    """What a message says, and each of its fields, as its docstring has it."""
+    says, _, args = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
+    joined = re.sub(r"\n {6,}", " ", args).replace("``", "`")
+    return says.strip().replace("``", "`"), dict(re.findall(r"^ *(\w+): (.*)$", joined, re.MULTILINE))
+
+
+def _states() -> Iterator[str]:
+    yield "| state | driver may say | worker may say |"
+    yield "|---|---|---|"
+    for state in dict.fromkeys(state for state, _, _ in TRANSITIONS):
+        cells = [f"`{state.value}`"]
+        for role in ("driver", "worker"):
+            said = [
+                f"{kind.__name__}" + ("" if following is state else f" → `{following.value}`")
+                for (before, who, kind), following in TRANSITIONS.items()
+                if (before, who) == (state, role)
+            ]
+            cells.append(", ".join(said))
+        yield "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text()))

@@ -1,0 +1,60 @@
+"""Step 3: a pool collects the blocks. `num_workers=0` keeps everything in this process, where a debugger sees it."""
+
+import sys
+
+import gymnasium as gym
+import torch
+from torch import nn
+
+from parenv import AsyncWorkerPool, Stop, TorchPolicy
+from parenv.returns import discounted_returns
+
+TOTAL_ENV_STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
+ROLLOUT_LENGTH, GAMMA, NUM_ENVS = 16, 0.98, 16
+
+
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
+        self.critic = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def value(self, observations):
+        return self.critic(observations).squeeze(-1)
+
+    def get_action_and_value(self, observations, actions=None):
+        distribution = torch.distributions.Categorical(logits=self.actor(observations))
+        actions = distribution.sample() if actions is None else actions
+        return actions, distribution.log_prob(actions), distribution.entropy(), self.value(observations)
+
+
+def learn(agent, optimizer, observations, actions, returns):
+    _, log_prob, entropy, values = agent.get_action_and_value(observations, actions)
+    advantages = returns - values
+    loss = -(log_prob * advantages.detach()).mean() + 0.5 * advantages.square().mean() - 0.01 * entropy.mean()
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+    optimizer.step()
+
+
+torch.set_num_threads(1)
+agent = Agent()
+optimizer = torch.optim.Adam(agent.parameters(), 3e-3)
+policy = TorchPolicy(agent, outputs=("actions", None, None, "value"))
+with AsyncWorkerPool(
+    lambda: gym.make("CartPole-v1"),
+    policy,
+    num_envs=NUM_ENVS,
+    num_workers=0,
+    mode="sync",
+    rollout_length=ROLLOUT_LENGTH,
+    seed=1,
+) as pool:
+    for rollout in pool.rollouts(Stop(env_steps=TOTAL_ENV_STEPS)):
+        batch = rollout.to("cpu")
+        next_values = batch.next_values(batch.extras["value"], agent.value)
+        returns = discounted_returns(batch.rewards, next_values, batch.terminated, batch.truncated, gamma=GAMMA)
+        learn(agent, optimizer, batch.observations, batch.actions, returns)
+        pool.publish(agent)
+    print(f"mean return of the last 100 episodes: {pool.statistics().mean_return:.1f}")

@@ -1,0 +1,64 @@
+"""Whose columns lie in one slot: those of one worker, or, where all fill it together, of all side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from parenv.experience.assembly import Columns
+from parenv.memory.layout import RolloutSpec, SlotLayout, slot_layout
+
+
+@dataclass(frozen=True)
+class Block:
+    """What lies in a slot, and whose it is.
+
+    Args:
+        layout: of the slot.
+        together: whether all workers fill it.
+        workers: those who fill it, in the order of their columns.
+        columns: of each.
+        env_ids_of: of each, its sub-environments.
+        env_ids: those of all, int64 ``[B]``.
+    """
+
+    layout: SlotLayout
+    together: bool
+    workers: range
+    columns: tuple[Columns, ...]
+    env_ids_of: tuple[range, ...]
+    env_ids: Any
+
+    @property
+    def worker(self) -> int | None:
+        """Who fills it, or ``None`` where all do."""
+        return None if self.together else self.workers.start
+
+
+def blocks_of(spec: RolloutSpec, env_ids_of: Sequence[range], together: bool) -> list[Block]:
+    """By worker, the block that it fills.
+
+    Args:
+        spec: what a slot holds.
+        env_ids_of: by worker, its sub-environments.
+        together: whether all fill one slot.
+    """
+    if together:
+        return [_block(spec, range(len(env_ids_of)), env_ids_of, together)] * len(env_ids_of)
+    return [_block(spec, range(w, w + 1), [env_ids], together) for w, env_ids in enumerate(env_ids_of)]
+
+
+def _block(spec: RolloutSpec, workers: range, env_ids_of: Sequence[range], together: bool) -> Block:
+    begins = list(accumulate(map(len, env_ids_of), initial=0))
+    return Block(
+        layout=slot_layout(spec, begins[-1], len(workers)),
+        together=together,
+        workers=workers,
+        columns=tuple(Columns(i, first, stop) for i, (first, stop) in enumerate(pairwise(begins))),
+        env_ids_of=tuple(env_ids_of),
+        env_ids=np.arange(env_ids_of[0].start, env_ids_of[-1].stop),
+    )

@@ -1,0 +1,68 @@
+"""What the driver spends its time on."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+Part = Literal["learning", "publishing", "waiting", "calling"]
+
+
+class DriverTimer:
+    """Adds up wall-clock and processor seconds by part: between two rollouts the driver learns, unless it publishes.
+
+    What comes before the first rollout, and after the last one, is in no part.
+
+    Args:
+        seconds: by part, added to.
+        processor_seconds: the same for processor time, all threads of this process together.
+    """
+
+    def __init__(self, seconds: dict[str, float], processor_seconds: dict[str, float]) -> None:
+        self._seconds, self._processor_seconds = seconds, processor_seconds
+        self._part: Part | None = None
+        self._since = (0.0, 0.0)
+        self._began = time.monotonic()
+        self._first_asked = math.nan
+        self._collected_before_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the pool was made, with those of the run that this one resumes."""
+        return time.monotonic() - self._began
+
+    @property
+    def collecting_s(self) -> float:
+        """Seconds since the first rollout was asked for, likewise; NaN before."""
+        return time.monotonic() - self._first_asked
+
+    def resume(self, seconds: float, collecting_s: float) -> None:
+        """Go on counting from here."""
+        self._began -= seconds
+        self._collected_before_s = collecting_s
+
+    def asked(self) -> None:
+        """A rollout is asked for."""
+        if math.isnan(self._first_asked):
+            self._first_asked = time.monotonic() - self._collected_before_s
+
+    @contextlib.contextmanager
+    def during(self, part: Part) -> Iterator[None]:
+        """What is done inside is this part; after waiting for a rollout comes learning from it."""
+        after: Part | None = "learning" if part == "waiting" else self._part
+        self._begin(part)
+        try:
+            yield
+        finally:
+            self._begin(after)
+
+    def _begin(self, part: Part | None) -> None:
+        now = (time.perf_counter(), time.process_time())
+        if self._part is not None:
+            self._seconds[self._part] = self._seconds.get(self._part, 0.0) + now[0] - self._since[0]
+            before = self._processor_seconds.get(self._part, 0.0)
+            self._processor_seconds[self._part] = before + now[1] - self._since[1]
+        self._part, self._since = part, now

@@ -1,0 +1,87 @@
+"""How a pool comes to be: memory, workers and versions are made, and the rollout queue that joins them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from parenv.envs.factories import Spaces
+from parenv.policy.snapshots import module_of
+from parenv.pool.arena import Arena
+from parenv.pool.configuration import Plan
+from parenv.pool.dispatch import Dispatch, Rounds
+from parenv.pool.gradients import Accumulator
+from parenv.pool.launching import launch_for, placement_for
+from parenv.pool.laying_out import lay_out
+from parenv.pool.rollout_queue import RolloutQueue
+from parenv.pool.statistics import Counters
+from parenv.pool.versions import Versions
+from parenv.protocol.messages import Layout
+from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
+from parenv.supervision.workers import Workers
+
+
+class Parts(NamedTuple):
+    """What a pool at work consists of."""
+
+    arena: Arena
+    versions: Versions
+    workers: Workers
+    supervisor: Supervisor
+    queue: RolloutQueue
+    accumulator: Accumulator | None
+    spaces: Spaces
+
+
+def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]) -> Parts:
+    """Start the workers of a pool and wait until all are ready. Where that fails, nothing is left.
+
+    Args:
+        plan: checked.
+        counters: counts.
+        tell: is told of workers that are lost and that are back.
+    """
+    job = plan.job
+    with_launch = launch_for(plan)
+    with contextlib.ExitStack() as stack:
+        stack.callback(plan.recorder.close)
+        plan.recorder.begin(plan.about)
+        arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 2)
+        stack.callback(arena.close)
+        versions = Versions(job.policy, arena.weights, arena.places, job.settings)
+        placement = placement_for(plan, arena.weights_map)
+        workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
+        launch, layouts = with_launch(arena.memory.fd), list[Layout]()
+        product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
+        supervisor = Supervisor(workers, job.options, product)
+        stack.callback(supervisor.close, job.options.close_timeout_s)
+        laid_out = lay_out(plan, workers, arena, supervisor.start())
+        layouts += laid_out.layouts
+        for worker, layout in enumerate(layouts):
+            workers.say(worker, layout)
+        queue = RolloutQueue(
+            _scheduler(plan, len(workers.shares)),
+            laid_out.spec,
+            laid_out.blocks,
+            laid_out.slots,
+            laid_out.leases,
+            plan.max_policy_lag if plan.on_stale == "drop" else None,
+            supervisor,
+            versions,
+            counters,
+        )
+        stack.pop_all()
+    return Parts(arena, versions, workers, supervisor, queue, _accumulator(plan, counters), laid_out.spaces)
+
+
+def _accumulator(plan: Plan, counters: Counters) -> Accumulator | None:
+    if plan.gradient is None or plan.job.gradient is None:
+        return None
+    return Accumulator(plan.gradient, plan.job.gradient.layout, counters)
+
+
+def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:
+    if plan.mode == "sync":
+        return Rounds(num_workers)
+    return plan.recorder.dispatch(num_workers, plan.prefetch, plan.max_policy_lag, pace=plan.on_stale == "pace")

@@ -1,0 +1,156 @@
+"""From credits to rollouts: a scheduler of :mod:`parenv.pool.dispatch` decides, the queue carries it out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parenv.memory.layout import RolloutSpec
+from parenv.memory.slots import Slots
+from parenv.pool.arrival import Arrival, arrival_of
+from parenv.pool.blocks import Block
+from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
+from parenv.pool.statistics import Counters
+from parenv.pool.versions import Versions
+from parenv.protocol.messages import Commit, Credit
+from parenv.supervision.supervisor import Event, Lost, Supervisor
+from parenv.supervision.workers import FOREVER_S, Committed
+
+_log = logging.getLogger("parenv")
+
+
+class RolloutQueue:
+    """Rollouts in slots of shared memory, from the credit that lets workers fill one to the arrival that is yielded.
+
+    Args:
+        scheduler: who may fill a slot, and which one is yielded next.
+        spec: what a slot holds.
+        blocks: by worker, whose columns lie in a slot that it fills.
+        slots: the slots.
+        max_leases: how many of them the user may hold before rollouts are copied out.
+        drop_lag: drop what is older than this at its turn, in publishes, or ``None``.
+        supervisor: the workers.
+        versions: the versions they act by.
+        counters: counts.
+    """
+
+    def __init__(
+        self,
+        scheduler: Dispatch | Rounds,
+        spec: RolloutSpec,
+        blocks: Sequence[Block],
+        slots: Slots,
+        max_leases: int,
+        drop_lag: int | None,
+        supervisor: Supervisor,
+        versions: Versions,
+        counters: Counters,
+    ) -> None:
+        self._scheduler = scheduler
+        self._spec, self._blocks = spec, blocks
+        self._slots, self._max_leases = slots, max_leases
+        self._drop_lag = drop_lag
+        self._supervisor, self._versions, self._counters = supervisor, versions, counters
+        # Both by the credit that stands for the rollout.
+        self._slot_of: dict[CreditKey, int] = {}
+        self._commits: defaultdict[CreditKey, dict[int, Commit]] = defaultdict(dict)
+        self._in_hand: CreditKey | None = None
+
+    def next(self, deadline: float) -> Arrival | None:
+        """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
+        while (key := self._chosen(deadline)) is not None:
+            lag = self._scheduler.version - self._scheduler.version_of(key)
+            slot, commits = self._slot_of.pop(key), self._commits.pop(key)
+            if self._drop_lag is None or lag <= self._drop_lag:
+                return self._take(key, slot, [commits[worker] for worker in sorted(commits)], lag)
+            self._slots.release(slot)
+            self._counters.dropped += 1
+        self._scheduler.gave_up()
+        return None
+
+    def publish(self) -> int:
+        """Count a version; the new one."""
+        return self._scheduler.publish()
+
+    def resume(self, version: int) -> None:
+        """Go on counting from a version."""
+        self._scheduler.version = version
+
+    def under_way(self) -> Mapping[int, int]:
+        """By worker, how many rollouts have been asked for and not yielded."""
+        return self._scheduler.under_way()
+
+    def versions_in_use(self) -> set[int]:
+        """Versions by which rollouts are under way."""
+        return self._scheduler.versions_in_use()
+
+    def listen(self, timeout_s: float = FOREVER_S) -> None:
+        """Wait until a rollout comes in, which may free the version it was made by."""
+        self._note(self._supervisor.events(timeout_s))
+
+    def _chosen(self, deadline: float) -> CreditKey | None:
+        """What to yield now; to ask for it says that the learner is done with the one before."""
+        if self._in_hand is not None:
+            self._scheduler.done(self._in_hand)
+        self._note(self._supervisor.past_events())
+        self._issue()
+        self._in_hand = self._wait(self._scheduler.patience(deadline))
+        return self._in_hand
+
+    def _wait(self, deadline: float) -> CreditKey | None:
+        while (chosen := self._scheduler.next()) is None:
+            left = deadline - time.monotonic()
+            self.listen(max(0.0, left))
+            self._issue()
+            if left <= 0:
+                return self._scheduler.next()
+        return chosen
+
+    def _issue(self) -> None:
+        for key in self._scheduler.issue():
+            self._give(key)
+
+    def _give(self, key: CreditKey) -> None:
+        """Let a worker fill its columns of a slot."""
+        rollout = self._scheduler.rollout_of(key)
+        if rollout not in self._slot_of:
+            self._slot_of[rollout] = self._slots.claim()
+        which = self._versions[self._scheduler.version_of(key)]
+        credit = Credit(key.sequence, self._slot_of[rollout], which.number, which.place, which.snapshot)
+        self._supervisor.say(key.worker, credit)
+
+    def _note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Committed):
+                key = CreditKey(event.worker, event.commit.sequence)
+                if self._scheduler.commit(key):
+                    self._commits[self._scheduler.rollout_of(key)][event.worker] = event.commit
+            elif isinstance(event, Lost):
+                for key in self._scheduler.lose(event.worker):
+                    self._slots.release(self._slot_of.pop(key))
+            else:
+                for key in self._scheduler.regain(event.worker):
+                    self._give(key)
+
+    def _take(self, key: CreditKey, slot: int, commits: Sequence[Commit], lag: int) -> Arrival:
+        """The rollout in a slot: over the slot itself, or a copy if the user holds too many."""
+        block, version = self._blocks[key.worker], self._scheduler.version_of(key)
+        lend = self._slots.leased < self._max_leases
+        arrays = block.layout.arrays(self._slots.lease(slot) if lend else self._slots.peek(slot))
+        arrival = arrival_of(self._spec, block, arrays, commits, version, lag)
+        if not lend:
+            arrival = arrival.copy()
+            self._slots.release(slot)
+            self._counters.copied += 1
+        self._counters.add_seconds(arrival.commits)
+        self._counters.add(arrival.rollout, sum(arrival.samples))
+        self._tell([cause for causes in arrival.replaced for cause in causes])
+        return arrival
+
+    def _tell(self, replaced: Sequence[Sequence[Any]]) -> None:
+        for env_id, doing, error in replaced:
+            _log.warning("env_id %s raised while %s and was replaced: %s", env_id, doing, error)
+        self._counters.env_restarts += len(replaced)

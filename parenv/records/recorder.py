@@ -1,0 +1,143 @@
+"""What a run did, in the order in which it did it, written down so that it can be done again.
+
+An asynchronous run depends on time in three things only: which rollout comes next, when a worker gets a credit, and
+between which of its rollouts a worker answers a call. A recording has these, with the publishes between them, one line
+of JSON each, and a digest of every rollout. In a run that is recorded, calls wait until no rollout is under way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from parenv.experience.rollout import NAMED, TREES
+from parenv.pool.arrival import Arrival
+from parenv.pool.dispatch import CreditKey, Dispatch
+from parenv.pool.events import Delivered, Event, Observer, Questioned
+from parenv.protocol.data import pack
+
+FORMAT = 1
+_DERIVED = {"shifted_observations"}
+
+
+class Recorder(Observer):
+    """Writes an asynchronous run's decisions, and a digest of every rollout, as they happen.
+
+    Args:
+        path: where to; what is there is replaced.
+    """
+
+    orders = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._file: TextIO | None = None
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Open the file and describe the pool."""
+        self._file = self._path.open("w", buffering=1, encoding="utf-8")
+        self.write({"parenv journal": FORMAT, **about, "made with": versions()})
+
+    def dispatch(self, *arguments: Any, **more: Any) -> Dispatch:
+        """What decides as ever, and writes it down."""
+        return _RecordedDispatch(self, *arguments, **more)
+
+    def hear(self, event: Event) -> None:
+        """Write it down, where it is not the dispatch that does."""
+        match event:
+            case Questioned(method):
+                self.write(["call", method])
+            case Delivered(Arrival() as arrival):
+                self.write(["digest", digest(arrival)])
+
+    def write(self, line: Any) -> None:
+        """Add a line."""
+        assert self._file is not None
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class _RecordedDispatch(Dispatch):
+    def __init__(self, recorder: Recorder, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._recorder = recorder
+
+    def publish(self) -> int:
+        version = super().publish()
+        self._recorder.write(["publish", version])
+        return version
+
+    def issue(self) -> list[CreditKey]:
+        issued = super().issue()
+        for key in issued:
+            self._recorder.write(["issue", *key, self.version])
+        return issued
+
+    def lose(self, worker: int) -> list[CreditKey]:
+        self._recorder.write(["lost", worker])
+        return super().lose(worker)
+
+    def next(self) -> CreditKey | None:
+        key = super().next()
+        if key is not None:
+            self._recorder.write(["next", *key])
+        return key
+
+    def gave_up(self) -> None:
+        self._recorder.write(["none"])
+
+
+def digest(arrival: Arrival) -> dict[str, Any]:
+    """The version of a rollout, and for each of its fields a hash of every value in it."""
+    rollout = arrival.rollout
+    fields = {name: getattr(rollout, name) for name in TREES if name not in _DERIVED}
+    fields |= {f"{kind}[{name!r}]": value for kind in NAMED for name, value in getattr(rollout, kind).items()}
+    fields |= {"final_observations": rollout.final_observations, "final_index": rollout.final_index}
+    if arrival.gradients is not None:
+        fields["gradients"] = arrival.gradients
+    return {"policy_version": rollout.policy_version, **{name: _hash(value) for name, value in fields.items()}}
+
+
+def _hash(tree: Any) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for value in _values(tree):
+        if isinstance(value, np.ndarray):
+            found.update(value.tobytes())
+        else:
+            text, buffers = pack(value)
+            for part in (text, *buffers):
+                found.update(part)
+    return found.hexdigest()
+
+
+def _values(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        tree = tuple(tree.values())
+    if isinstance(tree, tuple):
+        for part in tree:
+            yield from _values(part)
+    else:
+        yield tree
+
+
+def versions() -> str:
+    """What a run depends on beside its own code."""
+    import importlib.metadata
+
+    found = [f"Python {platform.python_version()} on {platform.machine()}"]
+    for name in ("numpy", "gymnasium", "torch"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(found)

@@ -1,0 +1,199 @@
+"""A timeline of a run in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev.
+
+Workers say with each rollout when it began and how long its parts took; the driver writes it down as the rollout is
+yielded, with what else the report is made of: env steps, lag, the episodes that ended, and who was lost and replaced.
+Acting and stepping alternate at every row of a rollout: here each is one piece, as long as all of it together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, TextIO
+
+from parenv.errors import ConfigurationError
+from parenv.pool.arrival import Arrival
+from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
+from parenv.pool.session import Session
+from parenv.process.cores import own_file
+from parenv.supervision.supervisor import Back, Lost
+
+FORMAT = 1
+PROCESS = DRIVER = 1
+"""Counted from 1: Perfetto takes process and thread 0 for the kernel's idle thread."""
+TICKS = 8
+"""Parts of a microsecond to which times are rounded: whole nanoseconds, and floating point adds them up exactly."""
+FLUSH_S = 1.0
+
+_log = logging.getLogger("parenv")
+
+
+class TraceWriter(Observer):
+    """Writes events as they happen, one in a line; a file that was not closed can be read all the same.
+
+    Args:
+        path: where to; what is there is replaced, and directories that are missing are made.
+        num_workers: how many workers.
+        about: what the pool is, and ``env_steps`` before the first rollout.
+        finishing: what workers do behind the last step of a rollout: ``"commit"``, or ``"postprocess"`` and that.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], num_workers: int, about: Mapping[str, Any], finishing: str
+    ) -> None:
+        self._finishing = finishing
+        self._env_steps = int(about["env_steps"])
+        self._lost: dict[int, float] = {}
+        self._back: dict[int, float] = {}
+        self._ended: dict[int, int] = {}
+        self._file = _opened(Path(path))
+        # Not the file's own buffer, which a child that the user forks would write once more at its exit.
+        self._unwritten: list[str] = []
+        self._write(f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}')
+        date = datetime.now().isoformat(" ", "seconds")
+        self._learning_since = self._waiting_since = self._flushed = now = time.perf_counter()
+        self._event("parenv", "M", DRIVER, now, args={"parenv trace": FORMAT, "date": date, **about})
+        for track in range(DRIVER, DRIVER + num_workers + 1):
+            name = "driver" if track == DRIVER else f"worker {track - DRIVER - 1}"
+            self._event("thread_name", "M", track, now, args={"name": name})
+            self._event("thread_sort_index", "M", track, now, args={"sort_index": track})
+        self._write("", flush=True)
+
+    def hear(self, event: Event) -> None:
+        """Write it down."""
+        now = time.perf_counter()
+        match event:
+            case Asked():
+                self._waiting_since = now
+                self._piece(DRIVER, "learn", self._learning_since, now)
+            case Delivered(arrival):
+                self._delivered(now, arrival)
+            case Published(version, since):
+                self._piece(DRIVER, "publish", since, now, f'{{"policy_version": {version}}}')
+            case Evaluated(version, since):
+                self._piece(DRIVER, "evaluate", since, now, f'{{"policy_version": {version}}}')
+            case Lost(worker, reason):
+                self._lost.setdefault(worker, now)
+                self._event("lost", "i", _track(worker), now, s="t", args={"reason": str(reason)})
+            case Back(worker, generation):
+                self._back[_track(worker)] = now
+                about = f'{{"generation": {generation}}}'
+                self._piece(_track(worker), "restart", self._lost.pop(worker, now), now, about)
+
+    def close(self) -> None:
+        """Finish the file. Idempotent."""
+        if not self._file.closed:
+            self._write("\n]\n", flush=True)
+            self._file.close()
+
+    def _delivered(self, now: float, arrival: Arrival | None) -> None:
+        self._learning_since = now
+        self._piece(DRIVER, "wait", self._waiting_since, now)
+        if arrival is not None:
+            self._arrived(now, arrival)
+        # Somebody may want to see how a run goes on whose rollouts are long.
+        if now - self._flushed > FLUSH_S:
+            self._flushed = now
+            self._write("", flush=True)
+
+    def _arrived(self, now: float, arrival: Arrival) -> None:
+        episodes, env_steps = arrival.rollout.episodes, sum(arrival.samples)
+        about: dict[str, Any] = {"env_steps": env_steps, "policy_lag": arrival.rollout.policy_lag}
+        self._env_steps += env_steps
+        self._event("env steps", "C", DRIVER, now, args={"env steps": self._env_steps})
+        if len(episodes):
+            returns = episodes.returns.tolist()
+            about |= {"returns": list(map(_number, returns)), "lengths": episodes.lengths.tolist()}
+            if math.isfinite(mean := sum(returns) / len(returns)):
+                self._event("return", "C", DRIVER, now, args={"return": mean})
+        self._event("rollout", "i", DRIVER, now, s="t", args=about)
+        names, version = arrival.commits.dtype.names, arrival.rollout.policy_version
+        for i, values in enumerate(arrival.commits.tolist()):
+            track, commit = _track(arrival.workers[i]), dict(zip(names, values, strict=True))
+            self._rollout(track, commit, json.dumps({"env_steps": arrival.samples[i], "policy_version": version}))
+            for env_id, doing, error in arrival.replaced[i]:
+                reason = f"env_id {env_id} raised while {doing} and was replaced: {error}"
+                self._event("replaced", "i", track, commit["ended_s"], s="t", args={"reason": reason})
+
+    def _rollout(self, track: int, commit: Mapping[str, float], about: str) -> None:
+        began, ended = commit["began_s"], commit["ended_s"]
+        acted = began + commit["acting_s"]
+        stepped, learning_since = acted + commit["environment_s"], ended - commit["learning_s"]
+        # A process that takes another's place waits from before the driver has heard of it.
+        back = self._back.get(track, 0.0)
+        floor = max(self._ended.get(track, 0), _ticks(back) if back <= began else 0)
+        times = (began - commit["waiting_s"], began, acted, stepped, learning_since, ended)
+        ticks = [max(floor, one) for one in accumulate(map(_ticks, times), max)]
+        self._ended[track] = ticks[-1]
+        for name, (since, until) in zip(("wait", "act", "env", self._finishing, "learn"), pairwise(ticks), strict=True):
+            if name != "learn" or since < until:
+                self._ticked(track, name, since, until, "{}" if name in ("wait", self._finishing) else about)
+
+    def _piece(self, track: int, name: str, since: float, until: float, args: str = "{}") -> None:
+        self._ticked(track, name, _ticks(since), _ticks(until), args)
+
+    def _ticked(self, track: int, name: str, since: int, until: int, args: str) -> None:
+        # Formatted by hand: there are several in each rollout, and json.dumps takes four times as long.
+        times = f'"ts": {since / TICKS:.3f}, "dur": {(until - since) / TICKS:.3f}'
+        place = f'"pid": {PROCESS}, "tid": {track}'
+        self._write(f',\n{{"name": "{name}", "ph": "X", {place}, {times}, "args": {args}}}')
+
+    def _event(self, name: str, phase: str, track: int, at: float, **more: Any) -> None:
+        event = {"name": name, "ph": phase, "pid": PROCESS, "tid": track, "ts": _ticks(at) / TICKS, **more}
+        self._write(",\n" + json.dumps(event))
+
+    def _write(self, text: str, flush: bool = False) -> None:
+        self._unwritten.append(text)
+        if not flush:
+            return
+        text = "".join(self._unwritten)
+        self._unwritten.clear()
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            # A full disk ends the trace, and not the training that it is of.
+            _log.warning("the trace %s ends here: %s", self._file.name, str(error))
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
+def trace_of(session: Session, path: str | os.PathLike[str]) -> TraceWriter:
+    """A timeline of a pool from now on."""
+    layout, env_steps = session.identity["layout"], session.statistics().env_steps
+    about = {"env_steps": env_steps, "in processes": not session.plan.inline, **layout}
+    finishing = "commit" if session.plan.job.postprocess is None else "postprocess"
+    return TraceWriter(own_file(path), len(session.workers.shares), about, finishing)
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", buffering=1 << 16, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from error
+
+
+def _track(worker: int) -> int:
+    return DRIVER + 1 + worker
+
+
+def _ticks(seconds: float) -> int:
+    return round(1e6 * TICKS * seconds)
+
+
+def _number(value: float) -> float | None:
+    """``None`` for what JSON has no number for."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,95 @@
+"""How workers hear that sub-environments are to step: doorbells, and rings of orders on the board."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.memory.board import Board
+from parenv.placement.base import Bell
+from parenv.process.doorbell import ALL, ECHO
+
+
+class Requests:
+    """Requests to the workers of a vector env. What is asked of one that is away is not asked: its rows begin anew.
+
+    Args:
+        shares: sub-environments of each worker.
+        bells: of each worker.
+
+    Attributes:
+        worker_of: by env_id, int64.
+    """
+
+    def __init__(self, shares: Sequence[int], bells: Sequence[Bell]) -> None:
+        self._shares, self._bells = shares, list(bells)
+        self._first = [sum(shares[:worker]) for worker in range(len(shares))]
+        self._ordered = [0 for _ in shares]
+        self._away: set[int] = set()
+        self.worker_of = np.repeat(np.arange(len(shares)), shares)
+
+    def lie_on(self, board: Board) -> None:
+        """Be told where the rings are."""
+        self._rings = [
+            board.orders[first : first + share] for first, share in zip(self._first, self._shares, strict=True)
+        ]
+
+    def of_all(self) -> None:
+        """A step of every sub-environment."""
+        for worker, bell in enumerate(self._bells):
+            if worker not in self._away:
+                bell.ring(ALL)
+
+    def of(self, env_ids: Sequence[int], reset: bool) -> None:
+        """A step of some of them, or an episode to begin."""
+        ids = np.asarray(env_ids, np.int64)
+        workers = self.worker_of[ids]
+        counts = np.bincount(workers, minlength=len(self._bells))
+        for worker in counts.nonzero()[0].tolist():
+            if worker in self._away:
+                continue
+            if counts[worker] == self._shares[worker] and not reset:
+                self._bells[worker].ring(ALL)
+            else:
+                orders = ids[workers == worker] - self._first[worker]
+                self._order(worker, ~orders if reset else orders)
+
+    def echo(self) -> None:
+        """Have every worker wake this process, and do nothing else."""
+        for bell in self._bells:
+            bell.ring(ECHO)
+
+    def workers(self, env_ids: Sequence[int]) -> list[int]:
+        """Whose these are, of those that are not away."""
+        return sorted(set(self.worker_of[list(env_ids)].tolist()) - self._away)
+
+    def leave_out(self, worker: int) -> None:
+        """A worker is away."""
+        self._away.add(worker)
+
+    def put(self, worker: int, bell: Bell) -> None:
+        """Another process of a worker is to have another bell, and begins at the head of its ring."""
+        self._bells[worker].close()
+        self._bells[worker], self._ordered[worker] = bell, 0
+
+    def take_in(self, worker: int) -> None:
+        """It is not away any more."""
+        self._away.discard(worker)
+
+    def close(self) -> None:
+        """Close the bells."""
+        for bell in self._bells:
+            bell.close()
+
+    def _order(self, worker: int, orders: Any) -> None:
+        """Put orders into a worker's ring, which has room for one to each of its rows."""
+        ring, n = self._rings[worker], len(orders)
+        begin = self._ordered[worker] % len(ring)
+        fitting = min(n, len(ring) - begin)
+        ring[begin : begin + fitting] = orders[:fitting]
+        if fitting < n:
+            ring[: n - fitting] = orders[fitting:]
+        self._ordered[worker] += n
+        self._bells[worker].ring(n)

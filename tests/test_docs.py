@@ -1,0 +1,208 @@
+"""Every block of code of the documentation runs, every command is one, and every page is what it is made from."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import parenv
+from parenv.cli.main import parser
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```(\S*)\s*$")
+NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
+LANGUAGES = {"python", "sh", "", "dockerfile", "text"}
+COMMAND = re.compile(r"\bparenv (?=[a-z]).*")
+RUN_ALL = """
+import runpy, sys
+arguments, programs = sys.argv[1:2], sys.argv[2:]
+for program in programs:
+    print("==", program, flush=True)
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
+"""
+
+
+def blocks(page: Path) -> Iterator[tuple[str, int, list[str], bool]]:
+    """Language, first line, lines, and whether it runs, of every fenced block."""
+    lines, language, begun = page.read_text().splitlines(), None, 0
+    for number, line in enumerate(lines):
+        fence = FENCE.match(line)
+        if language is None and fence and not fence[1].startswith("{"):
+            language, begun = fence[1], number + 1
+        elif language is not None and line == "```":
+            before = lines[begun - 2] if begun > 1 else ""
+            yield language, begun, lines[begun:number], NOT_RUN.fullmatch(before) is None
+            language = None
+
+
+def script_of(page: Path) -> str:
+    """The Python of a page as one script, its lines where they are on the page, so that a traceback names them."""
+    lines = [""] * (len(page.read_text().splitlines()) + 1)
+    for language, begun, code, runs in blocks(page):
+        if language == "python" and runs:
+            lines[begun : begun + len(code)] = code
+    return "\n".join(lines).rstrip() + "\n"
+
+
+WITH_CODE = [page for page in PAGES if page.name != "README.md" and script_of(page).strip()]
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_every_block_of_python_runs_in_the_order_of_its_page(part: int, tmp_path: Path) -> None:
+    scripts = []
+    for page in WITH_CODE[part::3]:
+        script = tmp_path / f"{page.parent.name}-{page.stem}.py"
+        script.write_text(script_of(page))
+        scripts.append(script.name)
+    run_all("", scripts, tmp_path)
+
+
+def test_blocks_are_of_languages_that_are_looked_at() -> None:
+    assert len(WITH_CODE) > 15
+    for page in PAGES:
+        for language, begun, _, runs in blocks(page):
+            assert language in LANGUAGES, f"{page}:{begun}"
+            assert runs or language == "python", f"{page}:{begun}"
+
+
+def test_every_command_of_parenv_is_one() -> None:
+    found = 0
+    for page in PAGES:
+        for language, _, lines, _ in blocks(page):
+            for line in lines if language in ("sh", "") else ():
+                for command in COMMAND.findall(line):
+                    parser().parse_args(shlex.split(command, comments=True)[1:])
+                    found += 1
+    assert found > 10
+
+
+def test_every_program_that_a_page_runs_is_there() -> None:
+    for page in PAGES:
+        for name in re.findall(r"\b(?:examples|benchmarks|tests)/[\w/]+\.(?:py|md|png)\b", page.read_text()):
+            assert (ROOT / name).exists(), f"{page} names {name}"
+
+
+def test_relative_links_of_the_readme_lead_somewhere() -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
+
+
+def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
+    steps = sorted(str(path) for path in (ROOT / "examples" / "tutorial").glob("*.py"))
+    assert len(steps) == 5
+    shown = run_all("2048", steps, tmp_path)
+    assert shown.count("mean return of the last") == 5
+
+
+def test_every_public_class_has_an_example_that_runs() -> None:
+    modules = [parenv, parenv.learning, parenv.returns, parenv.progress, parenv.testing, parenv.adapters.sb3]
+    classes = {
+        found
+        for module in modules
+        for name in getattr(module, "__all__", vars(module))
+        if inspect.isclass(found := getattr(module, name)) and not name.startswith("_")
+        if found.__module__.startswith("parenv")
+    }
+    assert len(classes) > 40
+    for one in classes:
+        lines = [line.strip() for line in (one.__doc__ or "").splitlines()]
+        runs = [line for line in lines if line.startswith(">>>") and "SKIP" not in line]
+        assert runs, f"{one.__module__}.{one.__name__}"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    named = set(re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE))
+    public = {f"parenv.{name}" for name in parenv.__all__}
+    public |= {f"parenv.{module}.{name}" for module in ("learning", "testing") for name in _public(module)}
+    public |= {f"parenv.{module}.{name}" for module in ("returns", "progress") for name in _made_in(module)}
+    assert public - named == set()
+    assert {name for name in named if not _is_there(name)} == set()
+
+
+def _public(module: str) -> list[str]:
+    names: list[str] = getattr(parenv, module).__all__
+    return names
+
+
+def _made_in(module: str) -> list[str]:
+    inside = getattr(parenv, module)
+    return [
+        name
+        for name, value in vars(inside).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == inside.__name__
+    ]
+
+
+def _is_there(name: str) -> bool:
+    found = parenv
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found is not None
+
+
+def run_all(argument: str, programs: list[str], directory: Path) -> str:
+    """Run programs one after the other in one process, each as a script of its own; what they print."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, argument, *programs],
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        timeout=250,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    return done.stdout
+
+
+def test_the_page_on_the_protocol_says_what_the_protocol_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    tables = importlib.import_module("protocol_tables")
+    page = (DOCS / "protocol.md").read_text()
+    assert tables.filled(page) == page, "python docs/protocol_tables.py writes it anew"
+    for kind in tables.KINDS:
+        assert set(tables._about(kind)[1]) in ({field.name for field in fields(kind)}, set()), kind
+
+
+def test_the_gallery_shows_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gallery = importlib.import_module("gallery")
+    page = (DOCS / "gallery.md").read_text()
+    assert gallery.filled(page) == page, "python benchmarks/gallery.py NAME writes it anew"
+    assert [name for name in gallery.SUBJECTS if name not in page] == []
+
+
+def test_curves_of_several_seeds_are_a_median_in_a_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gallery = importlib.import_module("gallery")
+    curves = [[(0, 0.0, 0.0), (100, 1.0, 10.0)], [(0, 0.0, 0.0), (200, 2.0, 20.0)], [(0, 0.0, 0.0), (200, 2.0, 60.0)]]
+    places, middle, least, most = gallery.band(curves, 0)
+    assert (places[0], places[-1]) == (0, 200)
+    assert (middle[-1], least[-1], most[-1]) == (20, 10, 60), "a run that has ended keeps its last value"
+    assert len(gallery.thinned([(step, 0.0, 0.0) for step in range(1000)])) == 200
+    assert gallery.thinned(curves[0]) == curves[0]
+
+
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ndocs: ")[2].splitlines()[1]
+    command = recipe.strip().replace(".venv/bin/sphinx-build", f"{sys.executable} -m sphinx")
+    done = subprocess.run(
+        [*shlex.split(command)[:-1], str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "reference" / "pool.html").exists()
