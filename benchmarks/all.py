@@ -26,6 +26,7 @@ NAMES = (
     "learning_curves",
     "gradient_curves",
     "learners",
+    "gallery",
     "nemesis",
     "faults",
     "remote",

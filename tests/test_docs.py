@@ -60,6 +60,7 @@ def script_of(page: Path) -> str:
 WITH_CODE = [page for page in PAGES if page.name != "README.md" and script_of(page).strip()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("part", range(3))
 def test_every_block_of_python_runs_in_the_order_of_its_page(part: int, tmp_path: Path) -> None:
     scripts = []
@@ -102,6 +103,7 @@ def test_relative_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
+@pytest.mark.more
 def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
     steps = sorted(str(path) for path in (ROOT / "examples" / "tutorial").glob("*.py"))
     assert len(steps) == 5
@@ -198,6 +200,7 @@ def test_curves_of_several_seeds_are_a_median_in_a_band(monkeypatch: pytest.Monk
     assert gallery.thinned(curves[0]) == curves[0]
 
 
+@pytest.mark.more
 def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\ndocs: ")[2].splitlines()[1]
     command = recipe.strip().replace(".venv/bin/sphinx-build", f"{sys.executable} -m sphinx")

@@ -208,7 +208,7 @@ def test_every_figure_of_the_guide_is_in_the_results(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_first_is_in_bold_and_so_are_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     field = importlib.import_module("field")
     values = {"parenv, step": 0.2, "parenv, in process": 0.381, "Gymnasium SyncVectorEnv": 0.379, "EnvPool, step": 0.3}
     column = field.Column("8", values, lambda value: f"{value:.2f}", True)
