@@ -157,7 +157,19 @@ def test_a_pool_without_a_torch_policy_never_loads_torch() -> None:
 
 
 MAX_METHODS, MAX_ATTRIBUTES, MAX_LINES = 25, 15, 60
-LARGE_ON_PURPOSE: dict[str, str] = {}
+LARGE_ON_PURPOSE = {
+    "cli/bench.py:bench": "a table of options, one line each",
+    "pool/pool.py:AsyncWorkerPool": "the public class: what can be asked of a pool, a few lines each",
+    "remote/host.py:Visit": "a host's side of one connection, which no two parts see alike",
+    "remote/net/gate.py:Gate": "admission: what is let in is decided by all that is known of all connections",
+    "remote/placement.py:HostsPlacement": "the whole of Placement, over the scheduler, the exchange and the versions",
+    "supervision/supervisor.py:Supervisor": "the states that a worker goes through from its death to its return",
+    "supervision/workers.py:Workers": "all that can be said to workers and heard of them, a few lines each",
+    "vector/env.py:ParallelVectorEnv": "the attributes that Gymnasium's vector envs have, and their methods",
+    "vector/make.py:make_vec": "the arguments of gymnasium.make_vec, spelled out",
+    "vector/process_backend.py:ProcessBackend": "the whole of Backend, over doorbells, the board and the supervisor",
+    "vector/session.py:Session": "where every request stands, whatever happens meanwhile",
+}
 
 
 def test_classes_and_functions_are_of_a_size_that_can_be_read() -> None:

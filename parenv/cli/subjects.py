@@ -125,7 +125,7 @@ def acting(environment: Environment, policy: Any, batch: int, device: str = "cpu
     try:
         actor = Actor(on_device(policy, device), leaves(environment.observation_space), of, device)
         rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
-        check_actions(of, environment.action_space, actor.fitted(actor.act(rows, carry)[0], batch), batch)
+        check_actions(of, environment.action_space, actor.actions.fitted(actor.act(rows, carry)[0], batch), batch)
     except ConfigurationError:
         raise
     except Exception as error:

@@ -1,14 +1,40 @@
-"""Checks of what a factory has made: an environment, and not one that is there already."""
+"""Making sub-environments, each of which must be an environment, and not one that is there already."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gymnasium import Space
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from parenv.envs.factories import Factories
 from parenv.errors import ConfigurationError
+from parenv.memory.progress import Progress
+
+
+def make_envs(factories: Factories, env_ids: range, progress: Progress, others: Sequence[Any] = ()) -> list[Any]:
+    """Make sub-environments, or one ``VectorEnv`` with as many as it has.
+
+    Args:
+        factories: make them.
+        env_ids: of the sub-environments.
+        progress: where to say what is going on.
+        others: environments of the same env_ids, which must not be made again.
+
+    Raises:
+        ConfigurationError: what is made is no environment, or one that is there already.
+    """
+    envs: list[Any] = []
+    for env_id in env_ids:
+        progress.begin("making the environment", env_id)
+        env = factories.make(env_id)
+        check_made(env, env_id, [*enumerate(others, env_ids.start), *enumerate(envs, env_ids.start)])
+        envs.append(env)
+        if isinstance(envs[0], VectorEnv):
+            break
+    progress.begin("making the environment")
+    return envs
 
 
 def check_made(env: Any, env_id: int, there: Iterable[tuple[int, Any]]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,40 @@ class Recorded(NamedTuple):
 
     episode_return: float
     length: int
+
+
+class EpisodeClocks:
+    """For how long the episodes of some sub-environments have been under way, and which of them are episodes at all.
+
+    Args:
+        recorded: of each, whether a recorder is among its wrappers.
+    """
+
+    def __init__(self, recorded: Sequence[bool]) -> None:
+        self._began = [0.0] * len(recorded)
+        self._recorded = list(recorded)
+
+    def begin(self, column: int) -> None:
+        """An episode begins."""
+        self._began[column] = perf_counter()
+
+    def end(self, column: int, recorded: Recorded | None) -> tuple[float, bool]:
+        """An episode ends.
+
+        Args:
+            column: which.
+            recorded: what a recorder has said of it.
+
+        Returns:
+            Seconds since it began, and whether it counts: an end about which a recorder says nothing is one of a life.
+        """
+        now = perf_counter()
+        seconds = now - self._began[column]
+        self._recorded[column] |= recorded is not None
+        counts = recorded is not None or not self._recorded[column]
+        if counts:
+            self._began[column] = now
+        return seconds, counts
 
 
 def is_recorded(env: Any) -> bool:

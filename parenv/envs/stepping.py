@@ -5,73 +5,55 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from itertools import islice
-from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from parenv.envs.fitting import Fit, not_finite
-from parenv.envs.infos import Found, row_of, rows_of
-from parenv.envs.recorded import is_recorded, recorded_in, recorded_in_row
+from parenv.envs.fitting import Fit
+from parenv.envs.infos import Found, InfoRows, row_of, rows_of
+from parenv.envs.recorded import EpisodeClocks, Recorded, is_recorded, recorded_in, recorded_in_row
 from parenv.envs.state import get_state, set_state
-from parenv.envs.target import End, Target
-from parenv.envs.values import Rows, action_splitter, copied, row_writer
+from parenv.envs.values import Rows, action_splitter, check_finite, copied, row_writer
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import Leaf, flatten, is_single, leaves, unflatten
 
 
-class Stepper(Protocol):
-    """A worker's sub-environments, however they are held."""
+class End(NamedTuple):
+    """Where an episode ended in a rollout, how, and after how many seconds.
 
-    num_envs: int
-    observation_space: Space[Any]
-    action_space: Space[Any]
-
-    @property
-    def envs(self) -> Sequence[Any]:
-        """The environments, or the ``VectorEnv`` that holds them."""
-
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
-        """Begin an episode in every sub-environment and write the first observations; the info of each."""
-
-    def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
-        """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
-
-        Args:
-            actions: one array or list ``[B, ...]`` per leaf of the action space; they are not changed.
-            rows: where to write the observations, one array or list ``[B, ...]`` per leaf.
-            step: row of the rollout.
-            target: where to write everything else.
-        """
-
-    def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
-
-    def get_states(self) -> list[dict[str, Any] | None]:
-        """The state of each sub-environment, as far as it offers one."""
-
-    def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Bring those into their states for which there is one."""
-
-    def close(self) -> None:
-        """Close all."""
-
-
-def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress, fit: Fit | None = None) -> Stepper:
-    """Hold environments of one kind: single ones, or one ``VectorEnv``.
-
-    Raises:
-        ConfigurationError: a ``VectorEnv`` that cannot give real transitions only, or different spaces.
+    Args:
+        step: row.
+        column: column.
+        terminated: whether by the environment.
+        truncated: whether by a limit.
+        seconds: from the reset to the last step.
+        recorded: return and length, where a wrapper has said them; else they come of the rewards.
+        counts: whether what ended is an episode for the statistics; a life is none.
     """
-    if isinstance(envs[0], VectorEnv):
-        (vector_env,) = envs
-        if type(vector_env) is not SyncVectorEnv:
-            return VectorStepper(vector_env, first_env_id, progress, fit)
-        envs = vector_env.envs
-    return EnvStepper(envs, first_env_id, progress, fit)
+
+    step: int
+    column: int
+    terminated: bool
+    truncated: bool
+    seconds: float
+    recorded: Recorded | None = None
+    counts: bool = True
+
+
+class Target(Protocol):
+    """Where a step writes to, beside the observations."""
+
+    finals: list[Any]
+    """``[K, *obs]`` per leaf: the observations that episodes end with."""
+    ends: list[End]
+    """The episodes that ended so far."""
+    rewards: Any
+    """``[T, B]``."""
+    infos: InfoRows
+    """Where infos go that the user has named."""
 
 
 class EnvStepper:
@@ -99,12 +81,10 @@ class EnvStepper:
         self._dtype = np.dtype(observed[0].dtype) if is_single(observed) and not fit.finite else None
         self._shape = observed[0].shape
         self._split = action_splitter(leaves(self.action_space))
-        self._cell = progress.cell
         env_ids = range(first_env_id, first_env_id + self.num_envs)
         self._step_codes, self._reset_codes = ([code(doing, i) for i in env_ids] for doing in ("step", "reset"))
-        self._steps, self._resets = [env.step for env in self.envs], [env.reset for env in self.envs]
-        self._began = [0.0] * self.num_envs
-        self._recorded = [is_recorded(env) for env in self.envs]
+        self._steps = [env.step for env in self.envs]
+        self._episodes = EpisodeClocks([is_recorded(env) for env in self.envs])
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; the info of each."""
@@ -117,8 +97,16 @@ class EnvStepper:
         return infos
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
-        """Step all from the first that has not taken this step yet."""
-        rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._cell
+        """Step all; where an episode ends, keep the final observation and begin the next one in the same step.
+
+        Args:
+            actions: one array or list ``[B, ...]`` per leaf of the action space; they are not changed.
+            rows: where to write the observations, one array or list ``[B, ...]`` per leaf.
+            step: row of the rollout.
+            target: where to write everything else.
+            first: the first that has not taken this step yet.
+        """
+        rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
         named = bool(infos)
         together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
@@ -138,20 +126,20 @@ class EnvStepper:
         """Put another environment into a column, and close the one that was there."""
         with contextlib.suppress(Exception):
             self.envs[column].close()
-        self.envs[column], self._steps[column], self._resets[column] = env, env.step, env.reset
+        self.envs[column], self._steps[column] = env, env.step
         self._check_spaces()
 
     def begin(self, column: int, observation: Any, rows: Rows) -> None:
         """Begin an episode with this observation."""
         self._write(rows, column, observation)
-        self._began[column] = perf_counter()
+        self._episodes.begin(column)
 
     def break_off(self, column: int, rows: Rows, step: int, target: Target) -> None:
         """End a column's episode as truncated at an earlier step, with the observation that is in the rows."""
         last = unflatten(self._observation_leaves, [row[column] for row in rows])
         self._write(target.finals, len(target.ends), last)
-        seconds = perf_counter() - self._began[column]
-        target.ends.append(End(step, column, False, True, seconds, counts=not self._recorded[column]))
+        seconds, counts = self._episodes.end(column, None)
+        target.ends.append(End(step, column, False, True, seconds, counts=counts))
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments, for ``call``, ``get_attr`` and ``set_attr``."""
@@ -177,17 +165,14 @@ class EnvStepper:
             env.close()
 
     def _end(self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any) -> Any:
-        ends, now, recorded = target.ends, perf_counter(), recorded_in(info)
-        self._recorded[column] |= recorded is not None
-        counts = recorded is not None or not self._recorded[column]
-        self._write(target.finals, len(ends), observation)
-        ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
-        if counts:
-            self._began[column] = now
-        self._cell[0] = self._reset_codes[column]
-        observation, info = self._resets[column]()
+        recorded, cell = recorded_in(info), self._progress.cell
+        seconds, counts = self._episodes.end(column, recorded)
+        self._write(target.finals, len(target.ends), observation)
+        target.ends.append(End(step, column, *how, seconds, recorded, counts))
+        cell[0] = self._reset_codes[column]
+        observation, info = self.envs[column].reset()
         target.infos.write_first(step + 1, column, info)
-        self._cell[0] = self._step_codes[column]
+        cell[0] = self._step_codes[column]
         return observation
 
     def _check_spaces(self) -> None:
@@ -232,15 +217,15 @@ class VectorStepper:
         self._first, self._fit = first_env_id, fit or Fit()
         self._write_final = row_writer(self._leaves, self._fit)
         self._progress = progress
-        self._began = np.zeros(self.num_envs)
-        self._recorded = np.full(self.num_envs, is_recorded(env))
+        self._episodes = EpisodeClocks([is_recorded(env)] * self.num_envs)
 
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; the info of each."""
         self._progress.begin("reset")
         observations, infos = self._env.reset(seed=_seed_of(self._env, seeds))
         self._write(rows, observations)
-        self._began[:] = perf_counter()
+        for column in range(self.num_envs):
+            self._episodes.begin(column)
         return rows_of(infos, self.num_envs)
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
@@ -276,18 +261,13 @@ class VectorStepper:
     def _end(
         self, target: Target, step: int, ended: Any, terminated: Any, truncated: Any, observations: Any, infos: Any
     ) -> Any:
-        now = perf_counter()
         in_infos = self._mode is AutoresetMode.SAME_STEP
         for column in ended.tolist():
             final = infos["final_obs"][column] if in_infos else self._one(observations, column)
             self._write_final(target.finals, len(target.ends), final)
             recorded = recorded_in_row(infos, column)
-            self._recorded[column] |= recorded is not None
-            counts = recorded is not None or not self._recorded[column]
-            how = terminated[column], truncated[column]
-            target.ends.append(End(step, column, *how, now - self._began[column], recorded, counts))
-            if counts:
-                self._began[column] = now
+            seconds, counts = self._episodes.end(column, recorded)
+            target.ends.append(End(step, column, terminated[column], truncated[column], seconds, recorded, counts))
         if in_infos:
             for column in ended.tolist() if target.infos else ():
                 target.infos.write_own(step, column, row_of(infos.get("final_info", {}), column))
@@ -315,10 +295,27 @@ class VectorStepper:
                 f"the VectorEnv returned an observation{leaf.name} of shape {values.shape} and dtype {values.dtype}; "
                 f"its space says {row.shape} and {row.dtype} ({problem})"
             )
-        if self._fit.finite and not_finite(values):
-            columns = [column for column, value in enumerate(values) if not_finite(value)]
-            self._progress.begin("step", self._first + columns[0])
-            raise ObservationError(f"the observation{leaf.name} is not finite: {values[columns[0]]!r}")
+        for column, value in enumerate(values if self._fit.finite else ()):
+            self._progress.begin("step", self._first + column)
+            check_finite(leaf, value, self._fit)
+
+
+Stepper = EnvStepper | VectorStepper
+"""A worker's sub-environments, however they are held."""
+
+
+def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress, fit: Fit | None = None) -> Stepper:
+    """Hold environments of one kind: single ones, or one ``VectorEnv``.
+
+    Raises:
+        ConfigurationError: a ``VectorEnv`` that cannot give real transitions only, or different spaces.
+    """
+    if isinstance(envs[0], VectorEnv):
+        (vector_env,) = envs
+        if type(vector_env) is not SyncVectorEnv:
+            return VectorStepper(vector_env, first_env_id, progress, fit)
+        envs = vector_env.envs
+    return EnvStepper(envs, first_env_id, progress, fit)
 
 
 def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:

@@ -44,10 +44,8 @@ def _array_writer(leaf: Leaf, fit: Fit) -> Callable[[Rows, int, Any], None]:
     shape, dtype = leaf.shape, np.dtype(leaf.dtype)
 
     def write(rows: Rows, i: int, value: Any) -> None:
-        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+        if fit.finite or type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
             value = checked(leaf, value, fit)
-        if fit.finite and not_finite(value):
-            raise ObservationError(f"the observation{leaf.name} is not finite: {_shown(value)}")
         rows[0][i] = value
 
     return write
@@ -68,7 +66,7 @@ def checked(leaf: Leaf, value: Any, fit: Fit) -> Any:
     What fits in another guise is no matter: numpy scalars, Python numbers, lists of them, integers of another width.
 
     Raises:
-        ObservationError: it does not fit.
+        ObservationError: it does not fit, or is not finite where it must be.
     """
     expected = np.dtype(leaf.dtype)
     why = ""
@@ -78,10 +76,9 @@ def checked(leaf: Leaf, value: Any, fit: Fit) -> Any:
         raise ObservationError(f"the observation{leaf.name} {value!r} is not an array: {error}") from error
     if array.shape == leaf.shape:
         is_guise = leaf.integral or not isinstance(value, np.ndarray | np.generic)
-        if is_guise and _survives(array, expected):
-            return array
-        problem = fit.problem("observation", leaf, array)
+        problem = None if is_guise and _survives(array, expected) else fit.problem("observation", leaf, array)
         if problem is None:
+            check_finite(leaf, array, fit)
             return array
         why = f" ({problem})"
     raise ObservationError(
@@ -90,7 +87,18 @@ def checked(leaf: Leaf, value: Any, fit: Fit) -> Any:
     )
 
 
-def _shown(value: Any) -> str:
+def check_finite(leaf: Leaf, value: Any, fit: Fit) -> None:
+    """Check one value of an observation, if the user wants that.
+
+    Raises:
+        ObservationError: it is not finite.
+    """
+    if fit.finite and not_finite(value):
+        raise ObservationError(f"the observation{leaf.name} is not finite: {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """A value in a message, shortened."""
     text = repr(value)
     return text if len(text) < 200 else text[:200] + "..."
 

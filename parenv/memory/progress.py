@@ -1,4 +1,4 @@
-"""What every worker is doing, readable at any time: one cache line per worker at the head of the shared memory."""
+"""What every worker is doing, readable at any time: one status slot per worker at the head of the shared memory."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ DOING = (
 )
 """What a worker can be doing; the words that error messages use."""
 _DOING_BITS = 8
-LINE_BYTES = 32
-"""What is used of a worker's line."""
+STATUS_SLOT_BYTES = 32
+"""What is used of a status slot."""
 
 
 def header_bytes(num_workers: int) -> int:
-    """Bytes before the weights: a line for the pool, a line per worker."""
+    """Bytes before the weights: a cache line for the pool, and one per worker."""
     return aligned(ALIGNMENT * (1 + num_workers), 4096)
 
 
 def code(doing: str, env_id: int = -1) -> int:
-    """What a worker is doing, and in which sub-environment, as the one number that lies in its line."""
+    """What a worker is doing, and in which sub-environment, as the one number that lies in its status slot."""
     return DOING.index(doing) + ((env_id + 1) << _DOING_BITS)
 
 
-def line(buffer: Any, worker: int) -> memoryview:
-    """The line of one worker, as bytes."""
+def status_slot(buffer: Any, worker: int) -> memoryview:
+    """The status slot of one worker, as bytes."""
     begin = ALIGNMENT * (1 + worker)
-    return memoryview(buffer)[begin : begin + LINE_BYTES]
+    return memoryview(buffer)[begin : begin + STATUS_SLOT_BYTES]
 
 
-def lines(buffer: Any, num_workers: int) -> Any:
-    """The lines of all workers, int64 ``[num_workers, 4]``: the numbers of :class:`Progress`."""
+def status_slots(buffer: Any, num_workers: int) -> Any:
+    """Those of all workers, int64 ``[num_workers, 4]``: the numbers of :class:`Progress`."""
     return np.ndarray((num_workers, 4), "<i8", buffer, ALIGNMENT, (ALIGNMENT, 8))
 
 
 class Progress:
-    """One worker's line.
+    """One worker's status slot.
 
     Args:
         buffer: the shared memory.
         worker: index of the worker.
 
     Attributes:
-        beats: one int64: counts rows of rollouts and other things begun; with ``cell``, a sign of life.
+        heartbeat: one int64: counts rows of rollouts and other things begun; with ``cell``, a sign of life.
         said: one int64: messages that the worker has sent; written behind them, before the driver is woken.
-        noted: one int64: whether there is an info among its last answers on the board.
+        has_infos: one int64: whether there is an info among its last answers on the board.
         cell: one int64 with the :func:`code` of now; loops that cannot afford a call store to it directly.
         closing: one bool, shared by all workers: whether the driver wants everybody to end.
     """
@@ -72,13 +72,13 @@ class Progress:
     def __init__(self, buffer: Any, worker: int) -> None:
         # Memoryviews, because loops touch them at every step: a numpy scalar takes four times as long to add one to.
         self.closing = memoryview(buffer)[:1].cast("?")
-        mine = line(buffer, worker).cast("q")
-        self.cell, self.said, self.noted, self.beats = (mine[i : i + 1] for i in range(4))
+        mine = status_slot(buffer, worker).cast("q")
+        self.cell, self.said, self.has_infos, self.heartbeat = (mine[i : i + 1] for i in range(4))
 
     def begin(self, doing: str, env_id: int = -1) -> None:
         """Say what comes now, one of :data:`DOING`."""
         self.cell[0] = code(doing, env_id)
-        self.beats[0] += 1
+        self.heartbeat[0] += 1
 
     @property
     def doing(self) -> str:
@@ -92,9 +92,9 @@ class Progress:
         return (self.cell[0] >> _DOING_BITS) - 1
 
     @property
-    def sign(self) -> tuple[int, int]:
+    def liveness_token(self) -> tuple[int, int]:
         """What changes with whatever the worker begins."""
-        return self.cell[0], self.beats[0]
+        return self.cell[0], self.heartbeat[0]
 
     def describe(self) -> str:
         """What the worker is doing, in words for an error message."""

@@ -20,6 +20,8 @@ class InlineWorker(Protocol):
 
     answering: int
     """Sequence of the call at hand, or -1."""
+    failed: bool
+    """Whether it has given up."""
 
     def receive(self, message: Message) -> None:
         """Take one message."""
@@ -48,7 +50,6 @@ class InlinePlacement:
     def __init__(self, make_worker: Callable[[Sender, Launch, Send], InlineWorker]) -> None:
         self._make_worker = make_worker
         self._worker: InlineWorker | None = None
-        self._failed = False
         self._events: deque[Event] = deque()
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
@@ -73,7 +74,6 @@ class InlinePlacement:
         except BaseException:
             if worker is not None and worker.answering < 0:
                 worker.give_up()
-                self._failed = True
             raise
         events = list(self._events)
         self._events.clear()
@@ -92,7 +92,7 @@ class InlinePlacement:
 
     def alive(self) -> int:
         """One, until it fails or is closed."""
-        return int(self._worker is not None and not self._failed)
+        return int(self._worker is not None and not self._worker.failed)
 
     def traffic(self) -> Traffic:
         """None."""

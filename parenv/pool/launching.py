@@ -19,9 +19,8 @@ from parenv.policy.devices import on_device
 from parenv.pool.configuration import Plan
 from parenv.supervision.launch import hosts_placement, local_launch
 from parenv.supervision.pickling import pickled
+from parenv.worker.process import WORKER_ENTRY
 from parenv.worker.worker import Worker
-
-WORKER_ENTRY = "parenv.worker.process:main"
 
 
 def launch_for(plan: Plan) -> Callable[[int], Launch]:

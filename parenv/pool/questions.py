@@ -37,7 +37,7 @@ class Question:
             name, values = arguments
             value_of = dict(zip(self._places, _one_for_each(values, len(self._places)), strict=True))
             self._questions = {
-                worker: (columns, name, [value_of[env_id] for env_id in env_ids])
+                worker: (columns, [value_of[env_id] for env_id in env_ids], name)
                 for worker, (env_ids, columns) in self._asked.items()
             }
 

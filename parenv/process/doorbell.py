@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+# One number, so that taking it is one system call and nothing can be rung between the counts. A count that overflowed
+# would be read as the next one, but what may be under way to one worker is far less than each has room for.
 ALL = 1 << 32
 """Step every sub-environment."""
 MESSAGE = 1 << 48

@@ -89,6 +89,8 @@ class Zygote:
         for end in (self._wakeup, wakeup_write):
             end.setblocking(False)
         self._wakeup_write = wakeup_write
+        # A child may end between a look for ended ones and the next select: the signal leaves a byte that ends select,
+        # which it does only if there is a handler, whatever that does.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
         self._selector = selectors.DefaultSelector()
@@ -156,6 +158,7 @@ class Zygote:
             os.close(descriptor)
 
     def _fork_child(self, session: Session, handle: int, arguments: dict[str, Any], descriptors: list[int]) -> None:
+        # What is still buffered would be written once more by the child.
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -165,21 +168,25 @@ class Zygote:
             pid = os.fork()
             if pid == 0:
                 _run_child(lambda: self._become_child(parent, told, tell), session.shared, arguments, descriptors)
+            # Here and in the child: whoever is first, the group is there before a signal to it and before its members.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             session.children[pid] = handle
             session.report(started=[handle, pid])
         finally:
+            # The child waits for the end of this pipe, also where the fork or the report has failed.
             os.close(told)
             os.close(tell)
 
     def _become_child(self, parent: int, told: int, tell: int) -> None:
+        # First, because until then the child's own signals wake the zygote, over the socket that both have.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
         die_with_parent(parent)
+        # The end of file that tells of somebody's death comes when the last copy is closed, and the child has copies.
         self._selector.close()
         for sock in (self._wakeup, self._wakeup_write, self._root.socket, *(s.lines.socket for s in self._sessions)):
             sock.close()
@@ -191,6 +198,7 @@ class Zygote:
         with contextlib.suppress(BlockingIOError):
             self._wakeup.recv(1 << 12)
         while (pid := _ended_child()) is not None:
+            # Before it is reaped: from then on the number, of the process and of its group, may be another's.
             _signal_group(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
@@ -210,6 +218,7 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its single-threaded parent ends, however it ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # A parent that was gone before the kernel was asked is never told of.
         if os.getppid() != parent:
             os._exit(1)
 

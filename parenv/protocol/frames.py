@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
-from parenv.protocol.messages import KINDS, Failure, Remarks, Reply
+from parenv.protocol.messages import KINDS, Failure, Reply, SideData
 
 PROTOCOL_VERSION = 3
 _MAGIC = b"PENV"
@@ -17,7 +17,7 @@ _LEAST_INTEGER, _LARGEST_INTEGER = -(1 << 63), (1 << 63) - 1
 _HEADER = struct.Struct("!4sHHII")
 HEADER_BYTES = _HEADER.size
 _TYPES = {"int": int, "str": str, "bytes": bytes, "memoryview": memoryview}
-_FOR_USERS = (Reply, Remarks, Failure)
+_FOR_USERS = (Reply, SideData, Failure)
 """Arrays in these are given to users, who may write to them."""
 _kinds: list[type[Any]] = []
 _index: dict[type[Any], int] = {}

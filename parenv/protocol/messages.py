@@ -96,7 +96,7 @@ class Actions:
 
 
 @dataclass(frozen=True)
-class Remarks:
+class SideData:
     """Worker: what would not go on the board with the last steps.
 
     Args:
@@ -216,7 +216,7 @@ class Close:
     """Driver: clean up and end."""
 
 
-Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | Remarks
+Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData
 KINDS: tuple[type[Message], ...] = get_args(Message)
 """In the order of the numbers that they have in frames."""
 
@@ -251,7 +251,7 @@ TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
     (State.STEPPING, DRIVER, Actions): State.STEPPING,
     (State.STEPPING, DRIVER, Call): State.STEPPING,
     (State.STEPPING, DRIVER, Close): State.CLOSING,
-    (State.STEPPING, WORKER, Remarks): State.STEPPING,
+    (State.STEPPING, WORKER, SideData): State.STEPPING,
     (State.STEPPING, WORKER, Reply): State.STEPPING,
     (State.STEPPING, WORKER, Failure): State.FAILED,
     (State.FAILED, DRIVER, Actions): State.FAILED,
@@ -260,7 +260,7 @@ TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
     (State.FAILED, DRIVER, Close): State.CLOSING,
     (State.CLOSING, WORKER, Ready): State.CLOSING,
     (State.CLOSING, WORKER, Commit): State.CLOSING,
-    (State.CLOSING, WORKER, Remarks): State.CLOSING,
+    (State.CLOSING, WORKER, SideData): State.CLOSING,
     (State.CLOSING, WORKER, Reply): State.CLOSING,
     (State.CLOSING, WORKER, Failure): State.CLOSING,
 }

@@ -10,10 +10,10 @@ from typing import Any
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.kinds import is_kind, kind_numbers
 from parenv.memory.maps import BoardMap
-from parenv.memory.progress import LINE_BYTES, line
+from parenv.memory.progress import STATUS_SLOT_BYTES, status_slot
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
-from parenv.protocol.messages import Remarks
+from parenv.protocol.messages import SideData
 from parenv.remote.board_transfer import ANSWERED, REQUESTED, WorkerRows, board_end, columns_of, flags_of
 from parenv.remote.messages import Answers, Ring, RowPlan
 
@@ -125,7 +125,7 @@ class Boards:
         """Write answers onto the driver's board, as a worker on this machine would have.
 
         Args:
-            head: the driver's memory, with the worker's line.
+            head: the driver's memory, with the worker's status slot.
             worker: whose they are.
             answers: as they came.
 
@@ -134,32 +134,34 @@ class Boards:
         """
         if worker not in self._rows or self._board is None:
             raise ProtocolError(f"worker {worker} has no rows to answer")
-        if len(answers.line) != LINE_BYTES:
-            raise ProtocolError(f"the line of a worker has {LINE_BYTES} bytes, not {len(answers.line)}")
+        if len(answers.status_slot) != STATUS_SLOT_BYTES:
+            raise ProtocolError(
+                f"the status slot of a worker has {STATUS_SLOT_BYTES} bytes, not {len(answers.status_slot)}"
+            )
         self._rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._board.shares)))
-        line(head, worker)[:] = answers.line
+        status_slot(head, worker)[:] = answers.status_slot
 
-    def check(self, worker: int, remarks: Remarks) -> None:
-        """Check remarks that came from a host.
+    def check(self, worker: int, side_data: SideData) -> None:
+        """Check side data that came from a host.
 
         Raises:
             ProtocolError: they are not about rows of this worker, or name a kind of info that there cannot be.
         """
         if worker not in self._rows or self._board is None:
-            raise ProtocolError(f"worker {worker} has no rows to remark on")
+            raise ProtocolError(f"worker {worker} has no rows to say anything about")
         board = self._board
         first = sum(board.shares[:worker])
         mine, numbers = range(first, first + board.shares[worker]), kind_numbers(worker, len(board.shares))
-        for number, kind in _pairs(remarks.kinds):
+        for number, kind in _pairs(side_data.kinds):
             if number not in numbers or not is_kind(kind, board.spec.info_bytes):
                 raise ProtocolError("a kind of info is announced that there cannot be")
         for (env_id, value), wanted in [
-            *((pair, dict | None) for pair in _pairs(remarks.infos)),
-            *((pair, list | None) for pair in _pairs(remarks.observations)),
+            *((pair, dict | None) for pair in _pairs(side_data.infos)),
+            *((pair, list | None) for pair in _pairs(side_data.observations)),
         ]:
             if env_id not in mine or not isinstance(value, wanted):
-                raise ProtocolError(f"a remark is not about a sub-environment of worker {worker}")
-        if type(remarks.left_out) not in (list, tuple) or not all(map(_is_left_out, remarks.left_out)):
+                raise ProtocolError(f"side data are not about a sub-environment of worker {worker}")
+        if type(side_data.left_out) not in (list, tuple) or not all(map(_is_left_out, side_data.left_out)):
             raise ProtocolError("what was left out of infos is said in another form")
 
 
@@ -170,7 +172,7 @@ def _is_left_out(said: Any) -> bool:
 def _pairs(values: Any) -> list[tuple[int, Any]]:
     """Pairs of an integer and something."""
     if type(values) is not list:
-        raise ProtocolError("remarks are lists")
+        raise ProtocolError("side data are lists")
     if not all(type(pair) is list and len(pair) == 2 and type(pair[0]) is int for pair in values):
-        raise ProtocolError("a remark is a pair of a number and what it is about")
+        raise ProtocolError("side data are pairs of a number and what it is about")
     return [(number, value) for number, value in values]

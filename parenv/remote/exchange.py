@@ -9,14 +9,14 @@ from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
-from parenv.memory.progress import LINE_BYTES, line
+from parenv.memory.progress import STATUS_SLOT_BYTES, status_slot
 from parenv.placement.base import Launch
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Remarks, Reply, Rows
+from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Reply, Rows, SideData
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
-from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Beat, Gone, Pieces, Weights, Welcome
+from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Gone, Heartbeat, Pieces, Weights, Welcome
 from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
 from parenv.remote.weight_transfer import Encoding, chunks_of
 
@@ -132,7 +132,7 @@ class Exchange:
                 return None
             self._deliveries.finish(sender, message)
             return harmless_commit(message)
-        elif isinstance(message, Remarks):
+        elif isinstance(message, SideData):
             self._boards.check(sender.worker, message)
         elif isinstance(message, Ready):
             check_ready(message, self._boards.used)
@@ -166,25 +166,25 @@ class Exchange:
             yield Weights(*chunk), HOST
 
 
-def take_lines(head: Any, here: set[int], beat: Beat) -> None:
+def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:
     """Note what workers on a host are doing.
 
     Args:
         head: the driver's memory.
         here: indices of the workers that are there; of others there is nothing to know any more.
-        beat: of the host.
+        heartbeat: of the host.
 
     Raises:
-        ProtocolError: it does not have a line for each worker that it names.
+        ProtocolError: it does not have a status slot for each worker that it names.
     """
-    workers = beat.workers
+    workers = heartbeat.workers
     if type(workers) is not list or not all(type(worker) is int for worker in workers):
-        raise ProtocolError("a beat names workers by their numbers")
-    if len(beat.lines) != LINE_BYTES * len(workers):
-        raise ProtocolError("a beat has a line for each worker that it names")
+        raise ProtocolError("a heartbeat names workers by their numbers")
+    if len(heartbeat.status_slots) != STATUS_SLOT_BYTES * len(workers):
+        raise ProtocolError("a heartbeat has a status slot for each worker that it names")
     for i, worker in enumerate(workers):
         if worker in here:
-            line(head, worker)[:] = beat.lines[LINE_BYTES * i : LINE_BYTES * (i + 1)]
+            status_slot(head, worker)[:] = heartbeat.status_slots[STATUS_SLOT_BYTES * i : STATUS_SLOT_BYTES * (i + 1)]
 
 
 def check_end(gone: Gone) -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.progress import Progress, line
+from parenv.memory.progress import Progress, status_slot
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Ended, Event, Launch
 from parenv.placement.local import LocalPlacement
@@ -28,9 +28,9 @@ from parenv.remote.messages import (
     HOST_KINDS,
     PIECE_BYTES,
     AnyMessage,
-    Beat,
     Gone,
     Goodbye,
+    Heartbeat,
     Join,
     Pieces,
     Refuse,
@@ -53,7 +53,7 @@ from parenv.remote.weight_transfer import Chunk, write_chunk
 from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import remaining
 
-BEAT_S = 0.25
+HEARTBEAT_S = 0.25
 PATIENCE_S = 60.0
 GRACE_S = 5.0
 _NUM_ENDS = struct.Struct("<i")
@@ -192,7 +192,7 @@ class Visit:
                 self._memory.close()
 
     def _serve(self) -> None:
-        """Do what there is to do, after waiting for it until the next beat at most."""
+        """Do what there is to do, after waiting for it until the next heartbeat at most."""
         patience_s = remaining(self._next_beat)
         if self._local is None:
             self._waiting.wait(patience_s)
@@ -211,7 +211,7 @@ class Visit:
             self._obey(sender, message)
         now = time.monotonic()
         if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
+            self._next_beat = now + HEARTBEAT_S
             if self._launch is not None and not self._outbox:
                 self._beat()
         self._flush()
@@ -223,7 +223,7 @@ class Visit:
 
     def _beat(self) -> None:
         workers = [worker.worker for worker in self._running]
-        self._say(Beat(workers, b"".join(bytes(line(self._mapping, worker)) for worker in workers)))
+        self._say(Heartbeat(workers, b"".join(bytes(status_slot(self._mapping, worker)) for worker in workers)))
 
     def _say(self, message: AnyMessage, about: tuple[int, int] = HOST) -> None:
         self._outbox.append(to_frames(Sender(*about), message))
@@ -271,7 +271,7 @@ class Visit:
             self._outcome = Outcome.OVER
         elif isinstance(message, Weights):
             write_chunk(self._mapping, Chunk(message.offset, message.encoding, message.data))  # type: ignore[arg-type]
-        elif isinstance(message, Beat):
+        elif isinstance(message, Heartbeat):
             pass
         elif self._local is not None and self._launch is not None:
             self._obey_about(sender, message, self._local, self._launch)

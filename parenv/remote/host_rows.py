@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 from collections.abc import Iterator
 
-from parenv.memory.progress import Progress, line
+from parenv.memory.progress import Progress, status_slot
 from parenv.memory.shared import SharedMemory
 from parenv.placement.local import LocalPlacement
 from parenv.process.doorbell import Doorbell
@@ -42,7 +42,7 @@ class HostRows:
             self._rows.pop(before, None)
         self._bells[sender] = self._local.bell(sender.worker)
         progress = Progress(self._head, sender.worker)
-        progress.said[0] = progress.noted[0] = 0
+        progress.said[0] = progress.has_infos[0] = 0
 
     def obey(self, sender: Sender, message: RowPlan | Ring) -> None:
         """Make room for a worker's rows, or pass on what is requested of them; nothing where that process is gone.
@@ -62,7 +62,7 @@ class HostRows:
             self.bell.take()
         for sender, of_one in self._rows.items():
             for rows, data in of_one.answers(PIECE_BYTES):
-                yield sender, Answers(rows, bytes(line(self._head, sender.worker)), data)
+                yield sender, Answers(rows, bytes(status_slot(self._head, sender.worker)), data)
 
     def close(self) -> None:
         """Close the bells, for which nobody waits from now on."""

@@ -214,16 +214,16 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """Host: what its workers are doing.
 
     Args:
         workers: indices.
-        lines: their lines of :mod:`~parenv.memory.progress`, one behind the other.
+        status_slots: theirs, see :mod:`~parenv.memory.progress`, one behind the other.
     """
 
     workers: Any
-    lines: bytes
+    status_slots: bytes
 
 
 @dataclass(frozen=True)
@@ -232,12 +232,12 @@ class Answers:
 
     Args:
         rows: counted from the worker's first one, rising.
-        line: the worker's, see :mod:`parenv.memory.progress`.
+        status_slot: the worker's, see :mod:`parenv.memory.progress`.
         data: these rows, column by column, and the infos of those that have one.
     """
 
     rows: Any
-    line: bytes
+    status_slot: bytes
     data: memoryview
 
 
@@ -260,7 +260,7 @@ HostMessage = (
     | Started
     | Gone
     | Pieces
-    | Beat
+    | Heartbeat
     | Stack
     | RowPlan
     | Ring

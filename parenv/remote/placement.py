@@ -22,7 +22,7 @@ from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.remote.boards import HostBell, HostsPoller
-from parenv.remote.exchange import Exchange, check_end, take_lines
+from parenv.remote.exchange import Exchange, check_end, take_status
 from parenv.remote.hearing import check_head, heard
 from parenv.remote.host_scheduler import Roster
 from parenv.remote.messages import (
@@ -30,9 +30,9 @@ from parenv.remote.messages import (
     HOST_KINDS,
     Answers,
     AnyMessage,
-    Beat,
     Gone,
     Goodbye,
+    Heartbeat,
     Join,
     Pieces,
     Refuse,
@@ -273,7 +273,7 @@ class HostsPlacement:
         if now >= self._next_probe or ended != self._connections_ended:
             self._next_probe, self._connections_ended = now + PROBE_S, ended
             for host in self._roster.hosts:
-                self._tell(host, Beat([], b""))
+                self._tell(host, Heartbeat([], b""))
             if self._provider is not None and not self._closed:
                 self._provider.tend()
 
@@ -336,8 +336,8 @@ class HostsPlacement:
         self._place()
 
     def _obey(self, host: bytes, name: str, sender: Sender, message: Any) -> None:
-        if isinstance(message, Beat):
-            take_lines(self._head, {worker.worker for worker in self._roster.workers_of(host)}, message)
+        if isinstance(message, Heartbeat):
+            take_status(self._head, {worker.worker for worker in self._roster.workers_of(host)}, message)
         elif isinstance(message, Goodbye):
             self._lose(host, "it was told to leave")
         elif self._roster.host_of(sender) != host:

@@ -45,5 +45,5 @@ class Watch:
         doing = self._workers.busy_with(worker, asked is not None)
         name = "reset_timeout_s" if doing in _RESETTING else "step_timeout_s"
         limit_s = getattr(self._options, name) if doing else None
-        seen = Look((self._workers.sign(worker), asked), math.inf if limit_s is None else limit_s)
+        seen = Look((self._workers.liveness_token(worker), asked), math.inf if limit_s is None else limit_s)
         return f"{name}={limit_s:g}" if self._watchdog.look(worker, now, seen) else ""

@@ -13,16 +13,16 @@ class Look(NamedTuple):
     """What is seen of one worker.
 
     Args:
-        sign: changes with whatever it begins.
+        liveness_token: changes with whatever it begins.
         limit_s: seconds that what it is doing may take; infinite where nothing is asked of it.
     """
 
-    sign: object
+    liveness_token: object
     limit_s: float
 
 
 class Watchdog:
-    """Remembers for how long each worker has shown the same sign.
+    """Remembers for how long each worker has shown the same liveness token.
 
     Only time during which somebody looked counts, so that a driver that learns for a minute, or a machine that was
     suspended, makes nobody hung.
@@ -40,7 +40,7 @@ class Watchdog:
 
     def __init__(self, num_workers: int, shortest_limit_s: float) -> None:
         self.interval_s = max(MIN_INTERVAL_S, shortest_limit_s / LOOKS_PER_LIMIT)
-        self._signs: list[object] = [None] * num_workers
+        self._tokens: list[object] = [None] * num_workers
         self._looked_s = [-math.inf] * num_workers
         self._same_s = [0.0] * num_workers
 
@@ -53,8 +53,8 @@ class Watchdog:
             seen: what it shows.
         """
         passed_s, self._looked_s[worker] = now_s - self._looked_s[worker], now_s
-        if seen.sign != self._signs[worker] or seen.limit_s == math.inf:
-            self._signs[worker], self._same_s[worker] = seen.sign, 0.0
+        if seen.liveness_token != self._tokens[worker] or seen.limit_s == math.inf:
+            self._tokens[worker], self._same_s[worker] = seen.liveness_token, 0.0
             return False
         self._same_s[worker] += min(passed_s, 2.0 * self.interval_s)
         return self._same_s[worker] >= seen.limit_s

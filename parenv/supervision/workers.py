@@ -14,7 +14,7 @@ from parenv.memory.progress import Progress
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Remarks, Reply
+from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData
 from parenv.supervision.calls import Calls
 from parenv.supervision.failures import from_end, from_failure, say_where, where_it_happened
 from parenv.supervision.warning import Warner
@@ -53,14 +53,14 @@ class Workers:
 
     Args:
         placement: where they run.
-        progress: their lines in shared memory.
+        progress: their status slots in shared memory.
         shares: how many sub-environments each is to have.
         first_env_id: of the first worker's first sub-environment, if they have as many as that.
         first_worker: how many workers of other learners come before; each has as many as these, if these have others.
 
     Attributes:
         calls: what was asked of them.
-        remarks: what workers of a vector env had to say beside the board, until somebody takes it.
+        side_data: what workers of a vector env had to say beside the board, until somebody takes it.
         step_errors: exceptions of single environments in steps on the board, likewise.
         heard: by worker, messages of its present process.
     """
@@ -80,7 +80,7 @@ class Workers:
         self.calls = Calls()
         self._events: deque[Event] = deque()
         self._commits: deque[Committed] = deque()
-        self.remarks: deque[Remarks] = deque()
+        self.side_data: deque[SideData] = deque()
         self.step_errors: list[Exception] = []
         self._warn = Warner()
         self.heard = [0 for _ in shares]
@@ -105,10 +105,10 @@ class Workers:
         """What a worker is doing, in words."""
         return self._progress[worker].describe()
 
-    def sign(self, worker: int) -> tuple[Any, ...]:
+    def liveness_token(self, worker: int) -> tuple[Any, ...]:
         """What changes with whatever a worker begins, and with whatever is asked of it and answered."""
         process = self._processes[worker]
-        return (*self._progress[worker].sign, len(process.credits), len(process.open_calls))
+        return (*self._progress[worker].liveness_token, len(process.credits), len(process.open_calls))
 
     def busy_with(self, worker: int, asked: bool) -> str:
         """One of :data:`~parenv.memory.progress.DOING`; empty while nothing is asked of it, by messages or else."""
@@ -268,8 +268,8 @@ class Workers:
                 self._hear_answer(process, message.sequence, message.value)
             case Ready():
                 process.ready = message
-            case Remarks():
-                self.remarks.append(message)
+            case SideData():
+                self.side_data.append(message)
             case Failure():
                 self._hear_failure(process, message)
 

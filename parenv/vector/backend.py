@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from parenv.memory.board import Board, BoardSpec
-from parenv.protocol.messages import Actions, Remarks
+from parenv.protocol.messages import Actions, SideData
 from parenv.vector.spaces import SpacesOfWorker
 
 
@@ -38,12 +38,12 @@ class Backend(Protocol):
         """Whether it has ended, by itself or because somebody wanted it."""
 
     @property
-    def noted(self) -> bool:
+    def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
 
     @property
-    def remarked(self) -> bool:
-        """Whether there is something in :meth:`remarks`."""
+    def has_side_data(self) -> bool:
+        """Whether there is something in :meth:`side_data`."""
 
     @property
     def failing(self) -> bool:
@@ -75,7 +75,7 @@ class Backend(Protocol):
     def catch_up(self) -> bool:
         """Hear all that was said before the answers that are on the board; whether there was anything."""
 
-    def remarks(self) -> list[Remarks]:
+    def side_data(self) -> list[SideData]:
         """What did not go on the board since the last time."""
 
     def errors(self) -> list[BaseException]:

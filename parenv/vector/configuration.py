@@ -16,7 +16,7 @@ from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 from parenv.supervision.partition import at_least, instance_of, one_of, placed_workers, split
-from parenv.worker.step_station import StepJob
+from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
 ObservationMode = str | tuple[Space[Any], Space[Any]]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from parenv.envs.batch import Trouble
+from parenv.envs.board_rows import EnvError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import Progress, header_bytes
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Actions, Remarks
+from parenv.protocol.messages import Actions, Message, SideData
 from parenv.supervision.failures import raise_all, say_where, where_it_happened
 from parenv.supervision.warning import Warner
 from parenv.vector.backend import Members
-from parenv.worker.step_station import StepJob, StepStation
+from parenv.worker.failing import FailedCallError
+from parenv.worker.job import StepJob
+from parenv.worker.step_task import StepTask
 
 
 class InlineBackend:
@@ -30,26 +33,33 @@ class InlineBackend:
 
     def __init__(self, job: StepJob) -> None:
         self._progress = Progress(np.zeros(header_bytes(1), np.uint8), 0)
-        self._station = StepStation(job, Sender(0, 0), self._progress)
-        self.envs = self._station.envs
+        self._cleanup = contextlib.ExitStack()
+        try:
+            job.set_up(0, self._progress, self._cleanup)
+            self._task = StepTask(job, Sender(0, 0), self._progress, self)
+        except BaseException:
+            self._cleanup.close()
+            raise
+        self._cleanup.callback(self._task.close)
+        self.envs = self._task.envs
         first = self.envs[0]
-        self.members = Members([self._station.spaces()], first.metadata, first.render_mode)
+        self.members = Members([self._task.spaces()], first.metadata, first.render_mode)
         self._pending: list[Callable[[], None]] = []
         self._ordered = 0
-        self._remarks: list[Remarks] = []
+        self._side_data: list[SideData] = []
         self._errors: list[BaseException] = []
-        self._warn = Warner()
+        self.warn = Warner()
         self.closed = False
 
     @property
-    def noted(self) -> bool:
+    def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
-        return bool(self._progress.noted[0])
+        return bool(self._progress.has_infos[0])
 
     @property
-    def remarked(self) -> bool:
-        """Whether there is something in :meth:`remarks`."""
-        return bool(self._remarks)
+    def has_side_data(self) -> bool:
+        """Whether there is something in :meth:`side_data`."""
+        return bool(self._side_data)
 
     @property
     def failing(self) -> bool:
@@ -59,12 +69,12 @@ class InlineBackend:
     def lay_out(self, spec: BoardSpec) -> Board:
         """Make the board."""
         self._board = Board(spec, np.zeros(spec.fields()[1], np.uint8))
-        self._station.lay_out(self._board)
+        self._task.use(self._board)
         return self._board
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""
-        self._pending.append(self._step_all)
+        self._pending.append(self._task.step_all)
 
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
@@ -76,7 +86,7 @@ class InlineBackend:
 
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
         """Say something about the actions that come next."""
-        self._station.give(actions)
+        self._task.take(actions)
 
     def listen(self, timeout_s: float) -> None:
         """Do everything that was requested; not bounded by the limit."""
@@ -88,10 +98,10 @@ class InlineBackend:
         """What is said here is heard at once."""
         return False
 
-    def remarks(self) -> list[Remarks]:
+    def side_data(self) -> list[SideData]:
         """What did not go on the board since the last time."""
-        remarks, self._remarks = self._remarks, []
-        return remarks
+        side_data, self._side_data = self._side_data, []
+        return side_data
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
@@ -104,12 +114,10 @@ class InlineBackend:
 
     def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Any:
         """Call a method."""
-        answers = {worker: self._station.answer(method, *values) for worker, values in arguments.items()}
-        troubles = [self._with_place(trouble) for trouble in self._station.troubles()]
-        self._take_notes()
-        if method == "reset":
-            self._station.batch.stamp()
-        return answers, troubles
+        try:
+            return {worker: self._task.answer(method, *values) for worker, values in arguments.items()}, []
+        except FailedCallError as failed:
+            return {}, [_with_place(*error) for error in failed.errors]
 
     def answered(self, asked: Any) -> bool:
         """At once."""
@@ -128,29 +136,23 @@ class InlineBackend:
         """Close the environments. Idempotent."""
         if not self.closed:
             self.closed = True
-            self._station.close()
+            self._cleanup.close()
 
-    def _step_all(self) -> None:
-        self._station.batch.step_all()
-        self._take_notes()
-        self._station.batch.stamp()
+    def say(self, message: Message) -> None:
+        """Hear what does not go on the board."""
+        assert isinstance(message, SideData)
+        self._side_data.append(message)
+
+    def complain(self, errors: Sequence[EnvError]) -> None:
+        """Hear what sub-environments raised."""
+        self._errors += [_with_place(*error) for error in errors]
 
     def _serve(self, orders: int) -> None:
         while orders:
-            orders -= self._station.batch.serve(orders)
-            self._take_notes()
-            self._station.batch.stamp()
+            orders -= self._task.serve(orders)
 
-    def _take_notes(self) -> None:
-        if self._station.batch.remarkable:
-            self._station.batch.remarkable = False
-            for text in self._station.warnings():
-                self._warn(text)
-            self._errors += [self._with_place(trouble) for trouble in self._station.troubles()]
-            if (remarks := self._station.remarks()) is not None:
-                self._remarks.append(remarks)
 
-    def _with_place(self, trouble: Trouble) -> BaseException:
-        if trouble.error.__cause__ is None:
-            say_where(trouble.error, where_it_happened(0, os.getpid(), trouble.env_id, trouble.doing))
-        return trouble.error
+def _with_place(env_id: int, doing: str, error: BaseException) -> BaseException:
+    if error.__cause__ is None:
+        say_where(error, where_it_happened(0, os.getpid(), env_id, doing))
+    return error

@@ -15,11 +15,11 @@ from parenv.memory.board import Board, BoardSpec
 from parenv.memory.layout import leaves_as_data
 from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
-from parenv.memory.progress import Progress, header_bytes, lines
+from parenv.memory.progress import Progress, header_bytes, status_slots
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Poller
 from parenv.process.doorbell import Doorbell
-from parenv.protocol.messages import Actions, Message, Remarks, Rows
+from parenv.protocol.messages import Actions, Message, Rows, SideData
 from parenv.supervision.launch import local_launch, stepping_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
@@ -30,8 +30,8 @@ from parenv.vector.backend import Members
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.requests import Requests
 from parenv.vector.spaces import rebuilt
+from parenv.worker.process import WORKER_ENTRY
 
-WORKER_ENTRY = "parenv.worker.stepping:main"
 MESSAGE_TIMEOUT_S = 60.0
 
 
@@ -50,7 +50,7 @@ class ProcessBackend:
         self._placement = stepping_placement(WORKER_ENTRY, plan.placement, plan.options)
         self._memory = SharedMemory(header_bytes(num_workers))
         head = self._memory.map()
-        _, self._said, self._noted, self._beats = lines(head, num_workers).T
+        _, self._said, self._has_infos, self._heartbeats = status_slots(head, num_workers).T
         self._requests = Requests(plan.shares, [self._placement.bell(worker) for worker in range(num_workers)])
         self._answers = Doorbell()
         self._poller: Poller | None = None
@@ -71,14 +71,14 @@ class ProcessBackend:
             raise
 
     @property
-    def noted(self) -> bool:
+    def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
-        return bool(self._noted.any())
+        return bool(self._has_infos.any())
 
     @property
-    def remarked(self) -> bool:
-        """Whether there is something in :meth:`remarks`."""
-        return bool(self.workers.remarks)
+    def has_side_data(self) -> bool:
+        """Whether there is something in :meth:`side_data`."""
+        return bool(self.workers.side_data)
 
     @property
     def failing(self) -> bool:
@@ -118,9 +118,9 @@ class ProcessBackend:
 
     def echo(self) -> Callable[[], bool]:
         """Have every worker wake this process, and do nothing else; what is returned says whether all have."""
-        before = self._beats.copy()
+        before = self._heartbeats.copy()
         self._requests.echo()
-        return lambda: bool((self._beats != before).all())
+        return lambda: bool((self._heartbeats != before).all())
 
     def listen(self, timeout_s: float) -> None:
         """Wait until something has been answered or has happened, at most up to the limit."""
@@ -147,11 +147,11 @@ class ProcessBackend:
             self._hear(deadline - now)
         return deadline < math.inf
 
-    def remarks(self) -> list[Remarks]:
+    def side_data(self) -> list[SideData]:
         """What did not go on the board since the last time."""
-        remarks = list(self.workers.remarks)
-        self.workers.remarks.clear()
-        return remarks
+        side_data = list(self.workers.side_data)
+        self.workers.side_data.clear()
+        return side_data
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""

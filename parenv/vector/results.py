@@ -15,7 +15,7 @@ from parenv.memory.board import Board
 from parenv.memory.infos import Announced, InfoReader
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.options import WorkerOptions
-from parenv.protocol.messages import Remarks
+from parenv.protocol.messages import SideData
 from parenv.supervision.warning import Warner
 
 
@@ -48,15 +48,15 @@ class Results:
         self._infos = InfoReader(board.info_kinds, board.infos, add_info)
         self._by_message: dict[int, Any] = Announced("an info of env_id")
 
-    def take(self, remarks: Sequence[Remarks]) -> None:
+    def take(self, side_data: Sequence[SideData]) -> None:
         """Take note of what came by message."""
-        for remark in remarks:
-            for number, kind in remark.kinds:
+        for said in side_data:
+            for number, kind in said.kinds:
                 self._infos.learn(number, kind)
-            self._left_out |= {where: (env_id, what) for env_id, where, what in remark.left_out}
-            for env_id, info in remark.infos:
+            self._left_out |= {where: (env_id, what) for env_id, where, what in said.left_out}
+            for env_id, info in said.infos:
                 self._by_message[env_id] = info
-            for env_id, values in remark.observations:
+            for env_id, values in said.observations:
                 for i, value in zip(self._lists, values or [], strict=False):
                     self._lists[i][env_id] = value
 

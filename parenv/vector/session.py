@@ -58,7 +58,7 @@ class Session:
         self._tracks_ends = self._restarts.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
-        self._ever_noted = self._late = self._stepping = False
+        self._had_infos = self._late = self._stepping = False
         self._resetting: Sequence[int] = ()
         self._ready = self._nobody = np.zeros(0, np.int64)
         self._question: Any = None
@@ -98,7 +98,7 @@ class Session:
             self._ends.note(_ALL)
         self._hear()
         board = self._board
-        infos = self._restarts.add_to(self.read_infos(None) if self.backend.noted else {}, self._all)
+        infos = self._restarts.add_to(self.read_infos(None) if self.backend.has_infos else {}, self._all)
         if self._tracks_ends:
             self._restarts.delivered(self._all)
         flags = board.terminated.copy(), board.truncated.copy()
@@ -172,7 +172,7 @@ class Session:
             ids = ids[np.argsort(board.requested[ids], kind="stable")[:batch_size]]
         self._in_flight[ids] = False
         self.under_way -= len(ids)
-        infos = self._restarts.add_to(self._results.infos(ids) if self._ever_noted else {}, ids)
+        infos = self._restarts.add_to(self._results.infos(ids) if self._had_infos else {}, ids)
         infos["env_id"] = ids
         self._deliver(ids)
         return self._results.observations(ids), board.rewards[ids], board.terminated[ids], board.truncated[ids], infos
@@ -281,9 +281,9 @@ class Session:
     def _hear(self) -> None:
         """Take note of what came beside the board; raise what sub-environments raised."""
         backend = self.backend
-        self._ever_noted |= backend.noted
-        if backend.remarked:
-            self._results.take(backend.remarks())
+        self._had_infos |= backend.has_infos
+        if backend.has_side_data:
+            self._results.take(backend.side_data())
         if backend.failing:
             errors = backend.errors()
             failed = [where.env_id for error in errors if isinstance(where := error.__cause__, SubEnvironmentError)]
@@ -294,7 +294,7 @@ class Session:
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""
-        self._results.take(self.backend.remarks())
+        self._results.take(self.backend.side_data())
         self.backend.errors()
         self._ends.note(_ALL)
         self._late = False

@@ -21,6 +21,66 @@ from parenv.worker.writing import to_array
 NO_INFOS: Mapping[str, Any] = {}
 
 
+class ActionFit:
+    """Makes what the policy returns fit the action space.
+
+    Args:
+        actions: leaves of the space.
+        fit: how they must fit.
+    """
+
+    def __init__(self, actions: Sequence[Leaf], fit: Fit) -> None:
+        self._actions, self._fit = actions, fit
+        self._batch, self._like = -1, list[tuple[Any, tuple[int, ...]]]()
+
+    def fitted(self, by_leaf: Sequence[Any], batch: int) -> list[Any]:
+        """Actions by leaf as arrays, or lists, that can be written into rows of their space.
+
+        Raises:
+            PolicyOutputError: they do not fit the space.
+        """
+        if batch != self._batch:
+            self._batch = batch
+            self._like = [(leaf.dtype and np.dtype(leaf.dtype), (batch, *leaf.shape)) for leaf in self._actions]
+        arrays = [values if type(values) is np.ndarray else to_array(values) for values in by_leaf]
+        for i, (dtype, shape) in enumerate(self._like):
+            array = arrays[i]
+            if dtype is not None and (type(array) is list or array.dtype is not dtype or array.shape != shape):
+                arrays[i] = np.asarray(array)
+                self._check(self._actions[i], arrays[i], batch)
+        return arrays
+
+    def by_leaf(self, actions: Any) -> list[Any]:
+        """What the policy returned, taken apart.
+
+        Raises:
+            PolicyOutputError: it is not nested as the space is.
+        """
+        try:
+            return flatten(self._actions, actions)
+        except (KeyError, IndexError, TypeError) as error:
+            raise PolicyOutputError(
+                f"the policy must return actions nested as the action space is, with {_named(self._actions)}: "
+                f"{type(error).__name__} {error}"
+            ) from error
+
+    def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
+        wanted = (batch, *leaf.shape)
+        if array.shape == wanted:
+            guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
+            problem = None if guise else self._fit.problem("action", leaf, array)
+            if problem is None:
+                return
+        else:
+            problem = "its shape is another"
+        raise PolicyOutputError(
+            f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
+            f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
+            'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
+            'outputs=("actions", ...)) or a callable that picks the actions'
+        )
+
+
 class Actor:
     """A worker's snapshot of the policy. The carry is its user's to keep.
 
@@ -33,6 +93,7 @@ class Actor:
         fit: how actions must fit their space.
 
     Attributes:
+        actions: makes actions fit.
         infos_taken: names of infos that the policy takes.
     """
 
@@ -45,11 +106,10 @@ class Actor:
         weights: Callable[[Any], WeightsReader] | None = None,
         fit: Fit | None = None,
     ) -> None:
-        self._observations, self._actions = observations, actions
-        self._one_observation, self._one_action = is_single(observations), is_single(actions)
-        self._batch, self._like = -1, list[tuple[Any, tuple[int, ...]]]()
+        self._observations, self._one_action = observations, is_single(actions)
         self.device = device
         self.fit = fit or Fit()
+        self.actions = ActionFit(actions, self.fit)
         self._first = policy
         self._use(policy)
         module = module_of(policy)
@@ -116,49 +176,7 @@ class Actor:
                 actions, extras, carry = self._act(self._observe(rows), carry, **infos)
         else:  # Entering and leaving even a null context costs as much as a step of a cheap environment.
             actions, extras, carry = self._act(self._observe(rows), carry, **infos)
-        return (actions,) if self._one_action else self._by_leaf(actions), extras, carry
-
-    def fitted(self, by_leaf: Sequence[Any], batch: int) -> list[Any]:
-        """Actions by leaf as arrays, or lists, that can be written into rows of their space.
-
-        Raises:
-            PolicyOutputError: they do not fit the space.
-        """
-        if batch != self._batch:
-            self._batch = batch
-            self._like = [(leaf.dtype and np.dtype(leaf.dtype), (batch, *leaf.shape)) for leaf in self._actions]
-        arrays = [values if type(values) is np.ndarray else to_array(values) for values in by_leaf]
-        for i, (dtype, shape) in enumerate(self._like):
-            array = arrays[i]
-            if dtype is not None and (type(array) is list or array.dtype is not dtype or array.shape != shape):
-                arrays[i] = np.asarray(array)
-                self._check(self._actions[i], arrays[i], batch)
-        return arrays
-
-    def _by_leaf(self, actions: Any) -> list[Any]:
-        try:
-            return flatten(self._actions, actions)
-        except (KeyError, IndexError, TypeError) as error:
-            raise PolicyOutputError(
-                f"the policy must return actions nested as the action space is, with {_named(self._actions)}: "
-                f"{type(error).__name__} {error}"
-            ) from error
-
-    def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
-        wanted = (batch, *leaf.shape)
-        if array.shape == wanted:
-            guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
-            problem = None if guise else self.fit.problem("action", leaf, array)
-            if problem is None:
-                return
-        else:
-            problem = "its shape is another"
-        raise PolicyOutputError(
-            f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
-            f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
-            'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
-            'outputs=("actions", ...)) or a callable that picks the actions'
-        )
+        return (actions,) if self._one_action else self.actions.by_leaf(actions), extras, carry
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments from another one."""
@@ -199,12 +217,12 @@ class Actor:
             import torch
 
             self._context = torch.inference_mode
-            on_cpu = self._one_observation and self.device == "cpu"
+            on_cpu = is_single(self._observations) and self.device == "cpu"
             self._observe = self._observer(torch.from_numpy if on_cpu else self._tensor)
 
     def _observer(self, convert: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
         """What makes the policy's observations of rows by leaf."""
-        if self._one_observation:
+        if is_single(self._observations):
             return lambda rows: convert(rows[0])
         return lambda rows: map_trees(convert, unflatten(self._observations, rows))
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
-from parenv.envs.stepping import Stepper
-from parenv.envs.target import End
+from parenv.envs.stepping import End, Stepper
 from parenv.envs.values import Rows, copied
 from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble
@@ -130,6 +129,10 @@ class Collector:
         self._restarted[anew] = True
         return anew
 
+    def take_replaced(self) -> list[list[Any]]:
+        """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
+        return []
+
     def restart(self) -> None:
         """Leave all episodes that are under way, and begin others."""
         batch = self.stepper.num_envs
@@ -152,7 +155,7 @@ class Collector:
             StopCollectingError: the driver wants this worker to end.
         """
         clock, stepper = time.perf_counter, self.stepper
-        cell, beats, closing = self._progress.cell, self._progress.beats, self._progress.closing
+        cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
         environment = acting = 0.0
         writer.restarted[:], self._restarted[:] = self._restarted, False
         initial = self.actor.initial_carry(stepper.num_envs)
@@ -160,7 +163,7 @@ class Collector:
         writer.infos.begin(self._seen)
         writer.write_carry(self._carry)
         act, write, step_envs = self.actor.act, writer.write_actions, self._step
-        fitted, batch = self.actor.fitted, stepper.num_envs
+        fitted, batch = self.actor.actions.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
         seen, finite = writer.infos.seen or repeat(NO_INFOS), self.actor.fit.finite
         for step, infos in zip(range(self.spec.rollout_length), seen, strict=False):
@@ -168,7 +171,7 @@ class Collector:
                 raise StopCollectingError
             began = clock()
             cell[0] = ACT
-            beats[0] += 1
+            heartbeat[0] += 1
             self._carry_before = self._carry
             actions, extras, self._carry = act(rows, self._carry, infos)
             written = write(step, fitted(actions, batch), extras)

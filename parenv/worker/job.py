@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gymnasium.vector import AutoresetMode
+
 from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
-from parenv.memory.progress import header_bytes
+from parenv.memory.progress import Progress, header_bytes
 from parenv.options import WorkerOptions
 
 
@@ -27,39 +30,75 @@ class GradientJob:
     max_norm: float | None
 
 
-@dataclass(frozen=True)
-class Job:
-    """One for all workers of a pool.
+@dataclass(frozen=True, kw_only=True)
+class WorkerJob:
+    """One for all workers of a pool or a vector env, whatever their task.
 
     Args:
         factories: make the sub-environments.
-        policy: what the user gave.
-        postprocess: ``(policy, rollout) -> {name: array}``, or ``None``.
         options: the user's.
-        rollout_length: ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
         shares: sub-environments of each worker.
+        seed: root of all seeds.
         first_worker: workers of other learners before these.
         first_env_id: sub-environments of other learners before these.
+        cores: one for each worker to keep to, or ``None``.
+    """
+
+    factories: Factories
+    options: WorkerOptions
+    shares: tuple[int, ...]
+    seed: int
+    first_worker: int = 0
+    first_env_id: int = 0
+    cores: tuple[int, ...] | None = None
+
+    def set_up(self, worker: int, progress: Progress, cleanup: contextlib.ExitStack) -> None:
+        """Do what the user wants done before sub-environments are made, and note what is to be done behind them."""
+        if self.options.cleanup_fn is not None:
+            cleanup.callback(self.options.cleanup_fn, self.first_worker + worker)
+        self.factories.register()
+        if self.options.setup_fn is not None:
+            progress.begin("setup_fn")
+            self.options.setup_fn(self.first_worker + worker)
+
+    def env_ids(self, worker: int) -> range:
+        """The sub-environments that a worker is to have."""
+        first = self.first_env_id + sum(self.shares[:worker])
+        return range(first, first + self.shares[worker])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepJob(WorkerJob):
+    """For workers that answer doorbells.
+
+    Args:
+        autoreset_mode: what happens where an episode ends.
+    """
+
+    autoreset_mode: AutoresetMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(WorkerJob):
+    """For workers that collect rollouts.
+
+    Args:
+        policy: what the user gave.
+        postprocess: ``(policy, rollout) -> {name: array}``, or ``None``.
+        rollout_length: ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
         num_envs_is_given: whether the user said how many sub-environments there are.
         gradient: how to compute gradients, or ``None`` for experience.
         infos: names of infos that come along.
         settings: of version 0, beside those that the policy has.
-        seed: root of all seeds.
     """
 
-    factories: Factories
     policy: Any
     postprocess: Callable[[Any, Any], Any] | None
-    options: WorkerOptions
     rollout_length: int
-    shares: tuple[int, ...]
-    first_worker: int
-    first_env_id: int
     num_envs_is_given: bool
     gradient: GradientJob | None
     infos: tuple[str, ...]
     settings: Mapping[str, Any]
-    seed: int
 
     @property
     def weights_offset(self) -> int:

@@ -30,7 +30,7 @@ def probe(collector: Collector, rows: Sequence[Any]) -> tuple[tuple[Extra, ...],
     initial = actor.initial_carry(batch)
     carry = carry_of(initial, batch)
     actions, extras, following = actor.act(rows, initial, collector.seen)
-    check_actions(spec.actions, action_space, actor.fitted(actions, batch), batch)
+    check_actions(spec.actions, action_space, actor.actions.fitted(actions, batch), batch)
     if carry and carry_of(following, batch) != carry:
         raise PolicyOutputError(
             f"the policy's carry must keep its structure, shapes and dtypes: it began as {carry} and became "

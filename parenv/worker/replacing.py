@@ -25,6 +25,9 @@ class Replacements:
         first_env_id: env_id of the first.
         generation: of the process.
         progress: where to say what is going on.
+
+    Attributes:
+        causes: ``[env_id, doing, exception as text]`` of every replacement since somebody emptied the list.
     """
 
     def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, progress: Progress) -> None:
@@ -37,17 +40,12 @@ class Replacements:
         self._job, self._first, self._generation, self._progress = job, first_env_id, generation, progress
         self._restart_limit = RestartLimit(job.options.restart, stepper.num_envs)
         self._counts = [0] * stepper.num_envs
-        self._causes: list[list[Any]] = []
+        self.causes: list[list[Any]] = []
 
     @property
     def failed(self) -> int:
         """The column that was at work last."""
         return self._progress.env_id - self._first
-
-    def take_causes(self) -> list[list[Any]]:
-        """``[env_id, doing, exception as text]`` of every replacement since the last time."""
-        causes, self._causes = self._causes, []
-        return causes
 
     def make(self, column: int, error: BaseException) -> tuple[Any, Any]:
         """Make another environment for a column; its first observation, and the info with it.
@@ -61,7 +59,7 @@ class Replacements:
             if self._restart_limit.died(column, time.monotonic()) is None:
                 progress.begin(doing, env_id)
                 raise error
-            self._causes.append([env_id, doing, f"{type(error).__qualname__}: {error}"])
+            self.causes.append([env_id, doing, f"{type(error).__qualname__}: {error}"])
             self._counts[column] += 1
             try:
                 progress.begin("making the environment", env_id)
@@ -92,6 +90,11 @@ class ReplacingCollector(Collector):
         super().__init__(*arguments, **more)
         self._replacements = replacements
         self._step = self._step_and_replace
+
+    def take_replaced(self) -> list[list[Any]]:
+        """``[env_id, doing, exception as text]`` of every replacement since the last time."""
+        causes, self._replacements.causes = self._replacements.causes, []
+        return causes
 
     def _step_and_replace(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:
         stepper, first = self._replacements.stepper, 0
@@ -129,6 +132,6 @@ class ReplacingCollector(Collector):
                 writer.write_carry(carry)
         infos = writer.infos.seen[step] if writer.infos.seen else {}
         actions, extras, following = self.actor.act(writer.observations[step], carry, infos)
-        writer.rewrite_action(step, column, self.actor.fitted(actions, self.stepper.num_envs), extras)
+        writer.rewrite_action(step, column, self.actor.actions.fitted(actions, self.stepper.num_envs), extras)
         if carry is not None:
             self._carry = self.actor.with_rows(self._carry, following, [column])

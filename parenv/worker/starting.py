@@ -2,78 +2,59 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
-from parenv.envs.made import check_made
+from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
-from parenv.memory.layout import Extra, Info, RolloutSpec, infos_as_data, leaves_as_data
+from parenv.memory.layout import RolloutSpec
 from parenv.memory.progress import Progress
-from parenv.memory.spaces import Leaf, describe, leaves
-from parenv.options import WorkerOptions
+from parenv.memory.spaces import leaves
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, reset
-from parenv.worker.job import Job
+from parenv.worker.job import Job, WorkerJob
 from parenv.worker.naming import infos_in, played
 from parenv.worker.probing import probe, probe_postprocess
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """A worker whose sub-environments exist and wait in their first observations.
 
     Args:
-        job: this worker's copy.
         stepper: the sub-environments.
-        spec: what a rollout of theirs consists of, as far as this worker knows.
+        spec: what a rollout of theirs consists of; what is added by policy, ``postprocess`` and infos is known to
+            worker 0 only.
         rows: the first observations, one array or list ``[B, ...]`` per leaf.
-        extras: what policy and ``postprocess`` add; known to worker 0 only.
-        carry: leaves of the policy's carry, likewise.
-        infos: what the infos are like that the user named, likewise.
-        first_infos: what each reset returned.
+        infos: what each reset returned.
         fit: how observations and actions must fit their spaces.
     """
 
-    job: Job
     stepper: Stepper
     spec: RolloutSpec
     rows: Sequence[Any]
-    extras: tuple[Extra, ...]
-    carry: tuple[Leaf, ...]
-    infos: tuple[Info, ...]
-    first_infos: Sequence[Found]
+    infos: Sequence[Found]
     fit: Fit
-
-    @property
-    def ready(self) -> Ready:
-        """What the driver needs to know of it."""
-        spaces = [describe(self.stepper.observation_space), describe(self.stepper.action_space)]
-        extras = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in self.extras]
-        return Ready(spaces, self.stepper.num_envs, extras, leaves_as_data(self.carry), infos_as_data(self.infos))
 
 
 def start(
     sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progress, warn: Callable[[str], object]
 ) -> Started:
-    """Call the user's setup, make and reset the sub-environments, and, in worker 0, find out what a rollout holds."""
-    if job.options.setup_fn is not None:
-        progress.begin("setup_fn")
-        job.options.setup_fn(job.first_worker + sender.worker)
-    first, count = job.first_env_id + sum(job.shares[: sender.worker]), job.shares[sender.worker]
+    """Make and reset the sub-environments, and, in worker 0, find out what a rollout holds."""
+    env_ids = job.env_ids(sender.worker)
+    first, count = env_ids.start, len(env_ids)
     fit = Fit.of(job.options, warn)
-    stepper = make_envs(job, first, count, progress, fit=fit)
+    stepper = make_stepper(make_envs(job.factories, env_ids, progress), first, progress, fit)
     if job.num_envs_is_given and stepper.num_envs != count:
         raise ConfigurationError(
             f"env_fn makes a VectorEnv of {stepper.num_envs} sub-environments, but worker {sender.worker} is to have "
@@ -85,42 +66,17 @@ def start(
     rows, infos = reset(stepper, spec.observations, seeds)
     if sender.worker == 0:
         spec = _probe(load_job, stepper, spec, rows, infos, progress, fit)
-    return Started(job, stepper, spec, rows, spec.extras, spec.carry, spec.infos, infos, fit)
+    return Started(stepper, spec, rows, infos, fit)
 
 
-def make_envs(job: Job, first: int, count: int, progress: Progress, others: Sequence[Any] = (), *, fit: Fit) -> Stepper:
-    """Make sub-environments, or one ``VectorEnv`` with as many as it has.
-
-    Args:
-        job: how.
-        first: env_id of the first.
-        count: how many.
-        progress: where to say what is going on.
-        others: environments of the same env_ids, which must not be made again.
-        fit: how observations must fit their space.
-
-    Raises:
-        ConfigurationError: what is made is no environment, or one that is there already.
-    """
-    envs: list[Any] = []
-    there = list(enumerate(others, first))
-    while len(envs) < count and not (envs and isinstance(envs[0], VectorEnv)):
-        env_id = first + len(envs)
-        progress.begin("making the environment", env_id)
-        env = job.factories.make(env_id)
-        check_made(env, env_id, there)
-        envs.append(env)
-        there.append((env_id, env))
-    progress.begin("making the environment")
-    return make_stepper(envs, first, progress, fit)
-
-
-def prepare_process(seed: int, options: WorkerOptions) -> None:
-    """Settle what belongs to the whole process: memory, threads, and random states that begin at a seed."""
-    if options.max_memory_bytes is not None:
-        _limit_memory(options.max_memory_bytes)
+def prepare_process(seed: int, job: WorkerJob, worker: int) -> None:
+    """Settle what belongs to the whole process: memory, core, threads, and random states that begin at a seed."""
+    if job.options.max_memory_bytes is not None:
+        _limit_memory(job.options.max_memory_bytes)
+    if job.cores is not None:
+        os.sched_setaffinity(0, {job.cores[worker]})
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(options.threads)
+        torch.set_num_threads(job.options.threads)
         torch.manual_seed(seed)
     RandomState(seed).__enter__()
 
@@ -154,7 +110,11 @@ def _probe(
         extras, carry = probe(collector, rows)
         spec = replace(spec, extras=extras, carry=carry)
         if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:
-            more = played(lambda: make_envs(job, 0, 1, progress, stepper.envs, fit=fit), actor, spec, missing, progress)
+
+            def make() -> Stepper:
+                return make_stepper(make_envs(job.factories, range(1), progress, stepper.envs), 0, progress, fit)
+
+            more = played(make, actor, spec, missing, progress)
             spec = replace(spec, infos=(*spec.infos, *more))
         if job.postprocess is not None:
             collector.spec = spec

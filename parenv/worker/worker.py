@@ -4,141 +4,189 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import cloudpickle
+
+from parenv.envs.board_rows import EnvError
 from parenv.envs.seeding import RandomState, worker_seed
 from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory
-from parenv.protocol.conversation import DRIVER, WORKER, Conversation
+from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, as_warning
-from parenv.worker.collecting import StopCollectingError
-from parenv.worker.job import Job
-from parenv.worker.starting import Started, prepare_process, start
-from parenv.worker.station import Station
+from parenv.protocol.messages import (
+    Call,
+    Close,
+    Credit,
+    Layout,
+    Message,
+    Reply,
+    Rows,
+    as_warning,
+)
+from parenv.protocol.plain import as_data
+from parenv.worker.calling import ENV_METHODS
+from parenv.worker.failing import FailedCallError, failure_of
+from parenv.worker.job import StepJob
+from parenv.worker.rollout_task import RolloutTask
+from parenv.worker.starting import prepare_process
+from parenv.worker.step_task import StepTask
+
+
+class Inbox:
+    """What was asked and is still to be done: credits come last, so that a question waits for one rollout at most."""
+
+    def __init__(self) -> None:
+        self._newest: dict[type[Message], int] = {Call: -1, Credit: -1}
+        self._asked: deque[Message] = deque()
+        self._credits: deque[Message] = deque()
+
+    def put(self, message: Message) -> None:
+        """Take a message. A call or credit that has come before, or is older than one that has, is not taken again."""
+        if isinstance(message, Call | Credit):
+            if message.sequence <= self._newest[type(message)]:
+                return
+            self._newest[type(message)] = message.sequence
+        (self._credits if isinstance(message, Credit) else self._asked).append(message)
+
+    def next(self) -> Message | None:
+        """What comes next, if there is anything."""
+        queue = self._asked or self._credits
+        return queue.popleft() if queue else None
 
 
 class Worker:
-    """One worker of a pool. Calls go before credits, so that a question waits for one rollout at most.
+    """One worker of a pool or a vector env.
 
     Args:
         sender: who this is.
-        memory: the pool's shared memory; at first only its head is laid out.
+        memory: the shared memory; at first only its head is laid out.
         load_job: makes another copy of the job, whose policy shares nothing with the others'.
-        say: sends a message to the driver.
+        send: sends a message to the driver.
         owns_process: whether the random states and thread settings of this process are the worker's alone.
+
+    Attributes:
+        progress: its status slot in shared memory.
+        task: what it is there for, once it has started.
+        open: whether the driver has not said ``Close``.
+        failed: whether it does nothing more but wait for that.
+        answering: sequence of the call at hand, or -1.
     """
 
     def __init__(
         self,
         sender: Sender,
         memory: SharedMemory,
-        load_job: Callable[[], Job],
-        say: Callable[[Message], None],
+        load_job: Callable[[], Any],
+        send: Callable[[Message], None],
         owns_process: bool,
     ) -> None:
         self._sender, self._memory, self._load_job = sender, memory, load_job
+        self._send, self._owns_process = send, owns_process
         self._conversation = Conversation()
-        self._send = say
-        self._owns_process = owns_process
-        self._random_state: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        self._job: Job | None = None
-        self._started: Started | None = None
-        self._station: Station | None = None
-        self._layout: Layout | None = None
-        self._calls: deque[Call] = deque()
-        self._credits: deque[Credit] = deque()
-        self._newest_call = self._newest_credit = -1
-        self.progress = Progress(memory.map(), sender.worker)
-        self._failed = False
-        self.open = True
-        self.answering = -1
+        self._inbox = Inbox()
         self._warnings: deque[str] = deque()
+        self._random_state: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self._cleanup = contextlib.ExitStack()
+        self.progress = Progress(memory.map(), sender.worker)
+        # Which messages it gets is settled by the conversation: those for rollouts and for steps exclude each other.
+        self.task: Any = None
+        self.open = True
+        self.failed = False
+        self.answering = -1
 
     def receive(self, message: Message) -> None:
-        """Take a message. Nothing is done yet, except that ``Close`` ends the work.
-
-        A call or credit that has come before, or is older than one that has, is not taken again.
-        """
+        """Take a message. Nothing is done yet, except that ``Close`` ends the work."""
         self._conversation.say(DRIVER, message)
         if isinstance(message, Close):
             self.open = False
-        elif isinstance(message, Layout):
-            self._layout = message
-        elif isinstance(message, Call) and message.sequence > self._newest_call:
-            self._newest_call = message.sequence
-            self._calls.append(message)
-        elif isinstance(message, Credit) and message.sequence > self._newest_credit:
-            self._newest_credit = message.sequence
-            self._credits.append(message)
+        else:
+            self._inbox.put(message)
+
+    def work(self) -> bool:
+        """Do the next thing there is to do; whether there was one."""
+        if not self.open or self.failed:
+            return False
+        self.answering = -1
+        with self._random_state:
+            if self.task is None:
+                self._start()
+            elif (message := self._inbox.next()) is not None:
+                self._do(message)
+            else:
+                return False
+        self.progress.begin("waiting")
+        return True
 
     def say(self, message: Message) -> None:
         """Send a message to the driver."""
         self._send(self._conversation.say(WORKER, message))
+        # Behind the message and before any bell: who is woken and reads this number knows what is still to be heard.
+        self.progress.said[0] += 1
+
+    def warn(self, text: str) -> None:
+        """Have the user warned, as soon as the conversation is that far."""
+        self._warnings.append(text)
+        self._say_warnings()
 
     def give_up(self) -> None:
-        """After a failure: do nothing more but wait to be closed."""
-        self._failed = True
+        """Do nothing more but wait to be closed."""
+        self.failed = True
 
-    def work(self) -> bool:
-        """Do the next thing there is to do; whether there was one."""
-        if not self.open or self._failed:
-            return False
-        self.answering = -1
-        with self._random_state:
-            worked = self._next()
-        while self._warnings and self._station is not None:
-            self.say(as_warning(self._warnings.popleft()))
-        if worked:
-            self.progress.begin("waiting")
-        return worked
+    def fail(self, error: BaseException) -> None:
+        """Say what went wrong; unless it was a call, do nothing more but wait to be closed."""
+        call, self.answering = self.answering, -1
+        if call < 0:
+            self.give_up()
+        single = EnvError(self.progress.env_id, self.progress.doing, error)
+        self.complain(error.errors if isinstance(error, FailedCallError) else [single], call)
+
+    def complain(self, errors: Sequence[EnvError], call: int = 0) -> None:
+        """Say what sub-environments raised, in a call or in a step on the board."""
+        for left, (env_id, doing, error) in zip(reversed(range(len(errors))), errors, strict=True):
+            self.say(failure_of(error, doing, env_id, call, more=left))
 
     def close(self) -> None:
         """Close the sub-environments and call the user's cleanup. Idempotent."""
         self.open = False
         self.progress.begin("closing")
-        job, self._job = self._job, None
-        if job is None:
-            return
-        with contextlib.ExitStack() as stack:
-            if job.options.cleanup_fn is not None:
-                stack.callback(job.options.cleanup_fn, job.first_worker + self._sender.worker)
-            if self._station is not None:
-                stack.callback(self._station.close_envs)
-            elif self._started is not None:
-                stack.callback(self._started.stepper.close)
-
-    def _next(self) -> bool:
-        if self._job is None:
-            self._start()
-        elif self._layout is not None and self._started is not None:
-            layout, self._layout = self._layout, None
-            self._station = Station(self._sender, self._started, layout, self._memory.map(), self.progress)
-        elif self._station is None:
-            return False
-        elif self._calls:
-            call = self._calls.popleft()
-            self.answering = call.sequence
-            self.say(Reply(call.sequence, self._station.answer(call)))
-        elif self._credits:
-            self._collect(self._station, self._credits.popleft())
-        else:
-            return False
-        return True
+        self._cleanup.close()
 
     def _start(self) -> None:
-        self._job = job = self._load_job()
-        job.factories.register()
+        job = self._load_job()
         seed = worker_seed(job.seed, job.first_worker + self._sender.worker, self._sender.generation)
         if self._owns_process:
-            prepare_process(seed, job.options)
+            prepare_process(seed, job, self._sender.worker)
         else:
             self._random_state = RandomState(seed)
         with self._random_state:
-            self._started = start(self._sender, job, self._load_job, self.progress, self._warnings.append)
-        self.say(self._started.ready)
+            job.set_up(self._sender.worker, self.progress, self._cleanup)
+            if isinstance(job, StepJob):
+                self.task = StepTask(job, self._sender, self.progress, self)
+            else:
+                self.task = RolloutTask(job, self._sender, self._load_job, self.progress, self)
+        self._cleanup.callback(self.task.close)
+        self.say(self.task.ready())
 
-    def _collect(self, station: Station, credit: Credit) -> None:
-        with contextlib.suppress(StopCollectingError):
-            self.say(station.collect(credit))
+    def _do(self, message: Message) -> None:
+        if isinstance(message, Call):
+            self._answer(message)
+        elif isinstance(message, Layout | Rows):
+            self.task.lay_out(message, self._memory.map())
+            self._say_warnings()
+        else:
+            self.task.take(message)
+
+    def _answer(self, call: Call) -> None:
+        self.answering = call.sequence
+        self.progress.begin("evaluate" if call.method == "evaluate" else "call")
+        answer = self.task.answer(call.method, *cloudpickle.loads(call.arguments))
+        if call.method in ENV_METHODS:
+            self.progress.begin("call")
+            answer = as_data(answer)
+        self.say(Reply(call.sequence, answer))
+
+    def _say_warnings(self) -> None:
+        while self._warnings and self._conversation.state in ANSWERING:
+            self.say(as_warning(self._warnings.popleft()))

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import InfoRows
-from parenv.envs.target import End
+from parenv.envs.stepping import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Columns
-from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot
+from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot, slot_layout
 from parenv.memory.spaces import flatten
+from parenv.protocol.messages import Layout
 
 
 class RolloutWriter:
@@ -121,6 +122,29 @@ class RolloutWriter:
         record = self._own["commits", 0]
         for name, value in commit.items():
             record[name] = value
+
+
+class SlotWriters(dict[int, RolloutWriter]):
+    """One worker's writer of each slot, made when it is first written to.
+
+    Args:
+        spec: what a slot holds.
+        layout: where slots lie.
+        num_envs: sub-environments of this worker.
+        mapping: the shared memory, all of it.
+    """
+
+    def __init__(self, spec: RolloutSpec, layout: Layout, num_envs: int, mapping: Any) -> None:
+        super().__init__()
+        self._spec, self._layout, self._memory = spec, layout, memoryview(mapping)
+        self._columns = Columns(layout.position, layout.first_column, layout.first_column + num_envs)
+        self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
+
+    def __missing__(self, slot: int) -> RolloutWriter:
+        offset = self._layout.slots_offset + slot * self._layout.slot_bytes
+        view = self._memory[offset : offset + self._layout.slot_bytes]
+        writer = self[slot] = RolloutWriter(self._spec, self._slots.arrays(view), self._columns)
+        return writer
 
 
 def to_array(value: Any) -> Any:

@@ -95,11 +95,11 @@ def test_workers_that_nobody_listens_to_stop_and_memory_stays_as_it_was(mode: An
         seen: list[Any] = []
         while not (len(seen) > 5 and seen[-1] == seen[-5]):
             time.sleep(0.1)
-            seen.append([line.sign for line in progress])
+            seen.append([slot.liveness_token for slot in progress])
             assert len(seen) < 200
         assert [line.doing for line in progress] == ["waiting"] * 2
         pool.publish(zeros)
-        assert [line.sign for line in progress] == seen[-1]
+        assert [slot.liveness_token for slot in progress] == seen[-1]
         for _ in range(20):
             next(pool.rollouts())
         assert arena.memory.size == size

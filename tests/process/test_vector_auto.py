@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parenv import ParallelVectorEnv, WorkerTimeoutError
 from parenv.vector import choosing, configuration
-from parenv.worker import step_station
+from parenv.worker import step_task
 
 N = 4
 COSTLY_S = 0.05
@@ -134,7 +134,7 @@ class Clocked(gym.Env[Any, Any]):
 def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time passes only in the steps of :class:`Clocked`."""
     Clocked.counts = dict.fromkeys(("made", "steps", "closed"), 0)
-    monkeypatch.setattr(step_station, "time", types.SimpleNamespace(perf_counter=lambda: Clocked.now))
+    monkeypatch.setattr(step_task, "time", types.SimpleNamespace(perf_counter=lambda: Clocked.now))
 
 
 @pytest.mark.usefixtures("own_clock")

@@ -238,7 +238,7 @@ def test_in_process_the_spaces_are_those_of_the_environments(name: str) -> None:
             each.action_space.seed(5)
         samples = [envs.action_space.sample() for _ in range(3)]
         assert_same(samples, [reference.action_space.sample() for _ in range(3)])
-        assert envs.single_action_space is envs._session.backend._station.envs[0].action_space
+        assert envs.single_action_space is envs._session.backend.envs[0].action_space
         assert_same(envs.reset(seed=1), reference.reset(seed=1))
         assert_same(envs.step(samples[0]), reference.step(samples[0]))
         assert_same(envs.get_attr("actions"), reference.get_attr("actions"))

@@ -43,12 +43,14 @@ def test_a_step_is_one_ring_per_worker_and_at_most_one_wake_up_each(num_workers:
         for _ in range(STEPS):
             envs.step(actions)
         after = [reads_and_writes(pid) for pid in ("self", *pids)]
-        (reads, writes), *workers = [(new[0] - old[0], new[1] - old[1]) for old, new in zip(before, after, strict=True)]
+        (reads, writes), *of_workers = [
+            (new[0] - old[0], new[1] - old[1]) for old, new in zip(before, after, strict=True)
+        ]
         overhead = 3 * (1 + num_workers)  # Reading the counters themselves.
         assert writes == STEPS * num_workers
         assert reads <= STEPS * num_workers + overhead  # None where workers had answered before anybody looked.
         assert polls[0] <= STEPS * num_workers + 1
-        for worker_reads, worker_writes in workers:
+        for worker_reads, worker_writes in of_workers:
             assert STEPS - 1 <= worker_reads <= STEPS + 1
             assert STEPS - 1 <= worker_writes <= STEPS + 1
         assert workers.messages == messages

@@ -17,10 +17,10 @@ from sampling import one_in
 from parenv import HostLostError, ParallelVectorEnv
 from parenv.errors import ProtocolError
 from parenv.memory.board import Board, BoardSpec
-from parenv.memory.progress import LINE_BYTES
+from parenv.memory.progress import STATUS_SLOT_BYTES
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.protocol.messages import Call, Ready, Remarks, Reply, Rows
+from parenv.protocol.messages import Call, Ready, Reply, Rows, SideData
 from parenv.remote.board_transfer import WorkerRows
 from parenv.remote.messages import (
     HOST,
@@ -72,7 +72,7 @@ class FakeHost:
         board.rewards[mine] = reward
         board.finished[mine] = board.requested[mine]
         ((numbers, data),) = rows.answers(1 << 20)
-        return Answers(numbers, bytes(LINE_BYTES), data)
+        return Answers(numbers, bytes(STATUS_SLOT_BYTES), data)
 
     def end(self) -> None:
         self._over.set()
@@ -188,8 +188,8 @@ BAD_ANSWERS: dict[str, Callable[[Answers], Answers]] = {
     "a kind of info beyond the last": lambda good: with_bytes(good, KINDS_AT, kinds(-2, 1 << 30)),
     "an answer to a request to come": lambda good: with_bytes(good, 0, (1 << 40).to_bytes(8, "little")),
     "neither true nor false": lambda good: with_bytes(good, FLAGS_AT, b"\x02"),
-    "a line that is too short": lambda good: replace(good, line=b"short"),
-    "a line that is too long": lambda good: replace(good, line=bytes(64)),
+    "a status slot that is too short": lambda good: replace(good, status_slot=b"short"),
+    "a status slot that is too long": lambda good: replace(good, status_slot=bytes(64)),
 }
 
 
@@ -214,22 +214,22 @@ def test_answers_that_cannot_be_are_refused_and_nothing_is_written(hosts: Any, f
         assert answered(envs) == before
 
 
-def announced(kind: Any) -> Remarks:
-    return Remarks([[2, kind]], [], [])
+def announced(kind: Any) -> SideData:
+    return SideData([[2, kind]], [], [])
 
 
 BAD_REMARKS = {
-    "an info of another worker's row": Remarks([], [[0, {"a": "b"}]], []),
-    "an info of no row": Remarks([], [[-1, {"a": "b"}]], []),
-    "an info that is none": Remarks([], [[2, "info"]], []),
-    "an observation of another worker's row": Remarks([], [], [[1, ["x"]]]),
-    "an observation of a row that is not there": Remarks([], [], [[4, ["x"]]]),
-    "observations in no list": Remarks([], [], [[2, "x"]]),
-    "no lists": Remarks(None, None, None),
-    "something left out of nothing": Remarks([], [], [], [[2, "infos['a']"]]),
-    "no pairs": Remarks([], [[2]], []),
-    "a row that is no number": Remarks([], [["2", {}]], []),
-    "a kind with another worker's number": Remarks([[1, ("dict", (("a", "int"),))]], [], []),
+    "an info of another worker's row": SideData([], [[0, {"a": "b"}]], []),
+    "an info of no row": SideData([], [[-1, {"a": "b"}]], []),
+    "an info that is none": SideData([], [[2, "info"]], []),
+    "an observation of another worker's row": SideData([], [], [[1, ["x"]]]),
+    "an observation of a row that is not there": SideData([], [], [[4, ["x"]]]),
+    "observations in no list": SideData([], [], [[2, "x"]]),
+    "no lists": SideData(None, None, None),
+    "something left out of nothing": SideData([], [], [], [[2, "infos['a']"]]),
+    "no pairs": SideData([], [[2]], []),
+    "a row that is no number": SideData([], [["2", {}]], []),
+    "a kind with another worker's number": SideData([[1, ("dict", (("a", "int"),))]], [], []),
     "a kind of objects": announced(("dict", (("a", ("array", "|O", (2,))),))),
     "a kind that is too large": announced(("dict", (("a", ("array", "<f8", (129,))),))),
     "a kind that is endless": announced(("dict", (("a", ("array", "<f8", (0, 1 << 60, 1 << 60))),))),
@@ -245,7 +245,7 @@ BAD_REMARKS = {
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", one_in(5, BAD_REMARKS))
 @pytest.mark.usefixtures("warnings_are_expected")
-def test_remarks_that_cannot_be_are_refused(hosts: Any, fake: Any, case: str) -> None:
+def test_side_data_that_cannot_be_are_refused(hosts: Any, fake: Any, case: str) -> None:
     def misbehave(host: FakeHost, sender: Sender, good: Answers) -> None:
         if sender.worker == 1:
             host.say(BAD_REMARKS[case], sender)
@@ -263,8 +263,8 @@ def test_remarks_that_cannot_be_are_refused(hosts: Any, fake: Any, case: str) ->
 def test_a_reference_to_what_was_never_sent_is_an_error_that_says_so(hosts: Any, fake: Any) -> None:
     def misbehave(host: FakeHost, sender: Sender, good: Answers) -> None:
         unknown = with_bytes(good, KINDS_AT, kinds(5, 0))
-        line = np.array([0, 2, 1, 0], "<i8").tobytes()
-        host.say(replace(unknown, line=line, data=memoryview(bytes(unknown.data) + bytes(1024))), sender)
+        status_slot = np.array([0, 2, 1, 0], "<i8").tobytes()
+        host.say(replace(unknown, status_slot=status_slot, data=memoryview(bytes(unknown.data) + bytes(1024))), sender)
 
     fake(1, misbehave)
     envs = make_envs(hosts, 1)

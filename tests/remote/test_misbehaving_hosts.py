@@ -21,9 +21,9 @@ from parenv import AsyncWorkerPool, Stop, WorkerOptions
 from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, slot_layout
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
-from parenv.protocol.messages import Commit, Credit, Failure, Ready, Remarks, Reply
+from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData
 from parenv.remote import exchange
-from parenv.remote.messages import HOST, Beat, Gone, Goodbye, Join, Pieces, Refuse, Start, Started, Welcome
+from parenv.remote.messages import HOST, Gone, Goodbye, Heartbeat, Join, Pieces, Refuse, Start, Started, Welcome
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.keys import AllowList, read_driver_keys, read_host_keys
 from parenv.remote.versions import own_versions
@@ -202,7 +202,7 @@ def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> N
         ):
             fake.say(message, (0, 0))
             fake.say(message, (1, 0))
-        fake.say(Beat([0, 1], b"\xff" * 64))
+        fake.say(Heartbeat([0, 1], b"\xff" * 64))
         take(pool, expected, until=lambda: refused(pool, "old generation")() == 14)
         statistics = pool.statistics()
         assert (statistics.hosts, statistics.worker_restarts) == (2, 0)
@@ -367,7 +367,7 @@ def test_whatever_happens_while_a_message_is_checked_is_the_offence_of_its_host(
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("what", ["ready twice", "remarks", "the second rollout first", "too much"])
+@pytest.mark.parametrize("what", ["ready twice", "side data", "the second rollout first", "too much"])
 def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake: FakeHost, what: str) -> None:
     space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
     ready = Ready(list(space), 1, [], [])
@@ -380,7 +380,7 @@ def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake
         assert credit.sequence == 1
         said = {
             "ready twice": [ready],
-            "remarks": [Remarks([], [], [])],
+            "side data": [SideData([], [], [])],
             "too much": [Reply(99, "x" * 5_000_000)],
             "the second rollout first": [*frames_of_a_rollout(1), Commit(1, {}, None, [])],
         }

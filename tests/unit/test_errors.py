@@ -26,7 +26,7 @@ from parenv.errors import (
     WorkerTimeoutError,
 )
 from parenv.supervision.failures import from_failure
-from parenv.worker.process import failure_of
+from parenv.worker.failing import failure_of
 
 
 def died(**how: Any) -> WorkerDiedError:

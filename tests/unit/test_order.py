@@ -17,7 +17,7 @@ from parenv.memory.spaces import Leaf
 from parenv.remote import board_transfer
 from parenv.remote.board_transfer import WorkerRows, columns_of
 from parenv.testing import LedgerEnv
-from parenv.vector import processes
+from parenv.vector import process_backend
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -62,7 +62,7 @@ def test_the_driver_puts_a_fence_between_the_numbers_and_the_rows(
         board = board_of(envs)
         finished.append(bool((board.finished == board.requested).all()))
 
-    monkeypatch.setattr(processes, "fence", look)
+    monkeypatch.setattr(process_backend, "fence", look)
     for _ in range(10):
         finished.clear()
         envs.step(ACTIONS)

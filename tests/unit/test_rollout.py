@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from parenv.envs.target import End
+from parenv.envs.stepping import End
 from parenv.envs.values import row_writer
 from parenv.experience.assembly import Columns, assemble
 from parenv.experience.rollout import Rollout

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from parenv.envs.target import End
+from parenv.envs.stepping import End
 from parenv.experience.assembly import Columns
 from parenv.memory.layout import Extra, RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf

@@ -1,0 +1,39 @@
+"""What a user may ask of single sub-environments, in pools and vector envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gymnasium import Wrapper
+
+
+def _call(env: Any, position: int, name: str, args: Any, kwargs: Any) -> Any:
+    attribute = env.get_wrapper_attr(name)
+    return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+
+def _get_attr(env: Any, position: int, name: str) -> Any:
+    return env.get_wrapper_attr(name)
+
+
+def _set_attr(env: Any, position: int, values: Sequence[Any], name: str) -> None:
+    env.set_wrapper_attr(name, values[position])
+
+
+def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
+    """Whether a wrapper is of a class or of its subclasses; by name, so that a worker need not import it."""
+    while isinstance(env, Wrapper):
+        if any((kind.__module__, kind.__qualname__) == (module, name) for kind in type(env).__mro__):
+            return True
+        env = env.env
+    return False
+
+
+ENV_METHODS: dict[str, Callable[..., Any]] = {
+    "call": _call,
+    "get_attr": _get_attr,
+    "set_attr": _set_attr,
+    "is_wrapped": _is_wrapped,
+}
+"""By name: ``(env, position among those that are asked, *arguments) -> answer``."""

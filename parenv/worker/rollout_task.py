@@ -1,0 +1,193 @@
+"""The task of a pool's worker: rollouts into slots, answers to calls."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from parenv.envs.seeding import environment_seed, random_state, set_random_state
+from parenv.memory.layout import (
+    WHOLE_EPISODES,
+    RolloutSpec,
+    extras_and_carry,
+    infos_as_data,
+    infos_from_data,
+    leaves_as_data,
+)
+from parenv.memory.progress import Progress
+from parenv.memory.spaces import describe
+from parenv.policy.snapshots import WeightsReader
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Commit, Credit, Layout, Ready
+from parenv.worker.acting import Actor
+from parenv.worker.calling import ENV_METHODS
+from parenv.worker.collecting import Collector, StopCollectingError
+from parenv.worker.differentiating import Differentiator
+from parenv.worker.episodes import EpisodeCollector
+from parenv.worker.evaluation import Evaluation
+from parenv.worker.failing import Outlet
+from parenv.worker.job import Job
+from parenv.worker.replacing import Replacements, ReplacingCollector
+from parenv.worker.starting import start
+from parenv.worker.writing import SlotWriters
+
+
+class RolloutTask:
+    """Collects a rollout for each credit, and answers what it is asked between two of them.
+
+    Args:
+        job: what to make.
+        sender: which share of it.
+        load_job: makes another copy of the job.
+        progress: where to say what is going on.
+        outlet: where to say what comes of it.
+    """
+
+    def __init__(
+        self, job: Job, sender: Sender, load_job: Callable[[], Job], progress: Progress, outlet: Outlet
+    ) -> None:
+        self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
+        self._started = start(sender, job, load_job, progress, outlet.warn)
+        self._evaluation: Evaluation | None = None
+        self._policy_version = -1
+
+    def ready(self) -> Ready:
+        """What the driver needs to know of the sub-environments."""
+        stepper, spec = self._started.stepper, self._started.spec
+        spaces = [describe(stepper.observation_space), describe(stepper.action_space)]
+        extras = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in spec.extras]
+        return Ready(spaces, stepper.num_envs, extras, leaves_as_data(spec.carry), infos_as_data(spec.infos))
+
+    def lay_out(self, layout: Layout, mapping: Any) -> None:
+        """Be told where everything lies in shared memory, all of which is mapped there."""
+        job, started, worker = self._job, self._started, self._sender.worker
+        extras, carry = extras_and_carry(layout.extras, layout.carry)
+        gradient_bytes = job.gradient.layout.nbytes if job.gradient else 0
+        infos = infos_from_data(layout.infos)
+        spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=gradient_bytes)
+        self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
+        self._actor = Actor(
+            job.policy,
+            spec.observations,
+            spec.actions,
+            job.options.device,
+            lambda module: WeightsReader(module, mapping, job.weights_offset, job.options.device),
+            started.fit,
+        )
+        self._env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
+        self._collector = self._make_collector(spec)
+        self._evaluation = Evaluation(job, self._collector, self._env_ids, worker, self._progress)
+        self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
+        self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
+        self._idle_since = time.perf_counter()
+
+    def take(self, credit: Credit) -> None:
+        """Produce the rollout of a credit, unless the driver wants this worker to end."""
+        with contextlib.suppress(StopCollectingError):
+            self._outlet.say(self._collect(credit))
+
+    def answer(self, method: str, *arguments: Any) -> Any:
+        """Answer a call."""
+        if method in ENV_METHODS:
+            return self._ask_envs(method, *arguments)
+        answers: dict[str, Callable[..., Any]] = {
+            "evaluate": self._evaluate,
+            "get_state": self._get_state,
+            "set_state": self._set_state,
+            "load": self._load,
+        }
+        return answers[method](*arguments)
+
+    def close(self) -> None:
+        """Close the sub-environments."""
+        try:
+            self._started.stepper.close()
+        finally:
+            if self._evaluation is not None:
+                self._evaluation.close()
+
+    def _collect(self, credit: Credit) -> Commit:
+        """Produce the rollout of a credit and stamp its slot."""
+        began, used_before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
+        writer, version = self._writers[credit.slot], credit.policy_version
+        episodes = None
+        if self._episodes is not None:
+            episodes, seconds = self._episodes.collect(version)
+        else:
+            seconds = self._collector.collect(writer)
+        if self._job.postprocess is not None:
+            self._progress.begin("postprocess")
+            rollout = self._collector.rollout(writer, version)
+            writer.write_extras(self._actor.postprocess(self._job.postprocess, rollout))
+        norm, learning_began, report = 0.0, math.inf, None
+        if self._differentiator is not None:
+            self._progress.begin("loss_fn")
+            rollout = episodes or self._collector.rollout(writer, version, postprocessed=True)
+            learning_began = time.perf_counter()
+            norm, metrics = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
+            report = [rollout.num_steps, metrics, episodes and episodes.episodes.columns()]
+        self._progress.begin("commit")
+        self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        writer.stamp(
+            environment_s=seconds.environment,
+            acting_s=seconds.acting,
+            learning_s=max(0.0, self._idle_since - learning_began),
+            waiting_s=waited_s,
+            processor_s=used.ru_utime + used.ru_stime - used_before.ru_utime - used_before.ru_stime,
+            voluntary_switches=used.ru_nvcsw - used_before.ru_nvcsw,
+            involuntary_switches=used.ru_nivcsw - used_before.ru_nivcsw,
+            began_s=began,
+            ended_s=self._idle_since,
+            gradient_norm=norm,
+            generation=self._sender.generation,
+            policy_version=version,
+            sequence=credit.sequence,
+        )
+        return Commit(credit.sequence, dict(writer.columns.objects), report, self._collector.take_replaced())
+
+    def _make_collector(self, spec: RolloutSpec) -> Collector:
+        started, job, generation = self._started, self._job, self._sender.generation
+        about = (started.stepper, self._actor, spec, started.rows, self._env_ids, self._sender.worker, self._progress)
+        more: dict[str, Any] = {"restarted": generation > 0, "infos": started.infos}
+        if job.options.on_env_error != "restart_env":
+            return Collector(*about, **more)
+        replacements = Replacements(job, started.stepper, int(self._env_ids[0]), generation, self._progress)
+        return ReplacingCollector(replacements, *about, **more)
+
+    def _load(self, version: int, place: int, snapshot: bytes) -> int:
+        if version != self._policy_version:
+            self._progress.begin("loading the policy")
+            self._actor.load(place, snapshot)
+            self._policy_version = version
+        return version
+
+    def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
+        method, positions = ENV_METHODS[name], iter(range(len(columns)))
+        return self._collector.stepper.each(name, lambda env: method(env, next(positions), *arguments), columns)
+
+    def _get_state(self) -> dict[str, Any]:
+        return {**self._collector.get_state(), "random": random_state(), "generation": self._sender.generation}
+
+    def _set_state(self, state: dict[str, Any], generation: int, broken: bool) -> list[int]:
+        seeds = [environment_seed(self._job.seed, int(env_id), generation) for env_id in self._env_ids]
+        anew = self._collector.set_state(state, seeds, broken)
+        if self._episodes is not None:
+            self._episodes.all_fresh = False
+        set_random_state(state["random"])
+        return anew
+
+    def _evaluate(
+        self, episodes: int, deterministic: bool, number: int, version: int, place: int, snapshot: bytes
+    ) -> tuple[Any, ...]:
+        assert self._evaluation is not None
+        self._load(version, place, snapshot)
+        return self._evaluation.run(episodes, deterministic, number)

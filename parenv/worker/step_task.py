@@ -1,0 +1,221 @@
+"""The task of a vector env's worker: steps for whoever rings, answers to calls."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+from gymnasium.vector import VectorEnv
+
+from parenv.envs.batch import EnvBatch
+from parenv.envs.board_rows import ObservationRows, SideChannel
+from parenv.envs.fitting import Fit
+from parenv.envs.made import make_envs
+from parenv.envs.seeding import RandomState, environment_seed
+from parenv.errors import ConfigurationError, NotDataError
+from parenv.memory.board import Board, BoardSpec
+from parenv.memory.infos import InfoWriter
+from parenv.memory.kinds import kind_numbers
+from parenv.memory.layout import leaves_from_data
+from parenv.memory.progress import Progress
+from parenv.memory.sampling import generators
+from parenv.memory.spaces import describe
+from parenv.protocol.data import is_data
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Actions, Ready, Rows, SideData
+from parenv.protocol.plain import as_data, plain_info
+from parenv.worker.calling import ENV_METHODS
+from parenv.worker.failing import FailedCallError, Outlet
+from parenv.worker.job import StepJob
+
+SPACES = ("observation_space", "action_space")
+MEASURE_S, MAX_MEASURE_S, MIN_MEASURED_STEPS = 0.05, 1.0, 20
+
+
+class StepTask:
+    """Steps sub-environments on a board, and answers what it is asked.
+
+    Args:
+        job: what to make.
+        sender: which share of it.
+        progress: where to say what is going on.
+        outlet: where to say what does not go on the board.
+    """
+
+    def __init__(self, job: StepJob, sender: Sender, progress: Progress, outlet: Outlet) -> None:
+        self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
+        self._env_ids = job.env_ids(sender.worker)
+        self.envs = make_envs(job.factories, self._env_ids, progress)
+        for env in self.envs:
+            if isinstance(env, VectorEnv):
+                raise ConfigurationError(f"env_fns must make single environments, but one makes a {env}")
+
+    def ready(self) -> Ready:
+        """What the driver needs to know of the sub-environments."""
+        first, spaces = self.envs[0], self.spaces()
+        described = {name: [list(map(describe, distinct)), which] for name, (distinct, which) in spaces.items()}
+        sampling = {name: of for name in spaces if is_data(of := generators(getattr(first, name)))}
+        metadata = {key: value for key, value in first.metadata.items() if is_data(value)}
+        extras = {"metadata": metadata, "render_mode": first.render_mode, "generators": sampling}
+        return Ready(described, len(self.envs), extras, [])
+
+    def spaces(self) -> dict[str, tuple[list[Any], list[int]]]:
+        """The different spaces of the sub-environments by name, and which of them each has."""
+        return {name: _each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
+
+    def lay_out(self, layout: Rows, mapping: Any) -> None:
+        """Be told where the board is in shared memory, all of which is mapped there."""
+        observed, acted = leaves_from_data(layout.observations), leaves_from_data(layout.actions)
+        spec = BoardSpec(layout.num_envs, observed, acted, layout.info_bytes)
+        self.use(Board(spec, mapping, layout.offset))
+
+    def use(self, board: Board) -> None:
+        """Step on this board."""
+        job, (worker, generation), env_ids = self._job, self._sender, self._env_ids
+        own, numbers = slice(env_ids.start, env_ids.stop), kind_numbers(worker, len(job.shares))
+        self._board = board
+        self._side = SideChannel(InfoWriter(board.info_kinds, board.infos, numbers.__getitem__), self._progress)
+        self._batch = EnvBatch(
+            self.envs,
+            own,
+            board,
+            job.autoreset_mode,
+            ObservationRows(board, own, Fit.of(job.options, self._outlet.warn), self._side),
+            self._side,
+            self._progress,
+            [environment_seed(job.seed, env_id, generation) for env_id in env_ids] if generation else None,
+        )
+
+    def take(self, actions: Actions) -> None:
+        """Be told about the actions to come."""
+        if actions.dtypes is not None:
+            self._board.view_actions(actions.dtypes)
+        if actions.values:
+            self._batch.actions.give(cloudpickle.loads(actions.values))
+
+    def step_all(self) -> None:
+        """Step every sub-environment."""
+        self._batch.step_all()
+        self._finish()
+
+    def serve(self, most: int) -> int:
+        """Answer the next request of some; how many orders that took."""
+        served = self._batch.serve(most)
+        self._finish()
+        return served
+
+    def answer(self, method: str, columns: Sequence[int], *arguments: Any) -> Any:
+        """Answer a call.
+
+        Raises:
+            FailedCallError: single environments raised; the others were asked all the same.
+        """
+        batch, answers = self._batch, list[Any]()
+        if method == "reset":
+            batch.reset(columns, *arguments)
+        elif method == "measure":
+            answers = [self._measure()]
+        else:
+            answers = self._each(columns, ENV_METHODS[method], arguments)
+            batch.find_steps(columns)
+        self._say_side_data()
+        if method == "reset":
+            batch.stamp()
+        if errors := self._side.take_errors():
+            raise FailedCallError(errors)
+        return answers
+
+    def close(self) -> None:
+        """Close the environments."""
+        with contextlib.ExitStack() as stack:
+            for env in self.envs:
+                stack.callback(env.close)
+
+    def _finish(self) -> None:
+        """Say what does not lie on the board, and only then that everything is answered."""
+        if self._side.has_data:
+            self._say_side_data()
+            self._outlet.complain(self._side.take_errors())
+        self._batch.stamp()
+
+    def _say_side_data(self) -> None:
+        """Say what would not go on the board since the last time, in its plain form if it has to leave this process."""
+        kinds, infos, observations = self._side.take()
+        if not (kinds or infos or observations):
+            return
+        try:
+            self._outlet.say(SideData(kinds, infos, observations))
+        except NotDataError:
+            infos, left_out = _plain_infos(infos)
+            self._outlet.say(SideData(kinds, infos, self._data_only(observations), left_out))
+
+    def _data_only(self, said: list[Any]) -> list[Any]:
+        """Observations without what cannot leave a worker, which is an error of its sub-environment."""
+        kept = []
+        for env_id, values in said:
+            try:
+                kept.append([env_id, as_data(values)])
+            except NotDataError as error:
+                kept.append([env_id, None])
+                self._side.fail(env_id, "step", error)
+        return kept
+
+    def _measure(self) -> float:
+        """Seconds per env step, resets included, of one more sub-environment that is thrown away."""
+        first = self._env_ids.start
+        self._progress.begin("measuring a step", first)
+        with RandomState(0), contextlib.closing(self._job.factories.make(first)) as env:
+            # A copy, because other environments may have the same space.
+            space = copy.deepcopy(env.action_space)
+            space.seed(0)
+            env.reset(seed=0)
+            steps, cost, began = 0, 0.0, time.perf_counter()
+            while cost < MEASURE_S or (steps < MIN_MEASURED_STEPS and cost < MAX_MEASURE_S):
+                _, _, terminated, truncated, _ = env.step(space.sample())
+                if terminated or truncated:
+                    env.reset()
+                steps, cost = steps + 1, time.perf_counter() - began
+            began = time.perf_counter()
+            for _ in range(steps):
+                space.sample()
+            return max(cost - (time.perf_counter() - began), 0.0) / steps
+
+    def _each(self, columns: Sequence[int], method: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+        answers = []
+        for position, column in enumerate(columns):
+            env_id, answer = self._env_ids[column], None
+            self._progress.begin("call", env_id)
+            try:
+                answer = method(self.envs[column], position, *arguments)
+            except BaseException as error:
+                self._side.fail(env_id, "call", error)
+            answers.append(answer)
+        return answers
+
+
+def _plain_infos(said: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Infos in their plain form, and what was left out of them for the first time."""
+    infos: list[Any] = []
+    found: dict[str, list[Any]] = {}
+    for env_id, info in said:
+        plain, left_out = plain_info(info)
+        infos.append([env_id, plain])
+        for where, what in left_out.items():
+            found.setdefault(where, [env_id, where, what])
+    return infos, list(found.values())
+
+
+def _each_once(spaces: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Different spaces once each, and which environment has which."""
+    distinct: list[Any] = []
+    which = []
+    for space in spaces:
+        found = next((i for i, other in enumerate(distinct) if other == space), len(distinct))
+        if found == len(distinct):
+            distinct.append(space)
+        which.append(found)
+    return distinct, which
