@@ -49,10 +49,11 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 
 
 def add_architecture(app: Any, docname: str, source: list[str]) -> None:
-    """Put ARCHITECTURE.md under the page on how it works; its links to files become their names."""
+    """Put ARCHITECTURE.md under the page on how it works: links to files become their names, pictures are in docs."""
     if docname == "how-it-works" and ARCHITECTURE.exists():
         text = ARCHITECTURE.read_text()
         text = re.sub(r"^# .*\n", "", text, count=1)
+        text = re.sub(r"!\[([^\]]*)\]\((?!https?:)(?:docs/)?([^)]+)\)", r"![\1](\2)", text)
         source[0] += "\n" + re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"\1", text)
 
 
