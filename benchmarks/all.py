@@ -39,8 +39,8 @@ NAMES = (
     "peers/reduction",
     "peers/to_475",
     *(f"gallery {name}" for name in ("cartpole-ppo", "cartpole-dqn", "lunarlander-ppo", "halfcheetah-sac")),
-    "tables/table",
     "tables/overview",
+    "tables/table",
 )
 
 

@@ -21,7 +21,7 @@ from parenv.cli.main import parser
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-FENCE = re.compile(r"^```(\S*)\s*$")
+FENCE = re.compile(r"^```(\S*)(?: .*)?$")
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 LANGUAGES = {"python", "sh", "", "dockerfile", "text"}
 COMMAND = re.compile(r"\bparenv (?=[a-z]).*")
@@ -39,13 +39,15 @@ def blocks(page: Path) -> Iterator[tuple[str, int, list[str], bool]]:
     """Language, first line, lines, and whether it runs, of every fenced block."""
     lines, language, begun = page.read_text().splitlines(), None, 0
     for number, line in enumerate(lines):
+        assert not line.startswith(" ") or not line.lstrip().startswith("```"), f"{page}:{number + 1} is indented"
         fence = FENCE.match(line)
-        if language is None and fence and not fence[1].startswith("{"):
+        if language is None and fence:
             language, begun = fence[1], number + 1
         elif language is not None and line == "```":
-            before = lines[begun - 2] if begun > 1 else ""
-            yield language, begun, lines[begun:number], NOT_RUN.fullmatch(before) is None
+            if not language.startswith("{"):
+                yield language, begun, lines[begun:number], NOT_RUN.fullmatch(lines[begun - 2]) is None
             language = None
+    assert language is None, f"a block of {page} has no end"
 
 
 def script_of(page: Path) -> str:
