@@ -222,17 +222,8 @@ def _blamed() -> Iterator[None]:
 
 @_blamed()
 def _opened(environment: Environment, agent: Agent, setting: Setting) -> AsyncWorkerPool:
-    gradient = setting.parallelism == "gradient"
-    return AsyncWorkerPool(
-        environment.make,
-        agent.policy,
-        num_envs=setting.num_envs,
-        num_workers=setting.num_workers,
-        mode=setting.mode,
-        parallelism=setting.parallelism,
-        rollout_length=setting.rollout_length,
-        loss_fn=agent.loss_fn if gradient else None,
-    )
+    loss_fn = agent.loss_fn if setting.parallelism == "gradient" else None
+    return AsyncWorkerPool(environment.make, agent.policy, loss_fn=loss_fn, **asdict(setting))
 
 
 @_blamed()
