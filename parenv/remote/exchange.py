@@ -16,7 +16,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Reply, Rows, SideData
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
-from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Gone, Heartbeat, Pieces, Weights, Welcome
+from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Gone, Heartbeat, Pieces, Welcome
 from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
 from parenv.remote.weight_transfer import Encoding, chunks_of
 
@@ -163,7 +163,7 @@ class Exchange:
             return
         brought[place] = version
         for chunk in chunks_of(self._weights, place, self._encoding, PIECE_BYTES):
-            yield Weights(*chunk), HOST
+            yield chunk, HOST
 
 
 def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:

@@ -49,7 +49,7 @@ from parenv.remote.net.keys import HostKeys
 from parenv.remote.sizes import fitting
 from parenv.remote.slot_transfer import in_pieces
 from parenv.remote.versions import own_versions
-from parenv.remote.weight_transfer import Chunk, write_chunk
+from parenv.remote.weight_transfer import write_chunk
 from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import remaining
 
@@ -270,7 +270,7 @@ class Visit:
             self._say(Goodbye())
             self._outcome = Outcome.OVER
         elif isinstance(message, Weights):
-            write_chunk(self._mapping, Chunk(message.offset, message.encoding, message.data))  # type: ignore[arg-type]
+            write_chunk(self._mapping, message)
         elif isinstance(message, Heartbeat):
             pass
         elif self._local is not None and self._launch is not None:

@@ -76,7 +76,7 @@ class HostRows:
         for offset, row_bytes in (*plan.requests, *plan.answers):
             if row_bytes:
                 self._memory.reserve(offset, plan.share * row_bytes)
-        rows = WorkerRows(self._memory.map(), plan.share, plan.requests, plan.answers, plan.infos)
+        rows = WorkerRows(self._memory.map(), plan)
         # What another process has left there is not news, and what this one answers is, even by the same number.
         rows.forget()
         return rows

@@ -15,7 +15,7 @@ from parenv.memory.board import Board, BoardSpec
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.maps import BoardMap
 from parenv.memory.spaces import leaves
-from parenv.remote.board_transfer import ANSWERED, REQUESTED, WorkerRows, board_end, columns_of, flags_of
+from parenv.remote.board_transfer import WorkerRows, flags_of, row_plan
 
 OFFSET, SHARES, INFO_BYTES = 8192, (2, 3, 1), 64
 OBSERVED = spaces.Dict(
@@ -33,10 +33,9 @@ class Side:
         self.memory = np.zeros(OFFSET + spec.fields()[1], np.uint8)
         self.board = Board(spec, self.memory, OFFSET)
         where = BoardMap(self.memory, spec, OFFSET, SHARES)
-        assert board_end(where) == len(self.memory)
-        infos = columns_of(where, worker, ("infos",))[0]
-        columns = columns_of(where, worker, REQUESTED), columns_of(where, worker, ANSWERED)
-        self.rows = WorkerRows(self.memory, SHARES[worker], *columns, infos, flags_of(where))
+        plan = row_plan(where, worker)
+        assert plan.memory_bytes == len(self.memory)
+        self.rows = WorkerRows(self.memory, plan, flags_of(where))
         self.first = sum(SHARES[:worker])
         self.mine = slice(self.first, self.first + SHARES[worker])
         for array in (*self.requested(), *self.answered()):
