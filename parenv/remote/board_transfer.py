@@ -132,11 +132,13 @@ class WorkerRows:
         for column in self._answers:
             parts.append(block[begin : begin + n * column.shape[1]].reshape(n, column.shape[1]))
             begin += parts[-1].size
-        noted = self._check_parts(np.array(rows), parts, kinds)
+        with_infos = self._check_parts(np.array(rows), parts, kinds)
         infos = block[begin:]
-        if infos.size != len(noted) * self._infos.shape[1]:
-            raise ProtocolError(f"{len(noted)} infos have {len(noted) * self._infos.shape[1]} bytes, not {infos.size}")
-        self._infos[noted] = infos.reshape(len(noted), self._infos.shape[1])
+        if infos.size != len(with_infos) * self._infos.shape[1]:
+            raise ProtocolError(
+                f"{len(with_infos)} infos have {len(with_infos) * self._infos.shape[1]} bytes, not {infos.size}"
+            )
+        self._infos[with_infos] = infos.reshape(len(with_infos), self._infos.shape[1])
         for column, part in zip(self._answers[::-1], parts[::-1], strict=True):
             column[rows] = part
 
@@ -144,8 +146,8 @@ class WorkerRows:
         where = slice(None) if len(rows) == self._share else rows
         parts = [column[where].reshape(-1) for column in self._answers]
         parts[0], parts[1] = finished[rows].view(np.uint8), parts[1].copy()
-        noted = rows[parts[1].view("<i4") > 0]
-        return rows.tolist(), np.concatenate([*parts, self._infos[noted].reshape(-1)]).data
+        with_infos = rows[parts[1].view("<i4") > 0]
+        return rows.tolist(), np.concatenate([*parts, self._infos[with_infos].reshape(-1)]).data
 
     def _check_rows(self, rows: Any) -> None:
         if not isinstance(rows, list) or not 0 < len(rows) <= self._share or any(type(row) is not int for row in rows):

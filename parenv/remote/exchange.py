@@ -16,7 +16,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Reply, Rows, SideData
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
-from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Gone, Heartbeat, Pieces, Welcome
+from parenv.remote.messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
 from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
 from parenv.remote.weight_transfer import Encoding, chunks_of
 
@@ -119,15 +119,15 @@ class Exchange:
         Raises:
             ProtocolError: it does not fit what that worker was asked for.
         """
-        if not isinstance(message, Answers | Pieces):
+        if not isinstance(message, Answers | Chunks):
             self._conversations[sender].say(WORKER, message)
         if isinstance(message, Answers):
             self._boards.take(head, sender.worker, message)
             return None
-        if isinstance(message, Pieces | Commit):
+        if isinstance(message, Chunks | Commit):
             if self._deliveries is None:
                 raise ProtocolError(f"worker {sender.worker} was asked for no rollout")
-            if isinstance(message, Pieces):
+            if isinstance(message, Chunks):
                 self._deliveries.write(sender, message)
                 return None
             self._deliveries.finish(sender, message)
@@ -156,13 +156,15 @@ class Exchange:
         self._brought.pop(host, None)
         self._snapshots.pop(host, None)
 
-    def _missing_weights(self, host: bytes, version: int, place: int) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
+    def _missing_weights(
+        self, host: bytes, version: int, weights_slot: int
+    ) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """A version, unless the host has it: it crosses once for all workers there."""
         brought = self._brought.setdefault(host, {})
-        if self._weights is None or brought.get(place) == version:
+        if self._weights is None or brought.get(weights_slot) == version:
             return
-        brought[place] = version
-        for chunk in chunks_of(self._weights, place, self._encoding, PIECE_BYTES):
+        brought[weights_slot] = version
+        for chunk in chunks_of(self._weights, weights_slot, self._encoding, CHUNK_BYTES):
             yield chunk, HOST
 
 

@@ -24,15 +24,15 @@ from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Close, Commit, Credit
 from parenv.remote.host_rows import HostRows
 from parenv.remote.messages import (
+    CHUNK_BYTES,
     HOST,
     HOST_KINDS,
-    PIECE_BYTES,
     AnyMessage,
+    Chunks,
     Gone,
     Goodbye,
     Heartbeat,
     Join,
-    Pieces,
     Refuse,
     Ring,
     RowPlan,
@@ -47,7 +47,7 @@ from parenv.remote.messages import (
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.keys import HostKeys
 from parenv.remote.sizes import fitting
-from parenv.remote.slot_transfer import in_pieces
+from parenv.remote.slot_transfer import in_chunks
 from parenv.remote.versions import own_versions
 from parenv.remote.weight_transfer import write_chunk
 from parenv.transport.waiting import Waiting
@@ -98,21 +98,21 @@ def serve(
     occupy_standard_descriptors()
     deadline = time.monotonic() + patience_s
     while True:
-        visit = Visit(address, keys, num_workers, is_leaving)
+        session = HostSession(address, keys, num_workers, is_leaving)
         try:
-            outcome = visit.run(deadline, tell)
+            outcome = session.run(deadline, tell)
         finally:
-            visit.close()
+            session.close()
         if outcome is not Outcome.LOST:
-            nobody = f"no driver at {address} for {patience_s:g} s. {visit.reason}".rstrip(" .")
-            words = {Outcome.REFUSED: visit.reason, Outcome.NOBODY: nobody}
+            nobody = f"no driver at {address} for {patience_s:g} s. {session.reason}".rstrip(" .")
+            words = {Outcome.REFUSED: session.reason, Outcome.NOBODY: nobody}
             tell(words.get(outcome, outcome.value))
             return EXIT_CODES[outcome]
         tell(f"{outcome.value}; looking for the driver for {patience_s:g} s")
         deadline = time.monotonic() + patience_s
 
 
-class Visit:
+class HostSession:
     """From joining a driver until the connection ends. What there is of workers and memory ends with it.
 
     Args:
@@ -243,17 +243,17 @@ class Visit:
             return
         message = event.message
         if isinstance(message, Commit):
-            for pieces in self._committed(self._plans[sender.worker], message.sequence):
-                self._say(Pieces(message.sequence, pieces), sender)
+            for chunks in self._committed(self._plans[sender.worker], message.sequence):
+                self._say(Chunks(message.sequence, chunks), sender)
         self._outbox.append(fitting(sender, message, self._max_message_bytes))
 
     def _committed(self, plan: SlotPlan, sequence: int) -> Iterator[list[Any]]:
-        """What a worker has written for a credit, in pieces, as many at a time as one message may have."""
+        """What a worker has written for a credit, in chunks, as many at a time as one message may have."""
         begin = plan.offset + sequence % plan.count * plan.slot_bytes
         slot = memoryview(self._mapping)[begin : begin + plan.slot_bytes]
         (ends,) = _NUM_ENDS.unpack_from(slot, plan.ends_offset)
         parts = [(0, plan.fixed_bytes), *((offset, ends * each) for offset, each in plan.per_end)]
-        return in_pieces(slot, parts, PIECE_BYTES)
+        return in_chunks(slot, parts, CHUNK_BYTES)
 
     def _report_pids(self) -> None:
         for worker, reported in self._running.items():

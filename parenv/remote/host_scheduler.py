@@ -5,17 +5,17 @@ from __future__ import annotations
 from parenv.protocol.frames import Sender
 
 
-class Roster:
+class HostScheduler:
     """Hosts that come and go, and the workers that want a place on one.
 
-    >>> roster = Roster()
-    >>> roster.want(Sender(0, 0)), roster.want(Sender(1, 0)), roster.place()
+    >>> scheduler = HostScheduler()
+    >>> scheduler.want(Sender(0, 0)), scheduler.want(Sender(1, 0)), scheduler.place()
     (None, None, [])
-    >>> roster.join(b"a", capacity=1)
-    >>> roster.place()
+    >>> scheduler.join(b"a", capacity=1)
+    >>> scheduler.place()
     [(Sender(worker=0, generation=0), b'a')]
-    >>> roster.join(b"b", capacity=4)
-    >>> roster.place(), roster.leave(b"a")
+    >>> scheduler.join(b"b", capacity=4)
+    >>> scheduler.place(), scheduler.leave(b"a")
     ([(Sender(worker=1, generation=0), b'b')], [Sender(worker=0, generation=0)])
     """
 

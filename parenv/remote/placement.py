@@ -24,17 +24,17 @@ from parenv.protocol.messages import Message
 from parenv.remote.boards import HostBell, HostsPoller
 from parenv.remote.exchange import Exchange, check_end, take_status
 from parenv.remote.hearing import check_head, heard
-from parenv.remote.host_scheduler import Roster
+from parenv.remote.host_scheduler import HostScheduler
 from parenv.remote.messages import (
     HOST,
     HOST_KINDS,
     Answers,
     AnyMessage,
+    Chunks,
     Gone,
     Goodbye,
     Heartbeat,
     Join,
-    Pieces,
     Refuse,
     Signal,
     Stack,
@@ -42,7 +42,7 @@ from parenv.remote.messages import (
     Started,
 )
 from parenv.remote.net.curve import HostListener
-from parenv.remote.rejections import Refusals
+from parenv.remote.rejections import Rejections
 from parenv.remote.validation import harmless
 from parenv.remote.versions import disagreement
 from parenv.remote.weight_transfer import Encoding
@@ -99,13 +99,13 @@ class HostsPlacement:
         self._max_message_bytes = max_message_bytes
         self._exchange = Exchange(num_local, weights, encoding, max_message_bytes)
         self._local = LocalPlacement(entry, beside=listener) if num_local else None
-        self._roster = Roster()
+        self._scheduler = HostScheduler()
         self._present: dict[int, Sender] = {}
         self._hosts: dict[bytes, str] = {}
         self._pids: dict[Sender, int] = {}
         self._events: deque[Event] = deque()
         self._stacks: dict[Sender, str] = {}
-        self._refusals = Refusals()
+        self._rejections = Rejections()
         self._sent = self._received = 0
         self._next_probe = 0.0
         self._connections_ended = 0
@@ -126,7 +126,7 @@ class HostsPlacement:
             self._local.start(launch, here)
         for worker in workers:
             if worker not in here:
-                self._roster.want(worker)
+                self._scheduler.want(worker)
                 Progress(self._head, worker.worker).begin("waiting for a host")
         self._place()
 
@@ -158,7 +158,7 @@ class HostsPlacement:
         if self._local is not None and to.worker < self._num_local:
             self._local.send(to, message)
             return
-        host = self._roster.host_of(to)
+        host = self._scheduler.host_of(to)
         if host is None:
             return
         for part, about in self._exchange.outgoing(host, to, message):
@@ -182,11 +182,11 @@ class HostsPlacement:
         if self._local is not None and worker.worker < self._num_local:
             self._local.signal(worker, signum, alone)
             return
-        host = self._roster.host_of(worker)
+        host = self._scheduler.host_of(worker)
         if host is not None:
             self._tell(host, Signal(int(signum), int(alone)), worker)
-        elif self._roster.is_waiting(worker) and signum == signal.SIGKILL:
-            self._roster.ended(worker)
+        elif self._scheduler.is_waiting(worker) and signum == signal.SIGKILL:
+            self._scheduler.ended(worker)
             self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
 
     def stack(self, worker: Sender) -> str:
@@ -197,7 +197,7 @@ class HostsPlacement:
         self.signal(worker, STACK_SIGNAL, alone=True)
         # Whoever has the worker answers within the first half of this, in any case.
         deadline = time.monotonic() + 2.0 * STACK_TIMEOUT_S
-        while worker not in self._stacks and self._roster.host_of(worker) is not None and remaining(deadline):
+        while worker not in self._stacks and self._scheduler.host_of(worker) is not None and remaining(deadline):
             self._listener.wait(remaining(deadline))
             self._hear()
         return self._stacks.pop(worker, "")
@@ -214,7 +214,7 @@ class HostsPlacement:
 
     def traffic(self) -> Traffic:
         """What has crossed the network."""
-        refused = dict(self._refusals.counts + Counter(self._listener.refusals))
+        refused = dict(self._rejections.counts + Counter(self._listener.refusals))
         return Traffic(self._sent, self._received, len(self._hosts), refused)
 
     @property
@@ -236,7 +236,7 @@ class HostsPlacement:
         try:
             while self.alive() and remaining(deadline):
                 self.wait(remaining(deadline))
-            for host in self._roster.hosts:
+            for host in self._scheduler.hosts:
                 self._tell(host, Goodbye())
             # Closed at once, with messages of hosts still unread, the connections would be reset and this not arrive.
             deadline = time.monotonic() + LINGER_S
@@ -251,12 +251,12 @@ class HostsPlacement:
 
     def _request(self, worker: int, number: int) -> None:
         """Have a worker on a host see what is requested of it, and ring its doorbell; of one that is gone, nothing."""
-        host = self._roster.host_of(self._present[worker])
+        host = self._scheduler.host_of(self._present[worker])
         if host is not None:
             self._tell(host, self._exchange.requests(worker, number), self._present[worker])
 
     def _place(self) -> None:
-        for worker, host in [] if self._closed else self._roster.place():
+        for worker, host in [] if self._closed else self._scheduler.place():
             Progress(self._head, worker.worker).begin("starting")
             self._tell(host, Start(), worker)
 
@@ -272,7 +272,7 @@ class HostsPlacement:
         now, ended = time.monotonic(), self._listener.ended
         if now >= self._next_probe or ended != self._connections_ended:
             self._next_probe, self._connections_ended = now + PROBE_S, ended
-            for host in self._roster.hosts:
+            for host in self._scheduler.hosts:
                 self._tell(host, Heartbeat([], b""))
             if self._provider is not None and not self._closed:
                 self._provider.tend()
@@ -281,7 +281,7 @@ class HostsPlacement:
         name = self._hosts.pop(host, None)
         if name is None:
             return
-        lost = self._roster.leave(host)
+        lost = self._scheduler.leave(host)
         self._exchange.forget_host(host)
         if not self._closed:
             _log.warning("%s is gone with %d workers: %s", name, len(lost), why)
@@ -305,7 +305,7 @@ class HostsPlacement:
                 elif isinstance(message, Join):
                     self._welcome(host, name, message)
                 else:
-                    self._refusals.note("has not joined", name, "speaks, but has not joined")
+                    self._rejections.note("has not joined", name, "speaks, but has not joined")
             except Exception as error:
                 self._expel(host, name, error)
 
@@ -314,16 +314,16 @@ class HostsPlacement:
         why = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, ProtocolError):
             _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
-        self._refusals.offence("malformed message", name, f"sent what it may not: {why}")
+        self._rejections.offence("malformed message", name, f"sent what it may not: {why}")
         self._tell(host, Refuse(f"the driver cannot accept what it was sent: {why}"))
         self._lose(host, "it sent what it may not")
 
     def _welcome(self, host: bytes, name: str, join: Join) -> None:
-        barred = self._refusals.bar(name)
+        barred = self._rejections.bar(name)
         why = barred or disagreement(join.versions)
         if why or join.capacity < 1:
             why = why or "a host needs room for at least one worker"
-            self._refusals.note("barred" if barred else "version", name, f"cannot join: {why}")
+            self._rejections.note("barred" if barred else "version", name, f"cannot join: {why}")
             self._tell(host, Refuse(why))
             return
         launch = self._launch
@@ -332,21 +332,21 @@ class HostsPlacement:
         self._hosts[host] = f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})"
         self._tell(host, self._exchange.welcome(self._entry, launch, len(self._head)))
         _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
-        self._roster.join(host, join.capacity)
+        self._scheduler.join(host, join.capacity)
         self._place()
 
     def _obey(self, host: bytes, name: str, sender: Sender, message: Any) -> None:
         if isinstance(message, Heartbeat):
-            take_status(self._head, {worker.worker for worker in self._roster.workers_of(host)}, message)
+            take_status(self._head, {worker.worker for worker in self._scheduler.workers_of(host)}, message)
         elif isinstance(message, Goodbye):
             self._lose(host, "it was told to leave")
-        elif self._roster.host_of(sender) != host:
-            self._refusals.note("old generation", name, f"speaks for {sender}, which it does not have")
+        elif self._scheduler.host_of(sender) != host:
+            self._rejections.note("old generation", name, f"speaks for {sender}, which it does not have")
         elif isinstance(message, Started):
             self._pids[sender] = message.pid
         elif isinstance(message, Gone):
             check_end(message)
-            self._roster.ended(sender)
+            self._scheduler.ended(sender)
             self._forget(sender)
             self._events.append(
                 Ended(sender, message.pid, message.exit_code, message.signal, harmless(message.refused))
@@ -354,7 +354,7 @@ class HostsPlacement:
             self._place()
         elif isinstance(message, Stack):
             self._stacks[sender] = harmless(message.text[:MAX_STACK_LENGTH])
-        elif isinstance(message, HOST_KINDS) and not isinstance(message, Pieces | Answers):
+        elif isinstance(message, HOST_KINDS) and not isinstance(message, Chunks | Answers):
             raise ProtocolError(f"a host may not say {type(message).__name__}")
         elif (taken := self._exchange.take(self._head, sender, message)) is not None:
             self._events.append(Received(sender, taken))

@@ -13,9 +13,9 @@ from parenv.remote.messages import Weights
 Encoding = Literal["exact", "bfloat16"]
 
 
-def chunks_of(weights: WeightsMap, place: int, encoding: Encoding, chunk_bytes: int) -> Iterator[Weights]:
-    """The version at a place in messages of at most so many bytes. Exact ones are views of the memory."""
-    base = weights.offset + place * weights.nbytes
+def chunks_of(weights: WeightsMap, weights_slot: int, encoding: Encoding, chunk_bytes: int) -> Iterator[Weights]:
+    """The version in a weight slot in messages of at most so many bytes. Exact ones are views of the memory."""
+    base = weights.offset + weights_slot * weights.nbytes
     for begin, stop, is_float32 in _parts(weights):
         rounds = is_float32 and encoding == "bfloat16"
         step = chunk_bytes * 2 if rounds else chunk_bytes

@@ -71,21 +71,21 @@ def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worke
     driver.board.requested[driver.mine] = 9
     every = range(SHARES[worker])
     chosen = sorted(data.draw(st.sets(st.sampled_from(every), min_size=1)))
-    noted = data.draw(st.sets(st.sampled_from(chosen)))
+    with_infos = data.draw(st.sets(st.sampled_from(chosen)))
     for row in chosen:
         for array in host.answered():
             array[host.first + row] = 1
-        host.board.info_kinds[host.first + row] = number if row in noted else data.draw(st.sampled_from([0, -1]))
+        host.board.info_kinds[host.first + row] = number if row in with_infos else data.draw(st.sampled_from([0, -1]))
         host.board.finished[host.first + row] = 9
-    pieces = host.rows.answers(data.draw(st.sampled_from([1, 300, 1 << 20])))
-    assert [row for rows, _ in pieces for row in rows] == chosen
-    for rows, block in pieces:
+    chunks = host.rows.answers(data.draw(st.sampled_from([1, 300, 1 << 20])))
+    assert [row for rows, _ in chunks for row in rows] == chosen
+    for rows, block in chunks:
         driver.rows.write_answers(rows, block, kind_numbers(worker, len(SHARES)))
     for row in range(sum(SHARES)):
         for there, here in zip(host.answered()[:-1], driver.answered()[:-1], strict=True):
             crossed = row - host.first in chosen
             assert np.array_equal(here[row], there[row]) if crossed else not here[row].any()
-        assert driver.board.infos[row].all() if row - host.first in noted else not driver.board.infos[row].any()
+        assert driver.board.infos[row].all() if row - host.first in with_infos else not driver.board.infos[row].any()
     assert host.rows.answers(1 << 20) == []
 
 

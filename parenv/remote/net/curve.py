@@ -20,7 +20,7 @@ import zmq
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.protocol.data import Buffer
-from parenv.remote.net.gate import Gate, host_of
+from parenv.remote.net.admission import Admission, host_of
 from parenv.remote.net.keys import AllowList, DriverKeys, HostKeys
 from parenv.remote.net.link import EVENTS, Link, State
 from parenv.remote.net.stream import Stream, Streams
@@ -76,7 +76,7 @@ class HostListener:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = listening_socket(self._context, keys, max_message_bytes)
         configure(self._socket, address, HANDSHAKE_S)
-        self._gate = Gate(
+        self._admission = Admission(
             self._context,
             self._socket,
             allowed,
@@ -95,13 +95,13 @@ class HostListener:
 
     @property
     def refusals(self) -> Counter[str]:
-        """How many peers were refused, by reason; see :data:`parenv.remote.net.gate.REASONS`."""
-        return self._gate.refusals
+        """How many peers were refused, by reason; see :data:`parenv.remote.net.admission.REASONS`."""
+        return self._admission.refusals
 
     @property
     def connections(self) -> int:
         """How many connections are open, whether or not they have been let in."""
-        return self._gate.connections
+        return self._admission.connections
 
     @property
     def ended(self) -> int:
@@ -109,7 +109,7 @@ class HostListener:
 
         What had come over them may still be waiting in :meth:`receive`.
         """
-        return self._gate.ended
+        return self._admission.ended
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a message has come or a connection has ended, or until the limit.
@@ -120,12 +120,12 @@ class HostListener:
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
         """What to poll, for whoever waits for this among others."""
-        return (self._socket, zmq.POLLIN), (self._gate.fileno(), zmq.POLLIN)
+        return (self._socket, zmq.POLLIN), (self._admission.fileno(), zmq.POLLIN)
 
     def notice(self, ready: Container[object]) -> None:
         """Take note of connections that have ended."""
-        if self._gate.fileno() in ready:
-            self._gate.take()
+        if self._admission.fileno() in ready:
+            self._admission.take()
 
     def send(self, peer: bytes, frames: Frames) -> bool:
         """Send to one host.
@@ -163,7 +163,7 @@ class HostListener:
         """
         if not self._socket.closed:
             close_monitored(self._socket, linger_s)
-            self._gate.close()
+            self._admission.close()
             terminate(self._context)
 
     def _send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
@@ -193,12 +193,12 @@ class HostListener:
         if len(peer) != 5 or peer[0]:
             refusal = "identity"
         host = host_of(str(first.get("User-Id")))
-        refusal = refusal or self._gate.objection(host, stream.received == 1)
+        refusal = refusal or self._admission.objection(host, stream.received == 1)
         if refusal:
             self._streams.ban(peer)
-            self._gate.expel(refusal, fd, str(first.get("Peer-Address")))
+            self._admission.expel(refusal, fd, str(first.get("Peer-Address")))
             return []
-        self._gate.heard(fd, host, nbytes)
+        self._admission.heard(fd, host, nbytes)
         if read := stream.receipts.due(nbytes):
             self._send(peer, credit=read)
         return parts

@@ -82,7 +82,7 @@ def surplus_strangers(live: Mapping[int, Connection]) -> list[int]:
 
 
 def objections(live: Mapping[int, Connection], limits: Limits) -> dict[int, str]:
-    """Which connections are to be ended, and why, one of :data:`parenv.remote.net.gate.REASONS`.
+    """Which connections are to be ended, and why, one of :data:`parenv.remote.net.admission.REASONS`.
 
     Of hosts that are too many, those go first that have said nothing that was read, the oldest first. Of all that wait
     to be read, the largest parts go first.

@@ -58,7 +58,7 @@ def limits(max_connections: int, max_message_bytes: int) -> Limits:
 def listening_socket(
     context: zmq.Context[zmq.Socket[bytes]], keys: DriverKeys, max_message_bytes: int
 ) -> zmq.Socket[bytes]:
-    """The socket of a driver, to be configured and bound; a gate must be there before."""
+    """The socket of a driver, to be configured and bound; admission must be there before."""
     # ZeroMQ counts identities up from C's rand(), which nobody seeds. A host that knows the next one can choose it for
     # itself, and ZeroMQ then aborts this process.
     ctypes.CDLL(None).srand(secrets.randbits(32))
