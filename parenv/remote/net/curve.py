@@ -21,7 +21,7 @@ import zmq
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.protocol.data import Buffer
 from parenv.remote.net.admission import Admission, host_of
-from parenv.remote.net.keys import AllowList, DriverKeys, HostKeys
+from parenv.remote.net.keys import AllowList, DriverKeys, HostKeys, Known
 from parenv.remote.net.link import EVENTS, Link, State
 from parenv.remote.net.stream import Stream, Streams
 from parenv.remote.net.tcp import (
@@ -32,7 +32,7 @@ from parenv.remote.net.tcp import (
     limits,
     listening_socket,
     only,
-    rest,
+    received,
 )
 from parenv.remote.net.window import Window
 from parenv.transport.waiting import Polled, Waiting
@@ -146,13 +146,11 @@ class HostListener:
             Which connection it comes from, the name of its host, and its frames.
         """
         for _ in range(MAX_SKIPPED):
-            try:
-                first = self._socket.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            peer, frames = first.bytes, rest(self._socket, first)
-            if parts := self._opened(peer, frames, first):
-                return peer, host_of(str(first.get("User-Id"))).name, parts
+            if (frames := received(self._socket)) is None:
+                break
+            peer, host = frames[0].bytes, host_of(str(frames[0].get("User-Id")))
+            if parts := self._opened(peer, host, frames):
+                return peer, host.name, parts
         return None
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -179,10 +177,11 @@ class HostListener:
         stream.sent_one()
         return True
 
-    def _opened(self, peer: bytes, frames: Sequence[zmq.Frame], first: zmq.Frame) -> list[Buffer]:
+    def _opened(self, peer: bytes, host: Known, whole: Sequence[zmq.Frame]) -> list[Buffer]:
         """The parts of a message that is to be delivered. If something is wrong with it, its connection is ended."""
         if (stream := self._streams.begin(peer)) is None:
             return []
+        first, *frames = whole
         fd, refusal, nbytes = int(first.get(zmq.SRCFD)), "", sum(map(len, frames))
         parts: list[Buffer] = []
         try:
@@ -192,7 +191,6 @@ class HostListener:
         # An identity that a peer has chosen could be taken for that of another.
         if len(peer) != 5 or peer[0]:
             refusal = "identity"
-        host = host_of(str(first.get("User-Id")))
         refusal = refusal or self._admission.objection(host, stream.received == 1)
         if refusal:
             self._streams.ban(peer)
@@ -312,12 +310,10 @@ class HostSocket:
 
     def _next(self) -> list[Buffer] | None:
         for _ in range(MAX_SKIPPED):
+            if (frames := received(self._socket)) is None:
+                break
             try:
-                first = self._socket.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            try:
-                credit, parts = self._stream.open(only([first, *rest(self._socket, first)]))
+                credit, parts = self._stream.open(only(frames))
             except ProtocolError:
                 self._give_up()
                 return None

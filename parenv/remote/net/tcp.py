@@ -113,13 +113,12 @@ def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:
     socket.close(round(linger_s * 1000))
 
 
-def rest(socket: zmq.Socket[bytes], frame: zmq.Frame) -> list[zmq.Frame]:
-    """The frames of a message behind its first one."""
-    frames = []
-    while frame.more:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-        frames.append(frame)
-    return frames
+def received(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    """The frames of the next message, or ``None``."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
 
 
 def only(frames: Sequence[zmq.Frame]) -> memoryview:
