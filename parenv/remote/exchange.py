@@ -10,6 +10,7 @@ from typing import Any
 from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
 from parenv.memory.progress import STATUS_SLOT_BYTES, status_slot
+from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
@@ -18,22 +19,19 @@ from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
 from parenv.remote.messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
 from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
-from parenv.remote.weight_transfer import Encoding, chunks_of
+from parenv.remote.weight_transfer import chunks_of
 
 
 class Exchange:
     """Adds to what the driver says what a host needs for it, and takes in what hosts send of their memory.
 
     Args:
-        num_local: how many workers, the first ones, are on no host.
+        placing: how many workers are on no host, how weights cross, and what one message from a host may have.
         weights: the policy's weights, or ``None``.
-        encoding: how weights cross.
-        max_message_bytes: what one message from a host may have.
     """
 
-    def __init__(self, num_local: int, weights: WeightsMap | None, encoding: Encoding, max_message_bytes: int) -> None:
-        self._num_local, self._weights, self._encoding = num_local, weights, encoding
-        self._max_message_bytes = max_message_bytes
+    def __init__(self, placing: RemotePlacement, weights: WeightsMap | None) -> None:
+        self._placing, self._weights = placing, weights
         self._boards = Boards()
         self._deliveries: Deliveries | None = None
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
@@ -58,7 +56,7 @@ class Exchange:
             environment=dict(launch.environment),
             threads=launch.threads,
             head_bytes=head_bytes,
-            max_message_bytes=self._max_message_bytes,
+            max_message_bytes=self._placing.max_message_bytes,
             doorbells=int(self._boards.used),
         )
 
@@ -68,7 +66,7 @@ class Exchange:
 
     def lay_out(self, slots: SlotMap) -> None:
         """Hear where rollouts lie."""
-        self._deliveries = Deliveries(slots, self._num_local)
+        self._deliveries = Deliveries(slots, self._placing.num_local)
 
     def lay_out_board(self, board: BoardMap) -> None:
         """Hear where the rows of a vector env lie.
@@ -76,7 +74,7 @@ class Exchange:
         Raises:
             ConfigurationError: a row has more bytes than a host may send in one message.
         """
-        self._boards.lay_out(board, self._num_local, self._max_message_bytes)
+        self._boards.lay_out(board, self._placing.num_local, self._placing.max_message_bytes)
 
     def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """What to say to a host in place of a message to one of its workers, each with what its header names."""
@@ -164,7 +162,7 @@ class Exchange:
         if self._weights is None or brought.get(weights_slot) == version:
             return
         brought[weights_slot] = version
-        for chunk in chunks_of(self._weights, weights_slot, self._encoding, CHUNK_BYTES):
+        for chunk in chunks_of(self._weights, weights_slot, self._placing.weights, CHUNK_BYTES):
             yield chunk, HOST
 
 

@@ -56,13 +56,4 @@ def _listening(
         max_connections=placing.max_connections,
         silence_s=placing.silence_s,
     )
-    return HostsPlacement(
-        entry,
-        listener,
-        num_local=placing.num_local,
-        weights=weights,
-        encoding=placing.weights,
-        max_message_bytes=placing.max_message_bytes,
-        silence_s=placing.silence_s,
-        provider=provider,
-    )
+    return HostsPlacement(entry, listener, placing, weights, provider)

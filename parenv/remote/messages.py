@@ -248,24 +248,10 @@ class Stack:
     text: str
 
 
-HostMessage = (
-    Join
-    | Refuse
-    | Welcome
-    | Start
-    | Signal
-    | SlotPlan
-    | Weights
-    | Goodbye
-    | Started
-    | Gone
-    | Chunks
-    | Heartbeat
-    | Stack
-    | RowPlan
-    | Ring
-    | Answers
-)
+Control = Join | Refuse | Welcome | Start | Signal | SlotPlan | Weights | Goodbye
+Reports = Started | Gone | Chunks | Heartbeat | Stack
+Stepping = RowPlan | Ring | Answers
+HostMessage = Control | Reports | Stepping
 HOST_KINDS: tuple[type[HostMessage], ...] = get_args(HostMessage)
 """In the order of the numbers that they have in frames."""
 AnyMessage = Message | HostMessage

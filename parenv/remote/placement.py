@@ -16,6 +16,7 @@ from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
 from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory
+from parenv.options import RemotePlacement
 from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
@@ -45,7 +46,6 @@ from parenv.remote.net.curve import HostListener
 from parenv.remote.rejections import Rejections
 from parenv.remote.validation import harmless
 from parenv.remote.versions import disagreement
-from parenv.remote.weight_transfer import Encoding
 from parenv.transport.zeromq import remaining
 
 PROBE_S = 0.5
@@ -73,11 +73,8 @@ class HostsPlacement:
     Args:
         entry: ``module:function`` that a worker process runs.
         listener: where hosts join.
-        num_local: how many workers, the first ones, run on this machine.
+        placing: the user's.
         weights: the policy's weights, or ``None``.
-        encoding: how weights cross.
-        max_message_bytes: what one message from a host may have.
-        silence_s: after which a host counts as lost, in seconds.
         provider: starts the hosts; ``None``: the user does.
     """
 
@@ -85,20 +82,16 @@ class HostsPlacement:
         self,
         entry: str,
         listener: HostListener,
-        *,
-        num_local: int,
+        placing: RemotePlacement,
         weights: WeightsMap | None,
-        encoding: Encoding,
-        max_message_bytes: int,
-        silence_s: float,
-        provider: Provider | None = None,
+        provider: Provider | None,
     ) -> None:
-        self.silence_s = silence_s
+        self.silence_s = placing.silence_s
         self._provider = provider
-        self._entry, self._listener, self._num_local = entry, listener, num_local
-        self._max_message_bytes = max_message_bytes
-        self._exchange = Exchange(num_local, weights, encoding, max_message_bytes)
-        self._local = LocalPlacement(entry, beside=listener) if num_local else None
+        self._entry, self._listener, self._num_local = entry, listener, placing.num_local
+        self._max_message_bytes = placing.max_message_bytes
+        self._exchange = Exchange(placing, weights)
+        self._local = LocalPlacement(entry, beside=listener) if placing.num_local else None
         self._scheduler = HostScheduler()
         self._present: dict[int, Sender] = {}
         self._hosts: dict[bytes, str] = {}

@@ -72,7 +72,7 @@ class HostListener:
         silence_s: float = 5.0,
     ) -> None:
         check(address, range(65536), silence_s, max_message_bytes)
-        self._streams = Streams(max_connections, self._send)
+        self._streams = Streams(max_connections, self.send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = listening_socket(self._context, keys, max_message_bytes)
         configure(self._socket, address, HANDSHAKE_S)
@@ -127,17 +127,28 @@ class HostListener:
         if self._admission.fileno() in ready:
             self._admission.take()
 
-    def send(self, peer: bytes, frames: Frames) -> bool:
+    def send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
         """Send to one host.
 
         Args:
             peer: as :meth:`receive` has named it.
-            frames: at least one. They are copied, and may be altered afterwards.
+            frames: none for a credit alone. They are copied, and may be altered afterwards.
+            credit: how many messages more it may send.
 
         Returns:
             Whether it is on its way; false where there is no such host any more, or it does not take what it is sent.
         """
-        return self._send(peer, frames)
+        stream = self._streams.of(peer)
+        if stream is None:
+            return False
+        try:
+            self._socket.send_multipart([peer, stream.seal(frames, credit)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        stream.sent_one()
+        return True
 
     def receive(self) -> tuple[bytes, str, list[Buffer]] | None:
         """The next message, or ``None``.
@@ -164,19 +175,6 @@ class HostListener:
             self._admission.close()
             terminate(self._context)
 
-    def _send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
-        stream = self._streams.of(peer)
-        if stream is None:
-            return False
-        try:
-            self._socket.send_multipart([peer, stream.seal(frames, credit)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                return False
-            raise
-        stream.sent_one()
-        return True
-
     def _opened(self, peer: bytes, host: Known, whole: Sequence[zmq.Frame]) -> list[Buffer]:
         """The parts of a message that is to be delivered. If something is wrong with it, its connection is ended."""
         if (stream := self._streams.begin(peer)) is None:
@@ -198,7 +196,7 @@ class HostListener:
             return []
         self._admission.heard(fd, host, nbytes)
         if read := stream.receipts.due(nbytes):
-            self._send(peer, credit=read)
+            self.send(peer, credit=read)
         return parts
 
 
