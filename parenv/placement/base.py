@@ -95,6 +95,7 @@ class Placement(Protocol):
 
     def lay_out(self, slots: SlotMap) -> None:
         """Hear where rollouts lie, before any worker is told; those on this machine write there themselves."""
+        return None
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
@@ -158,6 +159,7 @@ class SteppingPlacement(Placement, Protocol):
         Raises:
             ConfigurationError: they cannot cross a network as they are.
         """
+        return None
 
     def poller(self, descriptor: int) -> Poller:
         """What waits for a descriptor, and for workers that may have ended without a message."""

@@ -88,14 +88,10 @@ def own_cores(workers: int) -> tuple[int, ...] | None:
 
 def _container_limit() -> float:
     """CPU limit of this process's control group and of all above it, v2 or v1; infinite where there is none."""
-    v2 = [
-        limit for group in control_groups("", "/sys/fs/cgroup", "/sys/fs/cgroup/unified") for limit in _v2_limit(group)
-    ]
-    return min(
-        v2
-        or [limit for group in control_groups("cpu", "/sys/fs/cgroup/cpu") for limit in _v1_limit(group)]
-        or [math.inf]
-    )
+    groups = control_groups("", "/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+    v2 = [limit for group in groups for limit in _v2_limit(group)]
+    v1 = [limit for group in control_groups("cpu", "/sys/fs/cgroup/cpu") for limit in _v1_limit(group)]
+    return min(v2 or v1 or [math.inf])
 
 
 def control_groups(controller: str, *mounts: str, of: str = "/proc/self/cgroup") -> list[str]:
