@@ -29,11 +29,6 @@ class HostScheduler:
         """Those that are there, in the order in which they came."""
         return tuple(self._capacity)
 
-    @property
-    def placed(self) -> tuple[Sender, ...]:
-        """The workers that have a host."""
-        return tuple(self._host_of)
-
     def host_of(self, worker: Sender) -> bytes | None:
         """The host of a worker, or ``None`` while it has none."""
         return self._host_of.get(worker)

@@ -6,7 +6,7 @@ from parenv.memory.maps import WeightsMap
 from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
 from parenv.remote.net.curve import HostListener
 from parenv.remote.net.keys import AllowList, DriverKeys, ephemeral_keys, read_driver_keys
-from parenv.remote.placement import HostsPlacement, Provider
+from parenv.remote.placement import HostsPlacement
 from parenv.remote.ray import RayHosts
 
 HOST_ENTRY = "parenv.remote.host:serve"
@@ -46,7 +46,7 @@ def _listening(
     keys: DriverKeys,
     allowed: AllowList,
     weights: WeightsMap | None,
-    provider: Provider | None,
+    provider: RayHosts | None,
 ) -> HostsPlacement:
     listener = HostListener(
         placing.listen,

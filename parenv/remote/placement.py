@@ -10,7 +10,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
@@ -22,27 +22,13 @@ from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
+from parenv.remote import messages as wire
 from parenv.remote.boards import HostBell, HostsPoller
 from parenv.remote.exchange import Exchange, check_end, take_status
 from parenv.remote.hearing import check_head, heard
 from parenv.remote.host_scheduler import HostScheduler
-from parenv.remote.messages import (
-    HOST,
-    HOST_KINDS,
-    Answers,
-    AnyMessage,
-    Chunks,
-    Gone,
-    Goodbye,
-    Heartbeat,
-    Join,
-    Refuse,
-    Signal,
-    Stack,
-    Start,
-    Started,
-)
 from parenv.remote.net.curve import HostListener
+from parenv.remote.ray import RayHosts
 from parenv.remote.rejections import Rejections
 from parenv.remote.validation import harmless
 from parenv.remote.versions import disagreement
@@ -52,19 +38,6 @@ PROBE_S = 0.5
 LINGER_S = 5.0
 MAX_STACK_LENGTH, MAX_NAME = 1 << 15, 253
 _log = logging.getLogger("parenv")
-
-
-class Provider(Protocol):
-    """Whoever starts hosts, where that is not the user."""
-
-    def tend(self) -> None:
-        """Put another in the place of a host that has ended. Called now and then."""
-
-    def problems(self, joined: int | None = None) -> list[str]:
-        """What keeps hosts from joining, a sentence each, given how many have joined."""
-
-    def close(self, timeout_s: float = 0.0) -> None:
-        """End the hosts: by themselves within the limit, or by force after it. Idempotent."""
 
 
 class HostsPlacement:
@@ -84,7 +57,7 @@ class HostsPlacement:
         listener: HostListener,
         placing: RemotePlacement,
         weights: WeightsMap | None,
-        provider: Provider | None,
+        provider: RayHosts | None,
     ) -> None:
         self.silence_s = placing.silence_s
         self._provider = provider
@@ -177,7 +150,7 @@ class HostsPlacement:
             return
         host = self._scheduler.host_of(worker)
         if host is not None:
-            self._tell(host, Signal(int(signum), int(alone)), worker)
+            self._tell(host, wire.Signal(int(signum), int(alone)), worker)
         elif self._scheduler.is_waiting(worker) and signum == signal.SIGKILL:
             self._scheduler.ended(worker)
             self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
@@ -230,7 +203,7 @@ class HostsPlacement:
             while self.alive() and remaining(deadline):
                 self.wait(remaining(deadline))
             for host in self._scheduler.hosts:
-                self._tell(host, Goodbye())
+                self._tell(host, wire.Goodbye())
             # Closed at once, with messages of hosts still unread, the connections would be reset and this not arrive.
             deadline = time.monotonic() + LINGER_S
             while self._hosts and remaining(deadline):
@@ -251,9 +224,9 @@ class HostsPlacement:
     def _place(self) -> None:
         for worker, host in [] if self._closed else self._scheduler.place():
             Progress(self._head, worker.worker).begin("starting")
-            self._tell(host, Start(), worker)
+            self._tell(host, wire.Start(), worker)
 
-    def _tell(self, host: bytes, message: AnyMessage, about: tuple[int, int] = HOST) -> None:
+    def _tell(self, host: bytes, message: wire.AnyMessage, about: tuple[int, int] = wire.HOST) -> None:
         frames = to_frames(Sender(*about), message)
         if self._listener.send(host, frames):
             self._sent += sum(map(len, frames))
@@ -266,7 +239,7 @@ class HostsPlacement:
         if now >= self._next_probe or ended != self._connections_ended:
             self._next_probe, self._connections_ended = now + PROBE_S, ended
             for host in self._scheduler.hosts:
-                self._tell(host, Heartbeat([], b""))
+                self._tell(host, wire.Heartbeat([], b""))
             if self._provider is not None and not self._closed:
                 self._provider.tend()
 
@@ -295,7 +268,7 @@ class HostsPlacement:
                 sender, message = from_frames(frames)
                 if host in self._hosts:
                     self._obey(host, name, sender, message)
-                elif isinstance(message, Join):
+                elif isinstance(message, wire.Join):
                     self._welcome(host, name, message)
                 else:
                     self._rejections.note("has not joined", name, "speaks, but has not joined")
@@ -308,16 +281,16 @@ class HostsPlacement:
         if not isinstance(error, ProtocolError):
             _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
         self._rejections.offence("malformed message", name, f"sent what it may not: {why}")
-        self._tell(host, Refuse(f"the driver cannot accept what it was sent: {why}"))
+        self._tell(host, wire.Refuse(f"the driver cannot accept what it was sent: {why}"))
         self._lose(host, "it sent what it may not")
 
-    def _welcome(self, host: bytes, name: str, join: Join) -> None:
+    def _welcome(self, host: bytes, name: str, join: wire.Join) -> None:
         barred = self._rejections.bar(name)
         why = barred or disagreement(join.versions)
         if why or join.capacity < 1:
             why = why or "a host needs room for at least one worker"
             self._rejections.note("barred" if barred else "version", name, f"cannot join: {why}")
-            self._tell(host, Refuse(why))
+            self._tell(host, wire.Refuse(why))
             return
         launch = self._launch
         if launch is None or self._closed:
@@ -329,15 +302,15 @@ class HostsPlacement:
         self._place()
 
     def _obey(self, host: bytes, name: str, sender: Sender, message: Any) -> None:
-        if isinstance(message, Heartbeat):
+        if isinstance(message, wire.Heartbeat):
             take_status(self._head, {worker.worker for worker in self._scheduler.workers_of(host)}, message)
-        elif isinstance(message, Goodbye):
+        elif isinstance(message, wire.Goodbye):
             self._lose(host, "it was told to leave")
         elif self._scheduler.host_of(sender) != host:
             self._rejections.note("old generation", name, f"speaks for {sender}, which it does not have")
-        elif isinstance(message, Started):
+        elif isinstance(message, wire.Started):
             self._pids[sender] = message.pid
-        elif isinstance(message, Gone):
+        elif isinstance(message, wire.Gone):
             check_end(message)
             self._scheduler.ended(sender)
             self._forget(sender)
@@ -345,9 +318,9 @@ class HostsPlacement:
                 Ended(sender, message.pid, message.exit_code, message.signal, harmless(message.refused))
             )
             self._place()
-        elif isinstance(message, Stack):
+        elif isinstance(message, wire.Stack):
             self._stacks[sender] = harmless(message.text[:MAX_STACK_LENGTH])
-        elif isinstance(message, HOST_KINDS) and not isinstance(message, Chunks | Answers):
+        elif isinstance(message, wire.HOST_KINDS) and not isinstance(message, wire.Chunks | wire.Answers):
             raise ProtocolError(f"a host may not say {type(message).__name__}")
         elif (taken := self._exchange.take(self._head, sender, message)) is not None:
             self._events.append(Received(sender, taken))

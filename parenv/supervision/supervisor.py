@@ -143,10 +143,6 @@ class Supervisor:
         self._events.clear()
         return events
 
-    def say(self, worker: int, message: Message) -> None:
-        """Send a message to a worker that is not lost."""
-        self.workers.say(worker, message)
-
     def ask(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
     ) -> dict[int, Any]:

@@ -75,7 +75,7 @@ class RosterMachine(RuleBasedStateMachine):
     def everybody_has_a_host_or_waits(self) -> None:
         for worker in self.wanted:
             assert (self.scheduler.host_of(worker) is None) == self.scheduler.is_waiting(worker)
-        assert set(self.scheduler.placed) <= self.wanted
+        assert set(self.scheduler._host_of) <= self.wanted
         for host, capacity in self.capacity.items():
             assert len(self.scheduler.workers_of(host)) <= capacity
 
