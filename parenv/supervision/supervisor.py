@@ -97,12 +97,7 @@ class Supervisor:
         over: whether a worker is gone, or has given up, that is not replaced.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        options: WorkerOptions,
-        product: Product,
-    ) -> None:
+    def __init__(self, workers: Workers, options: WorkerOptions, product: Product) -> None:
         self.workers, self._options = workers, options
         self._product = product
         self._restart_limit = RestartLimit(options.restart, len(workers.shares))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parenv.remote.net.connections import Traffic
+from parenv.remote.net.connections import TcpTraffic
 from parenv.remote.net.keys import Known
 
 MAX_STRANGERS = 256
@@ -62,7 +62,7 @@ class Connection:
     _received_bytes: int = 0
     _overrated_bytes: int = 0
 
-    def note(self, traffic: Traffic) -> None:
+    def note(self, traffic: TcpTraffic) -> None:
         """Take note of what the kernel knows of it."""
         self.let_in = self.let_in or self.host is not None or traffic.acknowledged_bytes > MOST_TO_STRANGERS
         self._received_bytes = traffic.received_bytes
