@@ -19,13 +19,13 @@ from collections.abc import Container, Sequence
 import zmq
 
 from parenv.errors import ConfigurationError, ProtocolError
+from parenv.options import tcp_address
 from parenv.protocol.data import Buffer
 from parenv.remote.net.admission import Admission, host_of
 from parenv.remote.net.keys import AllowList, DriverKeys, HostKeys, Known
 from parenv.remote.net.link import EVENTS, Link, State
 from parenv.remote.net.stream import Stream, Streams
 from parenv.remote.net.tcp import (
-    check,
     close_monitored,
     configure,
     connecting_socket,
@@ -58,7 +58,7 @@ class HostListener:
         address: where it listens, with the port.
 
     Raises:
-        ConfigurationError: the address is not one of TCP or cannot be listened at, or another argument is out of range.
+        ConfigurationError: the address is not one of TCP, or cannot be listened at.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HostListener:
         max_connections: int = 256,
         silence_s: float = 5.0,
     ) -> None:
-        check(address, range(65536), silence_s, max_message_bytes)
+        tcp_address(address)
         self._streams = Streams(max_connections, self.send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = listening_socket(self._context, keys, max_message_bytes)
@@ -209,11 +209,11 @@ class HostSocket:
         silence_s: seconds after which a connection on which nothing comes is taken to be cut.
 
     Raises:
-        ConfigurationError: the address is not one of TCP, or ``silence_s`` is out of range.
+        ConfigurationError: the address is not one of TCP.
     """
 
     def __init__(self, address: str, keys: HostKeys, *, silence_s: float = 5.0) -> None:
-        check(address, range(1, 65536), silence_s)
+        tcp_address(address, range(1, 65536))
         self._link = Link()
         self._window = Window()
         self._stream = Stream()
