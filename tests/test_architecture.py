@@ -160,8 +160,8 @@ MAX_METHODS, MAX_ATTRIBUTES, MAX_LINES = 25, 15, 60
 LARGE_ON_PURPOSE = {
     "cli/bench.py:bench": "a table of options, one line each",
     "pool/pool.py:AsyncWorkerPool": "the public class: what can be asked of a pool, a few lines each",
-    "remote/host.py:Visit": "a host's side of one connection, which no two parts see alike",
-    "remote/net/gate.py:Gate": "admission: what is let in is decided by all that is known of all connections",
+    "remote/host.py:HostSession": "a host's side of one connection, which no two parts see alike",
+    "remote/net/admission.py:Admission": "admission: what is let in is decided by all that is known of all connections",
     "remote/placement.py:HostsPlacement": "the whole of Placement, over the scheduler, the exchange and the versions",
     "supervision/supervisor.py:Supervisor": "the states that a worker goes through from its death to its return",
     "supervision/workers.py:Workers": "all that can be said to workers and heard of them, a few lines each",

@@ -85,16 +85,17 @@ class Launch:
 
 
 class Placement(Protocol):
-    """Launches workers and carries messages to and from them."""
+    """Launches workers and carries messages to and from them. What it says of networks itself is for one without."""
 
-    silence_s: float
+    silence_s: float = 0.0
     """Seconds for which a worker may be silent because of a network."""
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
 
     def lay_out(self, slots: SlotMap) -> None:
-        """Hear where rollouts lie, before any worker is told."""
+        """Hear where rollouts lie, before any worker is told; those on this machine write there themselves."""
+        return None
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
@@ -116,9 +117,11 @@ class Placement(Protocol):
 
     def traffic(self) -> Traffic:
         """What has crossed a network."""
+        return Traffic()
 
     def problems(self) -> list[str]:
-        """What keeps workers from being started, a sentence each."""
+        """What keeps workers from being started, a sentence each, as far as that is known."""
+        return []
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
@@ -156,6 +159,7 @@ class SteppingPlacement(Placement, Protocol):
         Raises:
             ConfigurationError: they cannot cross a network as they are.
         """
+        return None
 
     def poller(self, descriptor: int) -> Poller:
         """What waits for a descriptor, and for workers that may have ended without a message."""

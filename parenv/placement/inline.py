@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from parenv.memory.maps import SlotMap
-from parenv.placement.base import Event, Launch, Received, Traffic
+from parenv.placement.base import Event, Launch, Placement, Received
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 
@@ -36,7 +35,7 @@ class InlineWorker(Protocol):
         """Clean up."""
 
 
-class InlinePlacement:
+class InlinePlacement(Placement):
     """Runs the worker while the driver waits.
 
     Exceptions of the environment or the policy come out of :meth:`wait` as they are, with their own traceback.
@@ -44,8 +43,6 @@ class InlinePlacement:
     Args:
         make_worker: makes the worker from its sender, the launch and the function with which it speaks.
     """
-
-    silence_s = 0.0
 
     def __init__(self, make_worker: Callable[[Sender, Launch, Send], InlineWorker]) -> None:
         self._make_worker = make_worker
@@ -56,9 +53,6 @@ class InlinePlacement:
         """Make the worker."""
         (sender,) = workers
         self._worker = self._make_worker(sender, launch, lambda message: self._heard(sender, message))
-
-    def lay_out(self, slots: SlotMap) -> None:
-        """The worker writes into the pool's own memory."""
 
     def send(self, to: Sender, message: Message) -> None:
         """Hand a message to the worker, through frames as everywhere."""
@@ -93,14 +87,6 @@ class InlinePlacement:
     def alive(self) -> int:
         """One, until it fails or is closed."""
         return int(self._worker is not None and not self._worker.failed)
-
-    def traffic(self) -> Traffic:
-        """None."""
-        return Traffic()
-
-    def problems(self) -> list[str]:
-        """None that is known."""
-        return []
 
     def close(self, timeout_s: float) -> None:
         """Clean the worker up. Idempotent."""

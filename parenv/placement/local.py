@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 
 from parenv.errors import ProtocolError
-from parenv.memory.maps import BoardMap, SlotMap
 from parenv.memory.shared import SharedMemory
-from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Poller, Received, Traffic
+from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Poller, Received, SteppingPlacement
 from parenv.process.doorbell import MESSAGE, Doorbell
 from parenv.process.launcher import Exited, Launcher, ZygoteSpec
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
@@ -27,15 +26,13 @@ MAX_SOCKET_PATH = 100
 _log = logging.getLogger("parenv")
 
 
-class LocalPlacement:
+class LocalPlacement(SteppingPlacement):
     """Forked from the zygote, spoken to over ``ipc://`` at a socket without a name, whose descriptor they are given.
 
     Args:
         entry: ``module:function`` that a worker process runs.
         beside: a socket for which :meth:`wait` returns as well.
     """
-
-    silence_s = 0.0
 
     def __init__(self, entry: str, beside: Source | None = None) -> None:
         self._entry, self._beside = entry, beside
@@ -61,9 +58,6 @@ class LocalPlacement:
                 self._bells[worker] = bell = self._doorbells[worker.worker]
                 descriptors += bell.descriptors
             launcher.launch(handle, self._entry, arguments, descriptors)
-
-    def lay_out(self, slots: SlotMap) -> None:
-        """Workers on this machine write into the pool's own memory."""
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
@@ -97,9 +91,6 @@ class LocalPlacement:
         """Make the doorbell of the next process of a worker; it is rung for every message too."""
         bell = self._doorbells[worker] = Doorbell()
         return bell
-
-    def lay_out_board(self, board: BoardMap) -> None:
-        """Workers on this machine write onto the driver's own board."""
 
     def poller(self, descriptor: int) -> Poller:
         """What waits for a descriptor, and for processes that have ended."""
@@ -140,14 +131,6 @@ class LocalPlacement:
     def alive(self) -> int:
         """How many workers run."""
         return len(self._launcher.running) if self._launcher is not None else 0
-
-    def traffic(self) -> Traffic:
-        """None."""
-        return Traffic()
-
-    def problems(self) -> list[str]:
-        """None that is known."""
-        return []
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""

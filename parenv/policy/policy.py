@@ -6,6 +6,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from parenv.errors import ConfigurationError, PolicyOutputError
@@ -220,7 +221,5 @@ def parameters_of(function: Callable[..., Any], given: int) -> frozenset[str]:
 
 def apply_settings(policy: Any, settings: Mapping[str, Any]) -> None:
     """Set ``policy.settings`` on the user's own object, where it lets us."""
-    try:
+    with suppress(AttributeError):
         policy.settings = dict(settings)
-    except AttributeError:
-        return

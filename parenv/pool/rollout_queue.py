@@ -104,7 +104,7 @@ class RolloutQueue:
             self._slot_of[rollout] = self._slots.claim()
         which = self._versions[self.scheduler.version_of(key)]
         credit = Credit(key.sequence, self._slot_of[rollout], which.number, which.place, which.snapshot)
-        self._supervisor.say(key.worker, credit)
+        self._supervisor.workers.say(key.worker, credit)
 
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -88,16 +88,24 @@ def own_cores(workers: int) -> tuple[int, ...] | None:
 
 def _container_limit() -> float:
     """CPU limit of this process's control group and of all above it, v2 or v1; infinite where there is none."""
-    v2 = [limit for group in _groups("", "/sys/fs/cgroup", "/sys/fs/cgroup/unified") for limit in _v2_limit(group)]
-    return min(
-        v2 or [limit for group in _groups("cpu", "/sys/fs/cgroup/cpu") for limit in _v1_limit(group)] or [math.inf]
-    )
+    groups = control_groups("", "/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+    v2 = [limit for group in groups for limit in _v2_limit(group)]
+    v1 = [limit for group in control_groups("cpu", "/sys/fs/cgroup/cpu") for limit in _v1_limit(group)]
+    return min(v2 or v1 or [math.inf])
 
 
-def _groups(controller: str, *mounts: str) -> list[str]:
-    """Where the control group of this process and all above it may lie: a limit counts for all below it."""
+def control_groups(controller: str, *mounts: str, of: str = "/proc/self/cgroup") -> list[str]:
+    """Where the control group of this process and all above it may lie: a limit counts for all below it.
+
+    A container may show its own group as the outermost, and name it as it is called outside.
+
+    Args:
+        controller: such as ``"cpu"``; empty for version 2.
+        mounts: where groups are shown.
+        of: the file in which the kernel says which are this process's.
+    """
     paths = {"/"}
-    for line in _text("/proc/self/cgroup").splitlines():
+    for line in _text(of).splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controller in controllers.split(",") and path.startswith("/") and ".." not in path:
             mine = PurePosixPath(path)

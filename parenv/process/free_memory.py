@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from parenv.errors import ConfigurationError
+from parenv.process.cores import control_groups
 
 WARNING_SHARE = 0.5
 """Of the free memory: from there on it is said how much is taken."""
@@ -64,21 +65,11 @@ def _of_machine(proc: Path) -> float:
         return math.inf
 
 
-def _of_groups(proc: Path, groups: Path) -> Iterator[float]:
+def _of_groups(proc: Path, mount: Path) -> Iterator[float]:
     """What the limit of each group leaves, of this process and of those around it."""
-    try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root, files = (groups / "memory", _V1) if controllers else (groups, _V2)
-        # A container may show its own group as the outermost, and name it as it is called outside.
-        here = root / path.strip("/")
-        for group in (here, *here.parents[: len(here.parts) - len(root.parts)]):
-            yield _left_in(group, *files)
+    for controller, root, files in (("", mount, _V2), ("memory", mount / "memory", _V1)):
+        for group in control_groups(controller, str(root), of=str(proc / "self/cgroup")):
+            yield _left_in(Path(group), *files)
 
 
 def _left_in(group: Path, limit: str, usage: str, reclaimable: str) -> float:

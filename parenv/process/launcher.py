@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,7 +80,7 @@ class Launcher:
         self._spec = spec
         ours, theirs = socket.socketpair()
         self._lines = Lines(ours)
-        _close_in_forked_children(ours)
+        _driver_only.add(ours)
         with theirs, _closed_on_error(self._lines):
             self._zygote = _open_session(spec, theirs)
         self._shared: dict[str, Any] = {}
@@ -181,7 +181,7 @@ class _ZygoteProcess:
         self.owner = os.getpid()
         ours, theirs = socket.socketpair()
         self._lines = Lines(ours)
-        _close_in_forked_children(ours)
+        _driver_only.add(ours)
         command = (
             f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; "
             f"from parenv.process.zygote import main; main({theirs.fileno()}, {list(spec.preload)!r})"
@@ -243,6 +243,7 @@ _is_ending = False
 _zygotes: dict[ZygoteSpec, _ZygoteProcess] = {}
 _zygotes_lock = threading.Lock()
 _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Closed in children that the user forks, which must not keep the zygote's end of file from coming."""
 
 
 def _open_session(spec: ZygoteSpec, theirs: socket.socket) -> _ZygoteProcess:
@@ -260,11 +261,6 @@ def _open_session(spec: ZygoteSpec, theirs: socket.socket) -> _ZygoteProcess:
         return zygote
 
 
-def _close_in_forked_children(sock: socket.socket) -> None:
-    """A child that the user forks must not keep the zygote's end of file from coming."""
-    _driver_only.add(sock)
-
-
 def _after_fork_in_child() -> None:
     global _zygotes_lock
     for sock in list(_driver_only):
@@ -278,13 +274,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _environment(spec: ZygoteSpec) -> dict[str, str]:
-    return {**os.environ, **_thread_caps(spec.threads), **dict(spec.environment)}
+    return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(spec.threads)), **dict(spec.environment)}
 
 
 def _sys_path() -> list[str]:
     """Without what importing here skips as well: entries that are not text."""
     return [entry for entry in sys.path if isinstance(entry, str)]
-
-
-def _thread_caps(threads: int) -> Mapping[str, str]:
-    return dict.fromkeys(_THREAD_VARIABLES, str(threads))

@@ -37,7 +37,7 @@ from parenv.process.lines import Lines
 _PR_SET_PDEATHSIG = 1
 
 
-class Session:
+class PoolGroup:
     """The workers of one pool.
 
     Attributes:
@@ -84,7 +84,7 @@ class Zygote:
         # It came through an exec, but need not go through another.
         root.set_inheritable(False)
         self._root = Lines(root)
-        self._sessions: list[Session] = []
+        self._sessions: list[PoolGroup] = []
         self._wakeup, wakeup_write = socket.socketpair()
         for end in (self._wakeup, wakeup_write):
             end.setblocking(False)
@@ -106,7 +106,7 @@ class Zygote:
             for session in self._sessions:
                 self._watch_writing(session)
 
-    def _watch_writing(self, session: Session) -> None:
+    def _watch_writing(self, session: PoolGroup) -> None:
         sock, events = session.lines.socket, selectors.EVENT_READ
         if session.lines.is_pending:
             events |= selectors.EVENT_WRITE
@@ -122,11 +122,11 @@ class Zygote:
             self._end()
         for _ in lines:
             (descriptor,) = self._root.take_descriptors(1)
-            session = Session(Lines(socket.socket(fileno=descriptor)))
+            session = PoolGroup(Lines(socket.socket(fileno=descriptor)))
             self._sessions.append(session)
             self._watch(session.lines.socket, lambda session=session: self._serve(session))  # type: ignore[misc]
 
-    def _serve(self, session: Session) -> None:
+    def _serve(self, session: PoolGroup) -> None:
         session.flush()
         lines = session.lines.receive()
         if lines is None:
@@ -144,7 +144,7 @@ class Zygote:
             else:
                 session.signal(*line["signal"])
 
-    def _fork(self, session: Session, handle: int, arguments: dict[str, Any], count: int) -> None:
+    def _fork(self, session: PoolGroup, handle: int, arguments: dict[str, Any], count: int) -> None:
         descriptors = session.lines.take_descriptors(count)
         refused = self._broken
         if refused is None:
@@ -157,7 +157,7 @@ class Zygote:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _fork_child(self, session: Session, handle: int, arguments: dict[str, Any], descriptors: list[int]) -> None:
+    def _fork_child(self, session: PoolGroup, handle: int, arguments: dict[str, Any], descriptors: list[int]) -> None:
         # What is still buffered would be written once more by the child.
         sys.stdout.flush()
         sys.stderr.flush()

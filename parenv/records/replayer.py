@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ class Replayer(Observer):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
-            self._about, *self._events = _read(Path(path))
+            lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+            # The last one may not have been written completely.
+            self._about, *self._events = [json.loads(line) for line in lines if line.endswith("\n")]
             if self._about["parenv journal"] != FORMAT:
                 raise ValueError(f"its format is {self._about['parenv journal']}, not {FORMAT}")
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -143,13 +145,6 @@ class _ReplayedDispatch(Dispatch):
 
     def gave_up(self) -> None:
         self._replayer.follow("none")
-
-
-def _read(path: Path) -> Iterator[Any]:
-    """The lines that were written completely."""
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
 
 
 def _words(event: Sequence[Any]) -> str:

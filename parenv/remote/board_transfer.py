@@ -17,24 +17,26 @@ from parenv.memory.kinds import BY_MESSAGE
 from parenv.memory.layout import Field
 from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
+from parenv.remote.messages import RowPlan
 
 REQUESTED = ("requested", "orders", "actions")
 ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")
 
 
-def board_end(board: BoardMap) -> int:
-    """Where a board ends in its memory, in bytes."""
-    return board.offset + board.spec.fields()[1]
+def row_plan(board: BoardMap, worker: int) -> RowPlan:
+    """Where a worker's rows of a board lie, in whichever memory has it at the same offset."""
+    (infos,) = _columns(board, worker, ("infos",))
+    return RowPlan(
+        share=board.shares[worker],
+        memory_bytes=board.offset + board.spec.fields()[1],
+        requests=_columns(board, worker, REQUESTED),
+        answers=_columns(board, worker, ANSWERED),
+        infos=infos,
+    )
 
 
-def columns_of(board: BoardMap, worker: int, names: Sequence[str]) -> list[list[int]]:
-    """``[offset, bytes per row]`` of these fields, beginning at a worker's first row, in the order of the names.
-
-    Args:
-        board: where it lies.
-        worker: index of the worker.
-        names: as in :class:`~parenv.memory.board.BoardSpec`; a field of several leaves has a column for each.
-    """
+def _columns(board: BoardMap, worker: int, names: Sequence[str]) -> list[list[int]]:
+    """``[offset, bytes per row]`` of these fields, in the order of the names; one of several leaves has several."""
     first, placed = sum(board.shares[:worker]), []
     for field in _fields(board, names):
         row_bytes = np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))
@@ -48,7 +50,8 @@ def flags_of(board: BoardMap) -> list[int]:
 
 
 def _fields(board: BoardMap, names: Sequence[str]) -> list[Field]:
-    return sorted((f for f in board.spec.fields()[0] if f.name[0] in names), key=lambda f: _place(f, names))
+    fields = (field for field in board.spec.fields()[0] if field.name[0] in names)
+    return sorted(fields, key=lambda field: (names.index(field.name[0]), field.name[1]))
 
 
 class WorkerRows:
@@ -56,31 +59,23 @@ class WorkerRows:
 
     Args:
         memory: buffer with the board.
-        share: how many rows.
-        requests: ``[offset, bytes per row]`` of the columns that the driver writes, those of :data:`REQUESTED`.
-        answers: of the columns that the worker writes, those of :data:`ANSWERED`.
-        infos: of the infos.
+        plan: where they lie in it: requests as :data:`REQUESTED` names them, answers as :data:`ANSWERED` does.
         flags: which of the answers are to be 0 or 1.
 
     Attributes:
+        plan: as given.
         row_bytes: what one answered row takes at most.
     """
 
-    def __init__(
-        self,
-        memory: Any,
-        share: int,
-        requests: Sequence[Sequence[int]],
-        answers: Sequence[Sequence[int]],
-        infos: Sequence[int],
-        flags: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, memory: Any, plan: RowPlan, flags: Sequence[int] = ()) -> None:
         def column(offset: int, row_bytes: int) -> Any:
-            return np.ndarray((share, row_bytes), np.uint8, memory, offset)
+            return np.ndarray((plan.share, row_bytes), np.uint8, memory, offset)
 
-        self._share, self._flags = share, flags
-        self._requests, self._answers = [column(*one) for one in requests], [column(*one) for one in answers]
-        self._infos = column(*infos)
+        self.plan = plan
+        self._share, self._flags = plan.share, flags
+        self._requests = [column(*one) for one in plan.requests]
+        self._answers = [column(*one) for one in plan.answers]
+        self._infos = column(*plan.infos)
         self._requested, self._finished = (of[0].view("<i8")[:, 0] for of in (self._requests, self._answers))
         self._kinds = self._answers[1].view("<i4")[:, 0]
         self._fixed_bytes = sum(one.shape[1] for one in self._answers)
@@ -137,11 +132,13 @@ class WorkerRows:
         for column in self._answers:
             parts.append(block[begin : begin + n * column.shape[1]].reshape(n, column.shape[1]))
             begin += parts[-1].size
-        noted = self._check_parts(np.array(rows), parts, kinds)
+        with_infos = self._check_parts(np.array(rows), parts, kinds)
         infos = block[begin:]
-        if infos.size != len(noted) * self._infos.shape[1]:
-            raise ProtocolError(f"{len(noted)} infos have {len(noted) * self._infos.shape[1]} bytes, not {infos.size}")
-        self._infos[noted] = infos.reshape(len(noted), self._infos.shape[1])
+        if infos.size != len(with_infos) * self._infos.shape[1]:
+            raise ProtocolError(
+                f"{len(with_infos)} infos have {len(with_infos) * self._infos.shape[1]} bytes, not {infos.size}"
+            )
+        self._infos[with_infos] = infos.reshape(len(with_infos), self._infos.shape[1])
         for column, part in zip(self._answers[::-1], parts[::-1], strict=True):
             column[rows] = part
 
@@ -149,8 +146,8 @@ class WorkerRows:
         where = slice(None) if len(rows) == self._share else rows
         parts = [column[where].reshape(-1) for column in self._answers]
         parts[0], parts[1] = finished[rows].view(np.uint8), parts[1].copy()
-        noted = rows[parts[1].view("<i4") > 0]
-        return rows.tolist(), np.concatenate([*parts, self._infos[noted].reshape(-1)]).data
+        with_infos = rows[parts[1].view("<i4") > 0]
+        return rows.tolist(), np.concatenate([*parts, self._infos[with_infos].reshape(-1)]).data
 
     def _check_rows(self, rows: Any) -> None:
         if not isinstance(rows, list) or not 0 < len(rows) <= self._share or any(type(row) is not int for row in rows):
@@ -168,7 +165,3 @@ class WorkerRows:
         if any((parts[i] > 1).any() for i in self._flags):
             raise ProtocolError("truth values are 0 or 1")
         return rows[kinds > 0]
-
-
-def _place(field: Field, names: Sequence[str]) -> tuple[int, Any]:
-    return names.index(field.name[0]), field.name[1]

@@ -14,7 +14,7 @@ from parenv.memory.progress import STATUS_SLOT_BYTES, status_slot
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
 from parenv.protocol.messages import SideData
-from parenv.remote.board_transfer import ANSWERED, REQUESTED, WorkerRows, board_end, columns_of, flags_of
+from parenv.remote.board_transfer import WorkerRows, flags_of, row_plan
 from parenv.remote.messages import Answers, Ring, RowPlan
 
 HOSTS = -1
@@ -94,9 +94,7 @@ class Boards:
         """
         self._board = board
         for worker in range(num_local, len(board.shares)):
-            columns = columns_of(board, worker, REQUESTED), columns_of(board, worker, ANSWERED)
-            (infos,) = columns_of(board, worker, ("infos",))
-            rows = WorkerRows(board.memory, board.shares[worker], *columns, infos, flags_of(board))
+            rows = WorkerRows(board.memory, row_plan(board, worker), flags_of(board))
             if rows.row_bytes > max_message_bytes:
                 raise ConfigurationError(
                     f"a sub-environment's observation, reward and info have {rows.row_bytes:,} bytes, more than "
@@ -106,16 +104,7 @@ class Boards:
 
     def plan(self, worker: int) -> RowPlan:
         """What the host of a worker has to know before that is told of its rows."""
-        board = self._board
-        assert board is not None
-        (infos,) = columns_of(board, worker, ("infos",))
-        return RowPlan(
-            share=board.shares[worker],
-            memory_bytes=board_end(board),
-            requests=columns_of(board, worker, REQUESTED),
-            answers=columns_of(board, worker, ANSWERED),
-            infos=infos,
-        )
+        return self._rows[worker].plan
 
     def requests(self, worker: int, number: int) -> Ring:
         """What is requested of a worker now, and a number to ring."""

@@ -10,8 +10,8 @@ from parenv.errors import ProtocolError
 from parenv.memory.maps import SlotMap
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout
-from parenv.remote.messages import Pieces, SlotPlan
-from parenv.remote.slot_transfer import Crossing
+from parenv.remote.messages import Chunks, SlotPlan
+from parenv.remote.slot_transfer import SlotTransfer
 from parenv.remote.validation import check_commit
 
 
@@ -33,20 +33,20 @@ class Deliveries:
 
     def __init__(self, slots: SlotMap, first_worker: int) -> None:
         self._slots = slots
-        self._crossings = {worker: Crossing(slots, worker) for worker in range(first_worker, len(slots.shares))}
-        self._slot_bytes = max((one.layout.total_bytes for one in self._crossings.values()), default=0)
+        self._transfers = {worker: SlotTransfer(slots, worker) for worker in range(first_worker, len(slots.shares))}
+        self._slot_bytes = max((one.layout.total_bytes for one in self._transfers.values()), default=0)
         self._expected: dict[tuple[Sender, int], _Delivery] = {}
 
     def plan(self, worker: int, layout: Layout) -> tuple[SlotPlan, Layout]:
         """Where rollouts of a worker lie on its host: for the host, and for the worker."""
-        crossing = self._crossings[worker]
+        transfer = self._transfers[worker]
         plan = SlotPlan(
             offset=layout.slots_offset + self._slot_there(worker, 0) * self._slot_bytes,
             slot_bytes=self._slot_bytes,
             count=self._slots.credits,
-            fixed_bytes=crossing.layout.reserved_bytes,
-            ends_offset=crossing.ends_offset,
-            per_end=crossing.per_end,
+            fixed_bytes=transfer.layout.reserved_bytes,
+            ends_offset=transfer.ends_offset,
+            per_end=transfer.per_end,
         )
         alone = {"slot_envs": self._slots.shares[worker], "slot_workers": 1, "first_column": 0, "position": 0}
         return plan, replace(layout, slot_bytes=self._slot_bytes, **alone)
@@ -56,15 +56,15 @@ class Deliveries:
         self._expected[worker, credit.sequence] = _Delivery(credit.slot)
         return replace(credit, slot=self._slot_there(worker.worker, credit.sequence))
 
-    def write(self, worker: Sender, message: Pieces) -> None:
-        """Put pieces where they belong.
+    def write(self, worker: Sender, message: Chunks) -> None:
+        """Put chunks where they belong.
 
         Raises:
-            ProtocolError: there is no such credit, or a piece does not fit.
+            ProtocolError: there is no such credit, or a chunk does not fit.
         """
         delivery = self._delivery(worker, message.sequence)
-        for offset, data in _checked(message.pieces):
-            self._crossings[worker.worker].write(delivery.slot, offset, data)
+        for offset, data in _checked(message.chunks):
+            self._transfers[worker.worker].write(delivery.slot, offset, data)
             delivery.received += data.nbytes
 
     def finish(self, worker: Sender, commit: Commit) -> None:
@@ -77,7 +77,7 @@ class Deliveries:
         oldest = next(sequence for sender, sequence in self._expected if sender == worker)
         if oldest != commit.sequence:
             raise ProtocolError(f"a worker commits credit {commit.sequence}, but not credit {oldest} before it")
-        num_ends = self._crossings[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
+        num_ends = self._transfers[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
         check_commit(commit, self._slots.spec, self._slots.shares[worker.worker], num_ends)
         del self._expected[worker, commit.sequence]
 
@@ -97,14 +97,14 @@ class Deliveries:
         return worker * self._slots.credits + sequence % self._slots.credits
 
 
-def _checked(pieces: Any) -> Sequence[tuple[int, memoryview]]:
-    """What a host says that pieces are.
+def _checked(chunks: Any) -> Sequence[tuple[int, memoryview]]:
+    """What a host says that chunks are.
 
     Raises:
         ProtocolError: they are none.
     """
-    if type(pieces) is list and all(
-        type(piece) is list and list(map(type, piece)) == [int, memoryview] for piece in pieces
+    if type(chunks) is list and all(
+        type(chunk) is list and list(map(type, chunk)) == [int, memoryview] for chunk in chunks
     ):
-        return pieces
-    raise ProtocolError("pieces of a rollout are no offsets and bytes")
+        return chunks
+    raise ProtocolError("chunks of a rollout are no offsets and bytes")

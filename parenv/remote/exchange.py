@@ -10,6 +10,7 @@ from typing import Any
 from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
 from parenv.memory.progress import STATUS_SLOT_BYTES, status_slot
+from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
@@ -28,24 +29,21 @@ from parenv.protocol.messages import (
 )
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
-from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Gone, Heartbeat, Pieces, Weights, Welcome
+from parenv.remote.messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
 from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
-from parenv.remote.weight_transfer import Encoding, chunks_of
+from parenv.remote.weight_transfer import chunks_of
 
 
 class Exchange:
     """Adds to what the driver says what a host needs for it, and takes in what hosts send of their memory.
 
     Args:
-        num_local: how many workers, the first ones, are on no host.
+        placing: how many workers are on no host, how weights cross, and what one message from a host may have.
         weights: the policy's weights, or ``None``.
-        encoding: how weights cross.
-        max_message_bytes: what one message from a host may have.
     """
 
-    def __init__(self, num_local: int, weights: WeightsMap | None, encoding: Encoding, max_message_bytes: int) -> None:
-        self._num_local, self._weights, self._encoding = num_local, weights, encoding
-        self._max_message_bytes = max_message_bytes
+    def __init__(self, placing: RemotePlacement, weights: WeightsMap | None) -> None:
+        self._placing, self._weights = placing, weights
         self._boards = Boards()
         self._deliveries: Deliveries | None = None
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
@@ -70,7 +68,7 @@ class Exchange:
             environment=dict(launch.environment),
             threads=launch.threads,
             head_bytes=head_bytes,
-            max_message_bytes=self._max_message_bytes,
+            max_message_bytes=self._placing.max_message_bytes,
             doorbells=int(self._boards.used),
         )
 
@@ -80,7 +78,7 @@ class Exchange:
 
     def lay_out(self, slots: SlotMap) -> None:
         """Hear where rollouts lie."""
-        self._deliveries = Deliveries(slots, self._num_local)
+        self._deliveries = Deliveries(slots, self._placing.num_local)
 
     def lay_out_board(self, board: BoardMap) -> None:
         """Hear where the rows of a vector env lie.
@@ -88,7 +86,7 @@ class Exchange:
         Raises:
             ConfigurationError: a row has more bytes than a host may send in one message.
         """
-        self._boards.lay_out(board, self._num_local, self._max_message_bytes)
+        self._boards.lay_out(board, self._placing.num_local, self._placing.max_message_bytes)
 
     def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """What to say to a host in place of a message to one of its workers, each with what its header names."""
@@ -131,15 +129,15 @@ class Exchange:
         Raises:
             ProtocolError: it does not fit what that worker was asked for.
         """
-        if not isinstance(message, Answers | Pieces):
+        if not isinstance(message, Answers | Chunks):
             self._conversations[sender].say(WORKER, message)
         if isinstance(message, Answers):
             self._boards.take(head, sender.worker, message)
             return None
-        if isinstance(message, Pieces | Commit):
+        if isinstance(message, Chunks | Commit):
             if self._deliveries is None:
                 raise ProtocolError(f"worker {sender.worker} was asked for no rollout")
-            if isinstance(message, Pieces):
+            if isinstance(message, Chunks):
                 self._deliveries.write(sender, message)
                 return None
             self._deliveries.finish(sender, message)
@@ -168,14 +166,16 @@ class Exchange:
         self._brought.pop(host, None)
         self._snapshots.pop(host, None)
 
-    def _missing_weights(self, host: bytes, version: int, place: int) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
+    def _missing_weights(
+        self, host: bytes, version: int, weights_slot: int
+    ) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """A version, unless the host has it: it crosses once for all workers there."""
         brought = self._brought.setdefault(host, {})
-        if self._weights is None or brought.get(place) == version:
+        if self._weights is None or brought.get(weights_slot) == version:
             return
-        brought[place] = version
-        for chunk in chunks_of(self._weights, place, self._encoding, PIECE_BYTES):
-            yield Weights(*chunk), HOST
+        brought[weights_slot] = version
+        for chunk in chunks_of(self._weights, weights_slot, self._placing.weights, CHUNK_BYTES):
+            yield chunk, HOST
 
 
 def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:

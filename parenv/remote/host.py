@@ -22,34 +22,14 @@ from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Close, Commit, Credit
+from parenv.remote import messages as wire
 from parenv.remote.host_rows import HostRows
-from parenv.remote.messages import (
-    HOST,
-    HOST_KINDS,
-    PIECE_BYTES,
-    AnyMessage,
-    Gone,
-    Goodbye,
-    Heartbeat,
-    Join,
-    Pieces,
-    Refuse,
-    Ring,
-    RowPlan,
-    Signal,
-    SlotPlan,
-    Stack,
-    Start,
-    Started,
-    Weights,
-    Welcome,
-)
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.keys import HostKeys
 from parenv.remote.sizes import fitting
-from parenv.remote.slot_transfer import in_pieces
+from parenv.remote.slot_transfer import in_chunks
 from parenv.remote.versions import own_versions
-from parenv.remote.weight_transfer import Chunk, write_chunk
+from parenv.remote.weight_transfer import write_chunk
 from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import remaining
 
@@ -98,21 +78,21 @@ def serve(
     occupy_standard_descriptors()
     deadline = time.monotonic() + patience_s
     while True:
-        visit = Visit(address, keys, num_workers, is_leaving)
+        session = HostSession(address, keys, num_workers, is_leaving)
         try:
-            outcome = visit.run(deadline, tell)
+            outcome = session.run(deadline, tell)
         finally:
-            visit.close()
+            session.close()
         if outcome is not Outcome.LOST:
-            nobody = f"no driver at {address} for {patience_s:g} s. {visit.reason}".rstrip(" .")
-            words = {Outcome.REFUSED: visit.reason, Outcome.NOBODY: nobody}
+            nobody = f"no driver at {address} for {patience_s:g} s. {session.reason}".rstrip(" .")
+            words = {Outcome.REFUSED: session.reason, Outcome.NOBODY: nobody}
             tell(words.get(outcome, outcome.value))
             return EXIT_CODES[outcome]
         tell(f"{outcome.value}; looking for the driver for {patience_s:g} s")
         deadline = time.monotonic() + patience_s
 
 
-class Visit:
+class HostSession:
     """From joining a driver until the connection ends. What there is of workers and memory ends with it.
 
     Args:
@@ -137,7 +117,7 @@ class Visit:
         self._mapping: Any = None
         self._max_message_bytes = 0
         self._rows: HostRows | None = None
-        self._plans: dict[int, SlotPlan] = {}
+        self._plans: dict[int, wire.SlotPlan] = {}
         self._snapshot = Credit(-1, -1, -1, -1, b"")
         """The last credit that came with one: it crosses once for all workers here."""
         self._running: dict[Sender, bool] = {}
@@ -152,7 +132,7 @@ class Visit:
             deadline: until when to look for the driver, on the monotonic clock.
             tell: told what happens, in words.
         """
-        self._say(Join(own_versions(), platform.node(), os.getpid(), self._num_workers))
+        self._say(wire.Join(own_versions(), platform.node(), os.getpid(), self._num_workers))
         joined = False
         while self._outcome is None:
             self._serve()
@@ -172,7 +152,7 @@ class Visit:
                 joined = True
                 tell(f"joined the driver at {self._address} with room for {self._num_workers} workers")
             if self._is_leaving():
-                self._say(Goodbye())
+                self._say(wire.Goodbye())
                 self._outcome = Outcome.LEFT
         return self._outcome
 
@@ -223,9 +203,9 @@ class Visit:
 
     def _beat(self) -> None:
         workers = [worker.worker for worker in self._running]
-        self._say(Heartbeat(workers, b"".join(bytes(status_slot(self._mapping, worker)) for worker in workers)))
+        self._say(wire.Heartbeat(workers, b"".join(bytes(status_slot(self._mapping, worker)) for worker in workers)))
 
-    def _say(self, message: AnyMessage, about: tuple[int, int] = HOST) -> None:
+    def _say(self, message: wire.AnyMessage, about: tuple[int, int] = wire.HOST) -> None:
         self._outbox.append(to_frames(Sender(*about), message))
 
     def _flush(self) -> None:
@@ -239,60 +219,60 @@ class Visit:
         if isinstance(event, Ended):
             self._beat()
             self._running.pop(sender, None)
-            self._say(Gone(event.pid, event.exit_code, event.signal, event.refused), sender)
+            self._say(wire.Gone(event.pid, event.exit_code, event.signal, event.refused), sender)
             return
         message = event.message
         if isinstance(message, Commit):
-            for pieces in self._committed(self._plans[sender.worker], message.sequence):
-                self._say(Pieces(message.sequence, pieces), sender)
+            for chunks in self._committed(self._plans[sender.worker], message.sequence):
+                self._say(wire.Chunks(message.sequence, chunks), sender)
         self._outbox.append(fitting(sender, message, self._max_message_bytes))
 
-    def _committed(self, plan: SlotPlan, sequence: int) -> Iterator[list[Any]]:
-        """What a worker has written for a credit, in pieces, as many at a time as one message may have."""
+    def _committed(self, plan: wire.SlotPlan, sequence: int) -> Iterator[list[Any]]:
+        """What a worker has written for a credit, in chunks, as many at a time as one message may have."""
         begin = plan.offset + sequence % plan.count * plan.slot_bytes
         slot = memoryview(self._mapping)[begin : begin + plan.slot_bytes]
         (ends,) = _NUM_ENDS.unpack_from(slot, plan.ends_offset)
         parts = [(0, plan.fixed_bytes), *((offset, ends * each) for offset, each in plan.per_end)]
-        return in_pieces(slot, parts, PIECE_BYTES)
+        return in_chunks(slot, parts, wire.CHUNK_BYTES)
 
     def _report_pids(self) -> None:
         for worker, reported in self._running.items():
             if not reported and self._local is not None and (pid := self._local.pid(worker)) > 0:
                 self._running[worker] = True
-                self._say(Started(pid), worker)
+                self._say(wire.Started(pid), worker)
 
     def _obey(self, sender: Sender, message: Any) -> None:
-        if isinstance(message, Welcome):
+        if isinstance(message, wire.Welcome):
             self._settle(message)
-        elif isinstance(message, Refuse):
+        elif isinstance(message, wire.Refuse):
             self.reason, self._outcome = f"the driver at {self._address} refuses: {message.reason}", Outcome.REFUSED
-        elif isinstance(message, Goodbye):
-            self._say(Goodbye())
+        elif isinstance(message, wire.Goodbye):
+            self._say(wire.Goodbye())
             self._outcome = Outcome.OVER
-        elif isinstance(message, Weights):
-            write_chunk(self._mapping, Chunk(message.offset, message.encoding, message.data))  # type: ignore[arg-type]
-        elif isinstance(message, Heartbeat):
+        elif isinstance(message, wire.Weights):
+            write_chunk(self._mapping, message)
+        elif isinstance(message, wire.Heartbeat):
             pass
         elif self._local is not None and self._launch is not None:
             self._obey_about(sender, message, self._local, self._launch)
 
     def _obey_about(self, sender: Sender, message: Any, local: LocalPlacement, launch: Launch) -> None:
-        if isinstance(message, Start):
+        if isinstance(message, wire.Start):
             Progress(self._mapping, sender.worker).begin("starting")
             self._running[sender] = False
             if self._rows is not None:
                 self._rows.start(sender)
             local.start(launch, [sender])
-        elif isinstance(message, Signal):
+        elif isinstance(message, wire.Signal):
             if message.signum == STACK_SIGNAL:
-                self._say(Stack(local.stack(sender)), sender)
+                self._say(wire.Stack(local.stack(sender)), sender)
             else:
                 local.signal(sender, message.signum, bool(message.alone))
-        elif isinstance(message, SlotPlan):
+        elif isinstance(message, wire.SlotPlan):
             self._make_room(sender.worker, message)
-        elif isinstance(message, RowPlan | Ring) and self._rows is not None:
+        elif isinstance(message, wire.RowPlan | wire.Ring) and self._rows is not None:
             self._rows.obey(sender, message)
-        elif not isinstance(message, HOST_KINDS):
+        elif not isinstance(message, wire.HOST_KINDS):
             if isinstance(message, Close):
                 Progress(self._mapping, sender.worker).closing[0] = True
             elif isinstance(message, Credit) and message.snapshot:
@@ -301,7 +281,7 @@ class Visit:
                 message = replace(message, snapshot=self._snapshot.snapshot)
             local.send(sender, message)
 
-    def _settle(self, welcome: Welcome) -> None:
+    def _settle(self, welcome: wire.Welcome) -> None:
         self._memory = SharedMemory(welcome.head_bytes)
         self._mapping = self._memory.map()
         self._max_message_bytes = welcome.max_message_bytes
@@ -316,7 +296,7 @@ class Visit:
             descriptors=self._rows.bell.descriptors if self._rows is not None else (),
         )
 
-    def _make_room(self, worker: int, plan: SlotPlan) -> None:
+    def _make_room(self, worker: int, plan: wire.SlotPlan) -> None:
         self._plans[worker] = plan
         memory = self._memory
         if memory is None:

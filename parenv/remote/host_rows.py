@@ -11,7 +11,7 @@ from parenv.placement.local import LocalPlacement
 from parenv.process.doorbell import Doorbell
 from parenv.protocol.frames import Sender
 from parenv.remote.board_transfer import WorkerRows
-from parenv.remote.messages import PIECE_BYTES, Answers, Ring, RowPlan
+from parenv.remote.messages import CHUNK_BYTES, Answers, Ring, RowPlan
 
 
 class HostRows:
@@ -61,7 +61,7 @@ class HostRows:
         if self._poll.poll(0):
             self.bell.take()
         for sender, of_one in self._rows.items():
-            for rows, data in of_one.answers(PIECE_BYTES):
+            for rows, data in of_one.answers(CHUNK_BYTES):
                 yield sender, Answers(rows, bytes(status_slot(self._head, sender.worker)), data)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class HostRows:
         for offset, row_bytes in (*plan.requests, *plan.answers):
             if row_bytes:
                 self._memory.reserve(offset, plan.share * row_bytes)
-        rows = WorkerRows(self._memory.map(), plan.share, plan.requests, plan.answers, plan.infos)
+        rows = WorkerRows(self._memory.map(), plan)
         # What another process has left there is not news, and what this one answers is, even by the same number.
         rows.forget()
         return rows

@@ -5,17 +5,17 @@ from __future__ import annotations
 from parenv.protocol.frames import Sender
 
 
-class Roster:
+class HostScheduler:
     """Hosts that come and go, and the workers that want a place on one.
 
-    >>> roster = Roster()
-    >>> roster.want(Sender(0, 0)), roster.want(Sender(1, 0)), roster.place()
+    >>> scheduler = HostScheduler()
+    >>> scheduler.want(Sender(0, 0)), scheduler.want(Sender(1, 0)), scheduler.place()
     (None, None, [])
-    >>> roster.join(b"a", capacity=1)
-    >>> roster.place()
+    >>> scheduler.join(b"a", capacity=1)
+    >>> scheduler.place()
     [(Sender(worker=0, generation=0), b'a')]
-    >>> roster.join(b"b", capacity=4)
-    >>> roster.place(), roster.leave(b"a")
+    >>> scheduler.join(b"b", capacity=4)
+    >>> scheduler.place(), scheduler.leave(b"a")
     ([(Sender(worker=1, generation=0), b'b')], [Sender(worker=0, generation=0)])
     """
 
@@ -28,11 +28,6 @@ class Roster:
     def hosts(self) -> tuple[bytes, ...]:
         """Those that are there, in the order in which they came."""
         return tuple(self._capacity)
-
-    @property
-    def placed(self) -> tuple[Sender, ...]:
-        """The workers that have a host."""
-        return tuple(self._host_of)
 
     def host_of(self, worker: Sender) -> bytes | None:
         """The host of a worker, or ``None`` while it has none."""

@@ -6,7 +6,7 @@ from parenv.memory.maps import WeightsMap
 from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
 from parenv.remote.net.curve import HostListener
 from parenv.remote.net.keys import AllowList, DriverKeys, ephemeral_keys, read_driver_keys
-from parenv.remote.placement import HostsPlacement, Provider
+from parenv.remote.placement import HostsPlacement
 from parenv.remote.ray import RayHosts
 
 HOST_ENTRY = "parenv.remote.host:serve"
@@ -46,7 +46,7 @@ def _listening(
     keys: DriverKeys,
     allowed: AllowList,
     weights: WeightsMap | None,
-    provider: Provider | None,
+    provider: RayHosts | None,
 ) -> HostsPlacement:
     listener = HostListener(
         placing.listen,
@@ -56,13 +56,4 @@ def _listening(
         max_connections=placing.max_connections,
         silence_s=placing.silence_s,
     )
-    return HostsPlacement(
-        entry,
-        listener,
-        num_local=placing.num_local,
-        weights=weights,
-        encoding=placing.weights,
-        max_message_bytes=placing.max_message_bytes,
-        silence_s=placing.silence_s,
-        provider=provider,
-    )
+    return HostsPlacement(entry, listener, placing, weights, provider)

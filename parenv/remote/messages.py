@@ -14,8 +14,8 @@ from parenv.protocol.messages import Message
 
 HOST = (0xFFFFFFFF, 0)
 """Worker and generation in the header of what is about no worker."""
-PIECE_BYTES = 1 << 18
-"""Memory crosses in pieces of at most so many bytes, so that what waits to be read is bounded, and signs of life pass
+CHUNK_BYTES = 1 << 18
+"""Memory crosses in chunks of at most so many bytes, so that what waits to be read is bounded, and signs of life pass
 between them."""
 
 
@@ -122,12 +122,12 @@ class SlotPlan:
 
 @dataclass(frozen=True)
 class Weights:
-    """Driver: a piece of the policy's weights.
+    """Driver: a chunk of the policy's weights.
 
     Args:
         offset: where it belongs in the host's memory, in bytes.
         encoding: ``"exact"``, or ``"bfloat16"`` for float32 numbers of which it has the upper halves.
-        data: the piece.
+        data: the chunk.
     """
 
     offset: int
@@ -201,16 +201,16 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Host: pieces of a rollout of this worker, whose commit follows.
+class Chunks:
+    """Host: chunks of a rollout of this worker, whose commit follows.
 
     Args:
         sequence: that of the credit.
-        pieces: ``[offset, data]`` of each: where in the slot it belongs, in bytes, and a ``memoryview``.
+        chunks: ``[offset, data]`` of each: where in the slot it belongs, in bytes, and a ``memoryview``.
     """
 
     sequence: int
-    pieces: Any
+    chunks: Any
 
 
 @dataclass(frozen=True)
@@ -248,24 +248,10 @@ class Stack:
     text: str
 
 
-HostMessage = (
-    Join
-    | Refuse
-    | Welcome
-    | Start
-    | Signal
-    | SlotPlan
-    | Weights
-    | Goodbye
-    | Started
-    | Gone
-    | Pieces
-    | Heartbeat
-    | Stack
-    | RowPlan
-    | Ring
-    | Answers
-)
+Control = Join | Refuse | Welcome | Start | Signal | SlotPlan | Weights | Goodbye
+Reports = Started | Gone | Chunks | Heartbeat | Stack
+Stepping = RowPlan | Ring | Answers
+HostMessage = Control | Reports | Stepping
 HOST_KINDS: tuple[type[HostMessage], ...] = get_args(HostMessage)
 """In the order of the numbers that they have in frames."""
 AnyMessage = Message | HostMessage

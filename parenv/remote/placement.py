@@ -10,42 +10,28 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
 from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory
+from parenv.options import RemotePlacement
 from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
+from parenv.remote import messages as wire
 from parenv.remote.boards import HostBell, HostsPoller
 from parenv.remote.exchange import Exchange, check_end, take_status
 from parenv.remote.hearing import check_head, heard
-from parenv.remote.host_scheduler import Roster
-from parenv.remote.messages import (
-    HOST,
-    HOST_KINDS,
-    Answers,
-    AnyMessage,
-    Gone,
-    Goodbye,
-    Heartbeat,
-    Join,
-    Pieces,
-    Refuse,
-    Signal,
-    Stack,
-    Start,
-    Started,
-)
+from parenv.remote.host_scheduler import HostScheduler
 from parenv.remote.net.curve import HostListener
-from parenv.remote.rejections import Refusals
+from parenv.remote.ray import RayHosts
+from parenv.remote.rejections import Rejections
 from parenv.remote.validation import harmless
 from parenv.remote.versions import disagreement
-from parenv.remote.weight_transfer import Encoding
 from parenv.transport.zeromq import remaining
 
 PROBE_S = 0.5
@@ -54,30 +40,14 @@ MAX_STACK_LENGTH, MAX_NAME = 1 << 15, 253
 _log = logging.getLogger("parenv")
 
 
-class Provider(Protocol):
-    """Whoever starts hosts, where that is not the user."""
-
-    def tend(self) -> None:
-        """Put another in the place of a host that has ended. Called now and then."""
-
-    def problems(self, joined: int | None = None) -> list[str]:
-        """What keeps hosts from joining, a sentence each, given how many have joined."""
-
-    def close(self, timeout_s: float = 0.0) -> None:
-        """End the hosts: by themselves within the limit, or by force after it. Idempotent."""
-
-
 class HostsPlacement:
     """Places workers on hosts as these come, and takes over what they write.
 
     Args:
         entry: ``module:function`` that a worker process runs.
         listener: where hosts join.
-        num_local: how many workers, the first ones, run on this machine.
+        placing: the user's.
         weights: the policy's weights, or ``None``.
-        encoding: how weights cross.
-        max_message_bytes: what one message from a host may have.
-        silence_s: after which a host counts as lost, in seconds.
         provider: starts the hosts; ``None``: the user does.
     """
 
@@ -85,27 +55,23 @@ class HostsPlacement:
         self,
         entry: str,
         listener: HostListener,
-        *,
-        num_local: int,
+        placing: RemotePlacement,
         weights: WeightsMap | None,
-        encoding: Encoding,
-        max_message_bytes: int,
-        silence_s: float,
-        provider: Provider | None = None,
+        provider: RayHosts | None,
     ) -> None:
-        self.silence_s = silence_s
+        self.silence_s = placing.silence_s
         self._provider = provider
-        self._entry, self._listener, self._num_local = entry, listener, num_local
-        self._max_message_bytes = max_message_bytes
-        self._exchange = Exchange(num_local, weights, encoding, max_message_bytes)
-        self._local = LocalPlacement(entry, beside=listener) if num_local else None
-        self._roster = Roster()
+        self._entry, self._listener, self._num_local = entry, listener, placing.num_local
+        self._max_message_bytes = placing.max_message_bytes
+        self._exchange = Exchange(placing, weights)
+        self._local = LocalPlacement(entry, beside=listener) if placing.num_local else None
+        self._scheduler = HostScheduler()
         self._present: dict[int, Sender] = {}
         self._hosts: dict[bytes, str] = {}
         self._pids: dict[Sender, int] = {}
         self._events: deque[Event] = deque()
         self._stacks: dict[Sender, str] = {}
-        self._refusals = Refusals()
+        self._rejections = Rejections()
         self._sent = self._received = 0
         self._next_probe = 0.0
         self._connections_ended = 0
@@ -126,7 +92,7 @@ class HostsPlacement:
             self._local.start(launch, here)
         for worker in workers:
             if worker not in here:
-                self._roster.want(worker)
+                self._scheduler.want(worker)
                 Progress(self._head, worker.worker).begin("waiting for a host")
         self._place()
 
@@ -158,7 +124,7 @@ class HostsPlacement:
         if self._local is not None and to.worker < self._num_local:
             self._local.send(to, message)
             return
-        host = self._roster.host_of(to)
+        host = self._scheduler.host_of(to)
         if host is None:
             return
         for part, about in self._exchange.outgoing(host, to, message):
@@ -182,11 +148,11 @@ class HostsPlacement:
         if self._local is not None and worker.worker < self._num_local:
             self._local.signal(worker, signum, alone)
             return
-        host = self._roster.host_of(worker)
+        host = self._scheduler.host_of(worker)
         if host is not None:
-            self._tell(host, Signal(int(signum), int(alone)), worker)
-        elif self._roster.is_waiting(worker) and signum == signal.SIGKILL:
-            self._roster.ended(worker)
+            self._tell(host, wire.Signal(int(signum), int(alone)), worker)
+        elif self._scheduler.is_waiting(worker) and signum == signal.SIGKILL:
+            self._scheduler.ended(worker)
             self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
 
     def stack(self, worker: Sender) -> str:
@@ -197,7 +163,7 @@ class HostsPlacement:
         self.signal(worker, STACK_SIGNAL, alone=True)
         # Whoever has the worker answers within the first half of this, in any case.
         deadline = time.monotonic() + 2.0 * STACK_TIMEOUT_S
-        while worker not in self._stacks and self._roster.host_of(worker) is not None and remaining(deadline):
+        while worker not in self._stacks and self._scheduler.host_of(worker) is not None and remaining(deadline):
             self._listener.wait(remaining(deadline))
             self._hear()
         return self._stacks.pop(worker, "")
@@ -214,7 +180,7 @@ class HostsPlacement:
 
     def traffic(self) -> Traffic:
         """What has crossed the network."""
-        refused = dict(self._refusals.counts + Counter(self._listener.refusals))
+        refused = dict(self._rejections.counts + Counter(self._listener.refusals))
         return Traffic(self._sent, self._received, len(self._hosts), refused)
 
     @property
@@ -236,8 +202,8 @@ class HostsPlacement:
         try:
             while self.alive() and remaining(deadline):
                 self.wait(remaining(deadline))
-            for host in self._roster.hosts:
-                self._tell(host, Goodbye())
+            for host in self._scheduler.hosts:
+                self._tell(host, wire.Goodbye())
             # Closed at once, with messages of hosts still unread, the connections would be reset and this not arrive.
             deadline = time.monotonic() + LINGER_S
             while self._hosts and remaining(deadline):
@@ -251,16 +217,16 @@ class HostsPlacement:
 
     def _request(self, worker: int, number: int) -> None:
         """Have a worker on a host see what is requested of it, and ring its doorbell; of one that is gone, nothing."""
-        host = self._roster.host_of(self._present[worker])
+        host = self._scheduler.host_of(self._present[worker])
         if host is not None:
             self._tell(host, self._exchange.requests(worker, number), self._present[worker])
 
     def _place(self) -> None:
-        for worker, host in [] if self._closed else self._roster.place():
+        for worker, host in [] if self._closed else self._scheduler.place():
             Progress(self._head, worker.worker).begin("starting")
-            self._tell(host, Start(), worker)
+            self._tell(host, wire.Start(), worker)
 
-    def _tell(self, host: bytes, message: AnyMessage, about: tuple[int, int] = HOST) -> None:
+    def _tell(self, host: bytes, message: wire.AnyMessage, about: tuple[int, int] = wire.HOST) -> None:
         frames = to_frames(Sender(*about), message)
         if self._listener.send(host, frames):
             self._sent += sum(map(len, frames))
@@ -272,8 +238,8 @@ class HostsPlacement:
         now, ended = time.monotonic(), self._listener.ended
         if now >= self._next_probe or ended != self._connections_ended:
             self._next_probe, self._connections_ended = now + PROBE_S, ended
-            for host in self._roster.hosts:
-                self._tell(host, Heartbeat([], b""))
+            for host in self._scheduler.hosts:
+                self._tell(host, wire.Heartbeat([], b""))
             if self._provider is not None and not self._closed:
                 self._provider.tend()
 
@@ -281,7 +247,7 @@ class HostsPlacement:
         name = self._hosts.pop(host, None)
         if name is None:
             return
-        lost = self._roster.leave(host)
+        lost = self._scheduler.leave(host)
         self._exchange.forget_host(host)
         if not self._closed:
             _log.warning("%s is gone with %d workers: %s", name, len(lost), why)
@@ -302,10 +268,10 @@ class HostsPlacement:
                 sender, message = from_frames(frames)
                 if host in self._hosts:
                     self._obey(host, name, sender, message)
-                elif isinstance(message, Join):
+                elif isinstance(message, wire.Join):
                     self._welcome(host, name, message)
                 else:
-                    self._refusals.note("has not joined", name, "speaks, but has not joined")
+                    self._rejections.note("has not joined", name, "speaks, but has not joined")
             except Exception as error:
                 self._expel(host, name, error)
 
@@ -314,17 +280,17 @@ class HostsPlacement:
         why = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, ProtocolError):
             _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
-        self._refusals.offence("malformed message", name, f"sent what it may not: {why}")
-        self._tell(host, Refuse(f"the driver cannot accept what it was sent: {why}"))
+        self._rejections.offence("malformed message", name, f"sent what it may not: {why}")
+        self._tell(host, wire.Refuse(f"the driver cannot accept what it was sent: {why}"))
         self._lose(host, "it sent what it may not")
 
-    def _welcome(self, host: bytes, name: str, join: Join) -> None:
-        barred = self._refusals.bar(name)
+    def _welcome(self, host: bytes, name: str, join: wire.Join) -> None:
+        barred = self._rejections.bar(name)
         why = barred or disagreement(join.versions)
         if why or join.capacity < 1:
             why = why or "a host needs room for at least one worker"
-            self._refusals.note("barred" if barred else "version", name, f"cannot join: {why}")
-            self._tell(host, Refuse(why))
+            self._rejections.note("barred" if barred else "version", name, f"cannot join: {why}")
+            self._tell(host, wire.Refuse(why))
             return
         launch = self._launch
         if launch is None or self._closed:
@@ -332,29 +298,29 @@ class HostsPlacement:
         self._hosts[host] = f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})"
         self._tell(host, self._exchange.welcome(self._entry, launch, len(self._head)))
         _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
-        self._roster.join(host, join.capacity)
+        self._scheduler.join(host, join.capacity)
         self._place()
 
     def _obey(self, host: bytes, name: str, sender: Sender, message: Any) -> None:
-        if isinstance(message, Heartbeat):
-            take_status(self._head, {worker.worker for worker in self._roster.workers_of(host)}, message)
-        elif isinstance(message, Goodbye):
+        if isinstance(message, wire.Heartbeat):
+            take_status(self._head, {worker.worker for worker in self._scheduler.workers_of(host)}, message)
+        elif isinstance(message, wire.Goodbye):
             self._lose(host, "it was told to leave")
-        elif self._roster.host_of(sender) != host:
-            self._refusals.note("old generation", name, f"speaks for {sender}, which it does not have")
-        elif isinstance(message, Started):
+        elif self._scheduler.host_of(sender) != host:
+            self._rejections.note("old generation", name, f"speaks for {sender}, which it does not have")
+        elif isinstance(message, wire.Started):
             self._pids[sender] = message.pid
-        elif isinstance(message, Gone):
+        elif isinstance(message, wire.Gone):
             check_end(message)
-            self._roster.ended(sender)
+            self._scheduler.ended(sender)
             self._forget(sender)
             self._events.append(
                 Ended(sender, message.pid, message.exit_code, message.signal, harmless(message.refused))
             )
             self._place()
-        elif isinstance(message, Stack):
+        elif isinstance(message, wire.Stack):
             self._stacks[sender] = harmless(message.text[:MAX_STACK_LENGTH])
-        elif isinstance(message, HOST_KINDS) and not isinstance(message, Pieces | Answers):
+        elif isinstance(message, wire.HOST_KINDS) and not isinstance(message, wire.Chunks | wire.Answers):
             raise ProtocolError(f"a host may not say {type(message).__name__}")
         elif (taken := self._exchange.take(self._head, sender, message)) is not None:
             self._events.append(Received(sender, taken))

@@ -8,9 +8,9 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from parenv.errors import ConfigurationError
 from parenv.options import RayPlacement, RestartPolicy
@@ -23,19 +23,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("parenv")
 
 
-class Serve(Protocol):
-    """What a host runs, until the driver is done with it or gone."""
-
-    def __call__(self, address: str, keys: HostKeys, num_workers: int, *, is_leaving: Callable[[], bool]) -> int:
-        """Run workers for the driver at an address; ``is_leaving`` is to be asked now and then."""
-        raise NotImplementedError
-
-
 class HostActor:
     """What runs in the process of a Ray actor, in its main thread, so that SIGTERM ends it.
 
     Args:
-        entry: ``module:function`` of a :class:`Serve`.
+        entry: ``module:function``, called as :func:`parenv.remote.host.serve` is.
         address: where the driver listens.
         keys: of the host.
         num_workers: how many workers there is room for.
@@ -52,7 +44,7 @@ class HostActor:
         """Serve the driver. Nothing is returned or raised, for that the driver would have to unpickle."""
         module, _, name = self._entry.partition(":")
         try:
-            serve: Serve = getattr(importlib.import_module(module), name)
+            serve = getattr(importlib.import_module(module), name)
             serve(*self._arguments, is_leaving=self._is_orphan)
         except Exception:
             traceback.print_exc()
@@ -91,7 +83,7 @@ class RayHosts:
 
     Args:
         options: how many, and what each takes.
-        entry: ``module:function`` that a host runs, a :class:`Serve`.
+        entry: ``module:function`` that a host runs, see :class:`HostActor`.
         restart: how often, and how soon, another takes the place of a host that ends by itself; ``None``: never. Those
             that are killed, or whose node is lost, are Ray's to make anew, without a limit.
 

@@ -13,7 +13,7 @@ MAX_CHARACTERS = 300
 _log = logging.getLogger("parenv")
 
 
-class Refusals:
+class Rejections:
     """What the driver refused of hosts that have a key.
 
     Attributes:

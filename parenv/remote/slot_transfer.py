@@ -1,6 +1,6 @@
 """Rollouts that are written in another machine's memory: what of a slot crosses the network, and where it goes.
 
-A worker on a host has slots of its own there, with nobody else's columns. What it filled crosses as it lies, in pieces.
+A worker on a host has slots of its own there, with nobody else's columns. What it filled crosses as it lies, in chunks.
 In the driver it lies in the pool's slot straight away where that has the same layout, and otherwise, where several
 workers share a slot, it is put together from a slot's worth of memory beside it.
 """
@@ -17,7 +17,7 @@ from parenv.memory.layout import ROLLOUT_FIELDS, Axes, SlotLayout, part_of_slot,
 from parenv.memory.maps import SlotMap
 
 
-class Crossing:
+class SlotTransfer:
     """The slots of one worker on a host.
 
     Args:
@@ -51,23 +51,23 @@ class Crossing:
             self._beside = beside, self.layout.arrays(beside)
 
     def write(self, slot: int, offset: int, data: memoryview) -> None:
-        """Put a piece where it belongs.
+        """Put a chunk where it belongs.
 
         Raises:
             ProtocolError: it does not fit into a slot.
         """
         if offset < 0 or offset + data.nbytes > self.layout.total_bytes:
-            raise ProtocolError(f"a piece of {data.nbytes} bytes at {offset} does not fit into a slot")
+            raise ProtocolError(f"a chunk of {data.nbytes} bytes at {offset} does not fit into a slot")
         to, _ = self._mine(slot)
         to[offset : offset + data.nbytes] = np.frombuffer(data, np.uint8)
 
     def finish(self, slot: int, sequence: int, received: int) -> int:
-        """All pieces are there.
+        """All chunks are there.
 
         Args:
             slot: of the pool.
             sequence: of the credit.
-            received: bytes in all pieces.
+            received: bytes in all chunks.
 
         Returns:
             How many episodes end in it.
@@ -78,7 +78,7 @@ class Crossing:
         _, arrays = self._mine(slot)
         record, T, B = arrays["commits", 0], self._slots.spec.rollout_length, self._num_envs
         count = int(record["num_ends"][0])
-        expected = crossing_bytes(self.layout.reserved_bytes, self.per_end, count) if 0 <= count <= T * B else -1
+        expected = transfer_bytes(self.layout.reserved_bytes, self.per_end, count) if 0 <= count <= T * B else -1
         if record["sequence"][0] != sequence or received != expected:
             raise ProtocolError(
                 f"{received} bytes, where the rollout of credit {sequence} with {count} episode ends has {expected}"
@@ -94,7 +94,7 @@ class Crossing:
         return count
 
     def _mine(self, slot: int) -> tuple[Any, Any]:
-        """The bytes that pieces are written to, and the arrays there."""
+        """The bytes that chunks are written to, and the arrays there."""
         return self._slot(slot, self.layout) if self._beside is None else self._beside
 
     def _slot(self, slot: int, layout: SlotLayout) -> tuple[Any, Any]:
@@ -114,16 +114,16 @@ class Crossing:
         whole["ends", 0][part["ends"]]["column"][:count] += self._first
 
 
-def crossing_bytes(fixed_bytes: int, per_end: Sequence[Sequence[int]], ends: int) -> int:
+def transfer_bytes(fixed_bytes: int, per_end: Sequence[Sequence[int]], ends: int) -> int:
     """What a rollout with so many episode ends has, in bytes.
 
-    >>> crossing_bytes(1000, [[1024, 32], [2048, 16]], 3)
+    >>> transfer_bytes(1000, [[1024, 32], [2048, 16]], 3)
     1144
     """
     return fixed_bytes + ends * sum(nbytes for _, nbytes in per_end)
 
 
-def in_pieces(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -> Iterator[list[Any]]:
+def in_chunks(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -> Iterator[list[Any]]:
     """Parts of a memory, cut up so that they pass in turns of so many bytes.
 
     Args:
@@ -132,25 +132,25 @@ def in_pieces(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -
         most: bytes in a turn.
 
     Yields:
-        ``[offset, bytes]`` of each piece in a turn.
+        ``[offset, bytes]`` of each chunk in a turn.
 
-    >>> turns = in_pieces(memoryview(bytes(99)), [(0, 5), (8, 4)], 4)
+    >>> turns = in_chunks(memoryview(bytes(99)), [(0, 5), (8, 4)], 4)
     >>> [[(offset, data.nbytes) for offset, data in turn] for turn in turns]
     [[(0, 4)], [(4, 1), (8, 3)], [(11, 1)]]
     """
-    pieces: list[Any] = []
+    chunks: list[Any] = []
     room = most
     for begin, nbytes in parts:
         at, stop = begin, begin + nbytes
         while at < stop:
             taken = min(room, stop - at)
-            pieces.append([at, memory[at : at + taken]])
+            chunks.append([at, memory[at : at + taken]])
             at, room = at + taken, room - taken
             if not room:
-                yield pieces
-                pieces, room = [], most
-    if pieces:
-        yield pieces
+                yield chunks
+                chunks, room = [], most
+    if chunks:
+        yield chunks
 
 
 def _used(name: str, count: int) -> int | None:

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from parenv.memory.maps import WeightsMap
+from parenv.remote.messages import Weights
 
 Encoding = Literal["exact", "bfloat16"]
 
 
-class Chunk(NamedTuple):
-    """A part of one version.
-
-    Args:
-        offset: where it belongs in the memory, in bytes.
-        encoding: how it is encoded.
-        data: its bytes.
-    """
-
-    offset: int
-    encoding: Encoding
-    data: memoryview
-
-
-def chunks_of(weights: WeightsMap, place: int, encoding: Encoding, chunk_bytes: int) -> Iterator[Chunk]:
-    """The version at a place in parts of at most so many bytes. Exact parts are views of the memory."""
-    base = weights.offset + place * weights.nbytes
+def chunks_of(weights: WeightsMap, weights_slot: int, encoding: Encoding, chunk_bytes: int) -> Iterator[Weights]:
+    """The version in a weight slot in messages of at most so many bytes. Exact ones are views of the memory."""
+    base = weights.offset + weights_slot * weights.nbytes
     for begin, stop, is_float32 in _parts(weights):
         rounds = is_float32 and encoding == "bfloat16"
         step = chunk_bytes * 2 if rounds else chunk_bytes
@@ -37,7 +24,7 @@ def chunks_of(weights: WeightsMap, place: int, encoding: Encoding, chunk_bytes: 
             data = memoryview(weights.memory)[base + at : base + at + size]
             if rounds:
                 data = memoryview(to_bfloat16(np.frombuffer(data, "<f4"))).cast("B")
-            yield Chunk(base + at, "bfloat16" if rounds else "exact", data)
+            yield Weights(base + at, "bfloat16" if rounds else "exact", data)
 
 
 def _parts(weights: WeightsMap) -> Iterator[tuple[int, int, bool]]:
@@ -51,7 +38,7 @@ def _parts(weights: WeightsMap) -> Iterator[tuple[int, int, bool]]:
         yield done, weights.nbytes, False
 
 
-def write_chunk(memory: Any, chunk: Chunk) -> None:
+def write_chunk(memory: Any, chunk: Weights) -> None:
     """Put a part where it belongs.
 
     Raises:

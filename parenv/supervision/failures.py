@@ -84,21 +84,13 @@ def say_where(error: BaseException, cause: SubEnvironmentError) -> None:
         error.args = (f"env_id {cause.env_id}: {error.args[0]}",)
 
 
-def culprit(error: BaseException) -> int:
-    """The worker that an error from :meth:`~parenv.supervision.workers.Workers.listen` is about, or -1."""
-    about = _where(error)
-    return -1 if about is None else about.worker
+def failing_worker(error: BaseException) -> tuple[int, str]:
+    """The worker that an error from :meth:`~parenv.supervision.workers.Workers.listen` is about, and its operation.
 
-
-def deed(error: BaseException) -> str:
-    """What that worker was doing, or nothing."""
-    about = _where(error)
-    return "" if about is None else about.doing
-
-
-def _where(error: BaseException) -> WorkerError | SubEnvironmentError | None:
+    -1 and nothing where it is about none.
+    """
     about = error if isinstance(error, WorkerError) else error.__cause__
-    return about if isinstance(about, WorkerError | SubEnvironmentError) else None
+    return (about.worker, about.doing) if isinstance(about, WorkerError | SubEnvironmentError) else (-1, "")
 
 
 def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:

@@ -26,7 +26,7 @@ from parenv.placement.base import Launch
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Message
-from parenv.supervision.failures import culprit, deed
+from parenv.supervision.failures import failing_worker
 from parenv.supervision.questions import NO_WEIGHTS, Questions
 from parenv.supervision.stacks import shown_stack, timeout_error
 from parenv.supervision.watch import Watch
@@ -55,7 +55,7 @@ class Back(NamedTuple):
 Event = Committed | Lost | Back
 
 
-class _Condemned(NamedTuple):
+class _PendingKill(NamedTuple):
     """A worker that has been killed, why, and until when that must have taken effect."""
 
     reason: Exception
@@ -97,19 +97,14 @@ class Supervisor:
         over: whether a worker is gone, or has given up, that is not replaced.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        options: WorkerOptions,
-        product: Product,
-    ) -> None:
+    def __init__(self, workers: Workers, options: WorkerOptions, product: Product) -> None:
         self.workers, self._options = workers, options
         self._product = product
         self._restart_limit = RestartLimit(options.restart, len(workers.shares))
         self._watch = Watch(workers, options, product.asked, product.processes)
         self.next_s = self._watch.next_s
         self._events: deque[Event] = deque()
-        self._condemned: dict[int, _Condemned] = {}
+        self._pending_kills: dict[int, _PendingKill] = {}
         self._due: dict[int, float] = {}
         self._starting: dict[int, float] = {}
         self._away: set[int] = set()
@@ -143,10 +138,6 @@ class Supervisor:
         self._events.clear()
         return events
 
-    def say(self, worker: int, message: Message) -> None:
-        """Send a message to a worker that is not lost."""
-        self.workers.say(worker, message)
-
     def ask(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
     ) -> dict[int, Any]:
@@ -160,10 +151,10 @@ class Supervisor:
             raise
         return self.questions.answers(question)
 
-    def cut(self, worker: int, limit: str) -> None:
+    def time_out(self, worker: int, limit: str) -> None:
         """Kill a worker that has not answered within a limit, given as the user set it."""
         if self._product.processes and worker not in self._away:
-            self._condemn(worker, timeout_error(self.workers, worker, limit))
+            self._kill(worker, timeout_error(self.workers, worker, limit))
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. Idempotent."""
@@ -191,51 +182,52 @@ class Supervisor:
             self._start_those_due(now)
             self._end_the_late(now)
             for worker, limit in self._watch.hung(now):
-                self.cut(worker, limit)
+                self.time_out(worker, limit)
         finally:
             # Its traceback leads here, and holds what the frames on the way hold.
             del failure
-            killed = [condemned.deadline for condemned in self._condemned.values()]
+            killed = [pending.deadline for pending in self._pending_kills.values()]
             self.next_s = min([self._watch.next_s, *killed, *self._due.values(), *self._starting.values()])
 
     def _failed(self, error: Exception) -> None:
-        worker = culprit(error)
+        worker, operation = failing_worker(error)
         if isinstance(error, WorkerDiedError):
-            condemned = self._condemned.pop(worker, None)
-            self._lost(worker, condemned.reason if condemned else self._with_likely_cause(error))
-        elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error):
-            self._condemn(worker, self._with_likely_cause(error))
+            pending = self._pending_kills.pop(worker, None)
+            self._lost(worker, pending.reason if pending else self._with_likely_cause(error))
+        elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error, operation):
+            self._kill(worker, self._with_likely_cause(error))
         else:
             gone = not self._product.processes and not self.workers.alive
             self.over = self.over or gone or (worker >= 0 and self.workers.is_done(worker))
             raise error
 
-    def _ends_only_its_worker(self, error: Exception) -> bool:
+    def _ends_only_its_worker(self, error: Exception, operation: str) -> bool:
         """Whether what a worker said is its own trouble, and not the user's to mend before anything can go on."""
         if isinstance(error, ProtocolError) or (isinstance(error, MemoryError) and self._options.max_memory_bytes):
             return True
-        return self._options.on_env_error == "restart_worker" and deed(error) in _IN_ENVIRONMENT
+        return self._options.on_env_error == "restart_worker" and operation in _IN_ENVIRONMENT
 
     def _with_likely_cause(self, error: Exception) -> Exception:
-        limit, worker, workers = self._options.max_memory_bytes, culprit(error), self.workers
+        limit, workers = self._options.max_memory_bytes, self.workers
+        worker, operation = failing_worker(error)
         crashed = isinstance(error, WorkerDiedError) and error.signal in _CRASHES
         if limit is None or not (crashed or isinstance(error, MemoryError)):
             return error
         return WorkerMemoryError(
-            f"worker {worker} (env_ids {span(workers.env_ids(worker))}) is likely out of memory while {deed(error)}: "
+            f"worker {worker} (env_ids {span(workers.env_ids(worker))}) is likely out of memory while {operation}: "
             f"beyond what it began with it may allocate max_memory_bytes={limit:,}. {error}",
             worker=worker,
             env_ids=workers.env_ids(worker),
             pid=workers.pid(worker),
-            doing=deed(error),
+            doing=operation,
         )
 
-    def _condemn(self, worker: int, reason: Exception) -> None:
+    def _kill(self, worker: int, reason: Exception) -> None:
         # Remembered without a traceback, whose frames would keep the pool's memory for as long. The first counts:
         # what a worker says while it is being killed comes of it.
         deadline = time.monotonic() + self.workers.kill_timeout_s
         self._away.add(worker)
-        self._condemned.setdefault(worker, _Condemned(reason.with_traceback(None), deadline))
+        self._pending_kills.setdefault(worker, _PendingKill(reason.with_traceback(None), deadline))
         self.workers.signal(worker, signal.SIGKILL, alone=False)
 
     def _lost(self, worker: int, error: Exception) -> None:
@@ -278,10 +270,10 @@ class Supervisor:
             self._welcome(worker)
 
     def _end_the_late(self, now: float) -> None:
-        for worker, condemned in self._condemned.items():
-            if condemned.deadline <= now:
+        for worker, pending in self._pending_kills.items():
+            if pending.deadline <= now:
                 error = WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker)
-                raise self._given_up(error) from condemned.reason
+                raise self._given_up(error) from pending.reason
         for worker, deadline in list(self._starting.items()):
             if self.workers.doing(worker) == WAITING_FOR_A_HOST:
                 if deadline <= now and not self._product.await_hosts:
@@ -290,9 +282,9 @@ class Supervisor:
                     self._starting[worker] = math.inf
             elif deadline == math.inf:  # Its time begins when it has a host.
                 self._starting[worker] = now + self._options.start_timeout_s
-            elif deadline <= now and worker not in self._condemned:
+            elif deadline <= now and worker not in self._pending_kills:
                 limit = f"start_timeout_s={self._options.start_timeout_s:g}"
-                self._condemn(worker, timeout_error(self.workers, worker, limit))
+                self._kill(worker, timeout_error(self.workers, worker, limit))
 
     def _without_host(self, worker: int) -> WorkerTimeoutError:
         env_ids = self.workers.env_ids(worker)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from parenv.options import WorkerOptions
-from parenv.supervision.watchdog import Look, Watchdog
+from parenv.supervision.watchdog import Watchdog
 from parenv.supervision.workers import Workers
 
 _RESETTING = ("reset", "making the environment")
@@ -45,5 +45,6 @@ class Watch:
         doing = self._workers.busy_with(worker, asked is not None)
         name = "reset_timeout_s" if doing in _RESETTING else "step_timeout_s"
         limit_s = getattr(self._options, name) if doing else None
-        seen = Look((self._workers.liveness_token(worker), asked), math.inf if limit_s is None else limit_s)
-        return f"{name}={limit_s:g}" if self._watchdog.look(worker, now, seen) else ""
+        token = self._workers.liveness_token(worker), asked
+        hangs = self._watchdog.look(worker, now, token, math.inf if limit_s is None else limit_s)
+        return f"{name}={limit_s:g}" if hangs else ""

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.01
-
-
-class Look(NamedTuple):
-    """What is seen of one worker.
-
-    Args:
-        liveness_token: changes with whatever it begins.
-        limit_s: seconds that what it is doing may take; infinite where nothing is asked of it.
-    """
-
-    liveness_token: object
-    limit_s: float
 
 
 class Watchdog:
@@ -32,9 +19,9 @@ class Watchdog:
         shortest_limit_s: the shortest limit there will be.
 
     >>> watchdog = Watchdog(num_workers=1, shortest_limit_s=1.0)
-    >>> [watchdog.look(0, now_s, Look("step 5", 1.0)) for now_s in (0.0, 0.05, 60.0)]
+    >>> [watchdog.look(0, now_s, "step 5", 1.0) for now_s in (0.0, 0.05, 60.0)]
     [False, False, False]
-    >>> any(watchdog.look(0, 60.0 + tick / 20, Look("step 5", 1.0)) for tick in range(20))
+    >>> any(watchdog.look(0, 60.0 + tick / 20, "step 5", 1.0) for tick in range(20))
     True
     """
 
@@ -44,17 +31,18 @@ class Watchdog:
         self._looked_s = [-math.inf] * num_workers
         self._same_s = [0.0] * num_workers
 
-    def look(self, worker: int, now_s: float, seen: Look) -> bool:
+    def look(self, worker: int, now_s: float, liveness_token: object, limit_s: float) -> bool:
         """Look at a worker; whether it hangs.
 
         Args:
             worker: which.
             now_s: on a clock that only goes forward.
-            seen: what it shows.
+            liveness_token: changes with whatever it begins.
+            limit_s: seconds that what it is doing may take; infinite where nothing is asked of it.
         """
         passed_s, self._looked_s[worker] = now_s - self._looked_s[worker], now_s
-        if seen.liveness_token != self._tokens[worker] or seen.limit_s == math.inf:
-            self._tokens[worker], self._same_s[worker] = seen.liveness_token, 0.0
+        if liveness_token != self._tokens[worker] or limit_s == math.inf:
+            self._tokens[worker], self._same_s[worker] = liveness_token, 0.0
             return False
         self._same_s[worker] += min(passed_s, 2.0 * self.interval_s)
-        return self._same_s[worker] >= seen.limit_s
+        return self._same_s[worker] >= limit_s

@@ -139,7 +139,7 @@ class ProcessBackend:
         while (said := self._said.tolist()) != heard and any(late := list(map(operator.gt, said, heard))):
             now = time.monotonic()
             if deadline <= now:
-                self._supervisor.cut(late.index(True), f"{MESSAGE_TIMEOUT_S:g}")
+                self._supervisor.time_out(late.index(True), f"{MESSAGE_TIMEOUT_S:g}")
             if not now < deadline < math.inf:
                 deadline = now + MESSAGE_TIMEOUT_S
             self._hear(deadline - now)

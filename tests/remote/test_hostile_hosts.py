@@ -100,7 +100,7 @@ class FakeHost:
             self._plans[sender] = message
         elif isinstance(message, Rows):
             plan, memory = self._plans[sender], np.zeros(self._plans[sender].memory_bytes, np.uint8)
-            rows = WorkerRows(memory, plan.share, plan.requests, plan.answers, plan.infos)
+            rows = WorkerRows(memory, plan)
             rows.forget()
             spec = BoardSpec(message.num_envs, leaves(OBSERVED), leaves(ACTED), message.info_bytes)
             self._rows[sender] = rows, Board(spec, memory, message.offset)

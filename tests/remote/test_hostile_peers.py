@@ -19,8 +19,8 @@ from sampling import one_in
 from scripts import printed_by
 
 from parenv.remote.net import curve
+from parenv.remote.net.admission import REASONS
 from parenv.remote.net.curve import HostListener, HostSocket
-from parenv.remote.net.gate import REASONS
 from parenv.remote.net.keys import (
     AllowList,
     DriverKeys,
@@ -374,11 +374,11 @@ def test_something_that_goes_wrong_at_the_gate_is_logged_and_it_goes_on(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(known: object) -> None:
-        raise ZeroDivisionError("somewhere in the gate")
+        raise ZeroDivisionError("somewhere in admission")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scene.listener._gate._allowed, "removed", fail)
-        scene.talk.until(lambda: "ZeroDivisionError: somewhere in the gate" in caplog.text)
+        patch.setattr(scene.listener._admission._allowed, "removed", fail)
+        scene.talk.until(lambda: "ZeroDivisionError: somewhere in admission" in caplog.text)
     host = scene.host("beta")
     assert host.send([b"still here?"])
     scene.talk.until(lambda: scene.talk.others == [("beta", [b"still here?"])])
@@ -569,10 +569,10 @@ def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
 
 @pytest.mark.parametrize("handshake_s", [0.5])
 def test_nobody_joins_while_nobody_answers_for_the_list(scene: Scene) -> None:
-    gate = scene.listener._gate
-    gate._end_sender.send(b"")
-    gate._thread.join()
-    gate._zap.close()
+    admission = scene.listener._admission
+    admission._end_sender.send(b"")
+    admission._thread.join()
+    admission._zap.close()
     host = scene.host("beta")
     host.send([b"let me in"])
     scene.talk.until(lambda: host.look() != "connecting" or host.broken_handshakes > 1 or bool(scene.talk.others))

@@ -23,7 +23,7 @@ from parenv.memory.spaces import describe, leaves
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData
 from parenv.remote import exchange
-from parenv.remote.messages import HOST, Gone, Goodbye, Heartbeat, Join, Pieces, Refuse, Start, Started, Welcome
+from parenv.remote.messages import HOST, Chunks, Gone, Goodbye, Heartbeat, Join, Refuse, Start, Started, Welcome
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.keys import AllowList, read_driver_keys, read_host_keys
 from parenv.remote.versions import own_versions
@@ -130,15 +130,15 @@ class _Canary:
 
 def frames_of(what: str, canary: bytes) -> Any:
     """Frames that no honest host sends."""
-    piece = to_frames(Sender(0, 0), Pieces(0, [[0, memoryview(b"x" * 64)]]))
+    chunk = to_frames(Sender(0, 0), Chunks(0, [[0, memoryview(b"x" * 64)]]))
     header = to_frames(Sender(*HOST), Goodbye())[0]
     return {
         "nothing": [b"x"],
         "garbage": [b"\x00" * 40, b"garbage"],
         "a pickle": [canary],
         "a pickle behind a header": [bytes(header[:HEADER_BYTES]) + canary],
-        "another protocol": [bytes(piece[0][:4]) + b"\x00\x63" + bytes(piece[0][6:]), *piece[1:]],
-        "an unknown kind": [bytes(piece[0][:6]) + b"\x00\xff" + bytes(piece[0][8:]), *piece[1:]],
+        "another protocol": [bytes(chunk[0][:4]) + b"\x00\x63" + bytes(chunk[0][6:]), *chunk[1:]],
+        "an unknown kind": [bytes(chunk[0][:6]) + b"\x00\xff" + bytes(chunk[0][8:]), *chunk[1:]],
     }[what]
 
 
@@ -195,7 +195,7 @@ def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> N
             Failure(-1, 0, -1, "step", ["builtins", "ValueError"], "not from me", ""),
             Gone(1, 0, None, ""),
             Commit(0, {}, None, []),
-            Pieces(0, [[0, memoryview(b"\xff" * 512)]]),
+            Chunks(0, [[0, memoryview(b"\xff" * 512)]]),
             Started(1),
             Ready([], 2, [], []),
             Reply(1, pickle.dumps(_Canary(Path("never")))),
@@ -280,14 +280,14 @@ def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake
         _, credit = fake.hear(Credit)
         assert credit.sequence == 0
         lies = {
-            "no credit": [(Pieces(17, [[0, memoryview(b"\xff" * 64)]]), worker)],
-            "does not fit": [(Pieces(0, [[1 << 30, memoryview(b"\xff" * 64)]]), worker)],
+            "no credit": [(Chunks(17, [[0, memoryview(b"\xff" * 64)]]), worker)],
+            "does not fit": [(Chunks(0, [[1 << 30, memoryview(b"\xff" * 64)]]), worker)],
             "twice": [(Commit(0, {}, None, []), worker)],
-            "incomplete": [(Pieces(0, [[0, memoryview(b"\0" * 64)]]), worker), (Commit(0, {}, None, []), worker)],
+            "incomplete": [(Chunks(0, [[0, memoryview(b"\0" * 64)]]), worker), (Commit(0, {}, None, []), worker)],
             "of an old generation": [(Commit(0, {}, None, []), Sender(0, 7))],
-            "ends": [(Pieces(0, [[0, memoryview(b"\xff" * 4096)]]), worker), (Commit(0, {}, None, []), worker)],
+            "ends": [(Chunks(0, [[0, memoryview(b"\xff" * 4096)]]), worker), (Commit(0, {}, None, []), worker)],
             "too many ends": [
-                (Pieces(0, [[0, memoryview(b"\x7f" * 4096)]]), worker),
+                (Chunks(0, [[0, memoryview(b"\x7f" * 4096)]]), worker),
                 (Commit(0, {}, None, []), worker),
             ],
         }
@@ -307,14 +307,14 @@ def test_a_rollout_that_is_none_ends_its_host_and_is_never_seen(hosts: Any, fake
 
 
 def frames_of_a_rollout(sequence: int, T: int = 8) -> list[Any]:
-    """Pieces and the beginning of a commit, as an honest host would send them."""
+    """Chunks and the beginning of a commit, as an honest host would send them."""
     env = LedgerEnv(0)
     spec = RolloutSpec(T, leaves(env.observation_space), leaves(env.action_space))
     layout = slot_layout(spec, 1, 1)
     slot = np.zeros(layout.reserved_bytes, np.uint8)
     (commits,) = (field for field in layout.fields if field.name == ("commits", 0))
     np.ndarray(1, COMMIT_DTYPE, slot, commits.offset)["sequence"] = sequence
-    return [Pieces(sequence, [[0, memoryview(slot)]])]
+    return [Chunks(sequence, [[0, memoryview(slot)]])]
 
 
 OBJECT = ["value", [], "|O", False]

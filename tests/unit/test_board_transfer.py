@@ -15,7 +15,7 @@ from parenv.memory.board import Board, BoardSpec
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.maps import BoardMap
 from parenv.memory.spaces import leaves
-from parenv.remote.board_transfer import ANSWERED, REQUESTED, WorkerRows, board_end, columns_of, flags_of
+from parenv.remote.board_transfer import WorkerRows, flags_of, row_plan
 
 OFFSET, SHARES, INFO_BYTES = 8192, (2, 3, 1), 64
 OBSERVED = spaces.Dict(
@@ -33,10 +33,9 @@ class Side:
         self.memory = np.zeros(OFFSET + spec.fields()[1], np.uint8)
         self.board = Board(spec, self.memory, OFFSET)
         where = BoardMap(self.memory, spec, OFFSET, SHARES)
-        assert board_end(where) == len(self.memory)
-        infos = columns_of(where, worker, ("infos",))[0]
-        columns = columns_of(where, worker, REQUESTED), columns_of(where, worker, ANSWERED)
-        self.rows = WorkerRows(self.memory, SHARES[worker], *columns, infos, flags_of(where))
+        plan = row_plan(where, worker)
+        assert plan.memory_bytes == len(self.memory)
+        self.rows = WorkerRows(self.memory, plan, flags_of(where))
         self.first = sum(SHARES[:worker])
         self.mine = slice(self.first, self.first + SHARES[worker])
         for array in (*self.requested(), *self.answered()):
@@ -72,21 +71,21 @@ def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worke
     driver.board.requested[driver.mine] = 9
     every = range(SHARES[worker])
     chosen = sorted(data.draw(st.sets(st.sampled_from(every), min_size=1)))
-    noted = data.draw(st.sets(st.sampled_from(chosen)))
+    with_infos = data.draw(st.sets(st.sampled_from(chosen)))
     for row in chosen:
         for array in host.answered():
             array[host.first + row] = 1
-        host.board.info_kinds[host.first + row] = number if row in noted else data.draw(st.sampled_from([0, -1]))
+        host.board.info_kinds[host.first + row] = number if row in with_infos else data.draw(st.sampled_from([0, -1]))
         host.board.finished[host.first + row] = 9
-    pieces = host.rows.answers(data.draw(st.sampled_from([1, 300, 1 << 20])))
-    assert [row for rows, _ in pieces for row in rows] == chosen
-    for rows, block in pieces:
+    chunks = host.rows.answers(data.draw(st.sampled_from([1, 300, 1 << 20])))
+    assert [row for rows, _ in chunks for row in rows] == chosen
+    for rows, block in chunks:
         driver.rows.write_answers(rows, block, kind_numbers(worker, len(SHARES)))
     for row in range(sum(SHARES)):
         for there, here in zip(host.answered()[:-1], driver.answered()[:-1], strict=True):
             crossed = row - host.first in chosen
             assert np.array_equal(here[row], there[row]) if crossed else not here[row].any()
-        assert driver.board.infos[row].all() if row - host.first in noted else not driver.board.infos[row].any()
+        assert driver.board.infos[row].all() if row - host.first in with_infos else not driver.board.infos[row].any()
     assert host.rows.answers(1 << 20) == []
 
 

@@ -9,28 +9,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from parenv.protocol.frames import Sender
-from parenv.remote.host_scheduler import Roster
+from parenv.remote.host_scheduler import HostScheduler
 
 
 def test_the_host_with_the_most_room_is_next() -> None:
-    roster = Roster()
-    roster.join(b"small", 1)
-    roster.join(b"large", 3)
+    scheduler = HostScheduler()
+    scheduler.join(b"small", 1)
+    scheduler.join(b"large", 3)
     for worker in range(5):
-        roster.want(Sender(worker, 0))
-    hosts = [host for _, host in roster.place()]
+        scheduler.want(Sender(worker, 0))
+    hosts = [host for _, host in scheduler.place()]
     assert (hosts.count(b"small"), hosts.count(b"large")) == (1, 3)
-    assert roster.is_waiting(Sender(4, 0))
-    roster.ended(Sender(0, 0))
-    assert [worker for worker, _ in roster.place()] == [Sender(4, 0)]
+    assert scheduler.is_waiting(Sender(4, 0))
+    scheduler.ended(Sender(0, 0))
+    assert [worker for worker, _ in scheduler.place()] == [Sender(4, 0)]
 
 
 def test_one_that_is_not_wanted_any_more_gets_no_place() -> None:
-    roster = Roster()
-    roster.want(Sender(0, 0))
-    roster.ended(Sender(0, 0))
-    roster.join(b"host", 1)
-    assert roster.place() == []
+    scheduler = HostScheduler()
+    scheduler.want(Sender(0, 0))
+    scheduler.ended(Sender(0, 0))
+    scheduler.join(b"host", 1)
+    assert scheduler.place() == []
 
 
 class RosterMachine(RuleBasedStateMachine):
@@ -38,46 +38,46 @@ class RosterMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster, self.capacity, self.wanted, self.count = Roster(), dict[bytes, int](), set[Sender](), 0
+        self.scheduler, self.capacity, self.wanted, self.count = HostScheduler(), dict[bytes, int](), set[Sender](), 0
 
     @rule(host=st.sampled_from([b"a", b"b", b"c"]), capacity=st.integers(1, 3))
     def join(self, host: bytes, capacity: int) -> None:
         if host not in self.capacity:
             self.capacity[host] = capacity
-            self.roster.join(host, capacity)
+            self.scheduler.join(host, capacity)
 
     @rule(host=st.sampled_from([b"a", b"b", b"c"]))
     def leave(self, host: bytes) -> None:
         self.capacity.pop(host, None)
-        self.wanted -= set(self.roster.leave(host))
+        self.wanted -= set(self.scheduler.leave(host))
 
     @rule()
     def want(self) -> None:
         worker = Sender(self.count, 0)
         self.count += 1
         self.wanted.add(worker)
-        self.roster.want(worker)
+        self.scheduler.want(worker)
 
     @rule(data=st.data())
     def ended(self, data: Any) -> None:
         if self.wanted:
             worker = data.draw(st.sampled_from(sorted(self.wanted)))
             self.wanted.remove(worker)
-            self.roster.ended(worker)
+            self.scheduler.ended(worker)
 
     @rule()
     def place(self) -> None:
-        self.roster.place()
-        waiting = [worker for worker in self.wanted if self.roster.is_waiting(worker)]
+        self.scheduler.place()
+        waiting = [worker for worker in self.wanted if self.scheduler.is_waiting(worker)]
         assert len(self.wanted) - len(waiting) == min(len(self.wanted), sum(self.capacity.values())) or not waiting
 
     @invariant()
     def everybody_has_a_host_or_waits(self) -> None:
         for worker in self.wanted:
-            assert (self.roster.host_of(worker) is None) == self.roster.is_waiting(worker)
-        assert set(self.roster.placed) <= self.wanted
+            assert (self.scheduler.host_of(worker) is None) == self.scheduler.is_waiting(worker)
+        assert set(self.scheduler._host_of) <= self.wanted
         for host, capacity in self.capacity.items():
-            assert len(self.roster.workers_of(host)) <= capacity
+            assert len(self.scheduler.workers_of(host)) <= capacity
 
 
 TestRoster = RosterMachine.TestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parenv.remote.net.connections import Traffic
+from parenv.remote.net.connections import TcpTraffic
 from parenv.remote.net.keys import Known
 from parenv.remote.net.limits import (
     MAX_STRANGERS,
@@ -22,15 +22,15 @@ ALPHA = Known("alpha", b"key")
 
 def connection(let_in: bool = True, heard: bool = True, received: int = 0, read: int = 0) -> Connection:
     one = Connection(5555, "192.0.2.1", 0.0, 0, host=ALPHA if heard and let_in else None, read_bytes=read)
-    one.note(Traffic(0.0, received, MOST_TO_STRANGERS + let_in))
+    one.note(TcpTraffic(0.0, received, MOST_TO_STRANGERS + let_in))
     return one
 
 
 def test_a_connection_is_let_in_when_more_was_said_to_it_than_to_any_stranger() -> None:
     one = Connection(5555, "192.0.2.1", 0.0, 0)
-    one.note(Traffic(0.0, 1000, MOST_TO_STRANGERS))
+    one.note(TcpTraffic(0.0, 1000, MOST_TO_STRANGERS))
     assert not one.let_in
-    one.note(Traffic(0.0, 1000, MOST_TO_STRANGERS + 1))
+    one.note(TcpTraffic(0.0, 1000, MOST_TO_STRANGERS + 1))
     assert one.let_in
 
 
@@ -68,5 +68,5 @@ def test_whoever_was_not_let_in_may_send_only_what_it_takes_to_identify_itself(e
 def test_what_messages_took_more_on_their_way_than_is_known_is_no_allowance() -> None:
     one = connection(received=100_000, read=200_000)
     assert one.unread_bytes == 0
-    one.note(Traffic(0.0, 101_001, 0))
+    one.note(TcpTraffic(0.0, 101_001, 0))
     assert objections({1: one}, LIMITS) == {1: "unread"}

@@ -15,7 +15,7 @@ from parenv.memory.board import Board, BoardSpec
 from parenv.memory.maps import BoardMap
 from parenv.memory.spaces import Leaf
 from parenv.remote import board_transfer
-from parenv.remote.board_transfer import WorkerRows, columns_of
+from parenv.remote.board_transfer import WorkerRows, row_plan
 from parenv.testing import LedgerEnv
 from parenv.vector import process_backend
 
@@ -75,8 +75,7 @@ def test_a_host_puts_a_fence_between_the_numbers_and_the_rows_that_it_copies(mon
     memory = bytearray(spec.fields()[1])
     board = Board(spec, memory)
     where = BoardMap(memory, spec, 0, (2,))
-    columns = [columns_of(where, 0, names) for names in (board_transfer.REQUESTED, board_transfer.ANSWERED)]
-    mine = WorkerRows(memory, 2, *columns, *columns_of(where, 0, ("infos",)))
+    mine = WorkerRows(memory, row_plan(where, 0))
 
     def written_late() -> None:
         board.rewards[:] = 7.0

@@ -13,7 +13,7 @@ from parenv.errors import ProtocolError
 from parenv.memory.layout import Extra, RolloutSpec, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.spaces import Leaf
-from parenv.remote.slot_transfer import Crossing, crossing_bytes
+from parenv.remote.slot_transfer import SlotTransfer, transfer_bytes
 
 T = 4
 
@@ -35,10 +35,10 @@ def slot_map(shares: tuple[int, ...], together: bool, spec: RolloutSpec) -> Slot
     return SlotMap(memory, spec, 128, layout.total_bytes, together, shares, 2)
 
 
-def written(crossing: Crossing, sequence: int, ends: int, seed: int) -> Any:
+def written(transfer: SlotTransfer, sequence: int, ends: int, seed: int) -> Any:
     """A slot as a worker leaves it on its host."""
-    memory = np.random.default_rng(seed).integers(0, 255, crossing.layout.total_bytes, dtype=np.uint8)
-    arrays = crossing.layout.arrays(memory)
+    memory = np.random.default_rng(seed).integers(0, 255, transfer.layout.total_bytes, dtype=np.uint8)
+    arrays = transfer.layout.arrays(memory)
     for array in arrays.values():
         if array.dtype == bool:
             array[:] = array.view(np.uint8) & 1
@@ -49,8 +49,8 @@ def written(crossing: Crossing, sequence: int, ends: int, seed: int) -> Any:
     return memory
 
 
-def pieces(crossing: Crossing, memory: Any, ends: int, size: int) -> list[tuple[int, memoryview]]:
-    ranges = [(0, crossing.layout.reserved_bytes), *((offset, ends * each) for offset, each in crossing.per_end)]
+def chunks(transfer: SlotTransfer, memory: Any, ends: int, size: int) -> list[tuple[int, memoryview]]:
+    ranges = [(0, transfer.layout.reserved_bytes), *((offset, ends * each) for offset, each in transfer.per_end)]
     return [
         (at, memoryview(memory)[at : min(at + size, offset + nbytes)])
         for offset, nbytes in ranges
@@ -72,16 +72,16 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
     slots = slot_map(shares, together, spec)
     sources = []
     for worker in range(len(shares)):
-        crossing = Crossing(slots, worker)
-        memory = written(crossing, 9, ends, worker)
+        transfer = SlotTransfer(slots, worker)
+        memory = written(transfer, 9, ends, worker)
         received = 0
         slot = 1 if together else worker
-        for offset, data in pieces(crossing, memory, ends, size):
-            crossing.write(slot, offset, data)
+        for offset, data in chunks(transfer, memory, ends, size):
+            transfer.write(slot, offset, data)
             received += data.nbytes
-        assert received == crossing_bytes(crossing.layout.reserved_bytes, crossing.per_end, ends)
-        crossing.finish(slot, 9, received)
-        sources.append(crossing.layout.arrays(memory))
+        assert received == transfer_bytes(transfer.layout.reserved_bytes, transfer.per_end, ends)
+        transfer.finish(slot, 9, received)
+        sources.append(transfer.layout.arrays(memory))
     for worker, mine in enumerate(sources):
         layout = slot_layout(spec, sum(shares), len(shares)) if together else slot_layout(spec, shares[worker], 1)
         begin = slots.offset + (1 if together else worker) * slots.slot_bytes
@@ -108,9 +108,9 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
     ("offset", "nbytes"), [(-1, 8), (1 << 40, 8), (0, 1 << 20)], ids=["before", "behind", "larger than a slot"]
 )
 def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
-    crossing = Crossing(slot_map((2, 2), True, spec_of()), 0)
+    transfer = SlotTransfer(slot_map((2, 2), True, spec_of()), 0)
     with pytest.raises(ProtocolError, match="does not fit"):
-        crossing.write(0, offset, memoryview(bytes(nbytes)))
+        transfer.write(0, offset, memoryview(bytes(nbytes)))
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
 @pytest.mark.parametrize("shares", [(2,), (2, 1)])
 def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tuple[int, ...]) -> None:
     slots = slot_map(shares, len(shares) > 1, spec_of())
-    crossing = Crossing(slots, 0)
-    memory = written(crossing, 5, 2, 0)
-    arrays = crossing.layout.arrays(memory)
+    transfer = SlotTransfer(slots, 0)
+    memory = written(transfer, 5, 2, 0)
+    arrays = transfer.layout.arrays(memory)
     if wrong in ("too many ends", "negative ends"):
         arrays["commits", 0]["num_ends"] = 2 * T + 1 if wrong == "too many ends" else -1
     elif wrong in ("step", "column"):
@@ -135,8 +135,8 @@ def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tu
     elif wrong != "sequence" and wrong != "bytes missing":
         arrays[wrong, 2 if wrong in ("observations", "finals") else 0].view(np.uint8).flat[1] = 2
     received = 0
-    for offset, data in pieces(crossing, memory, 2, 1 << 20):
-        crossing.write(0, offset, data)
+    for offset, data in chunks(transfer, memory, 2, 1 << 20):
+        transfer.write(0, offset, data)
         received += data.nbytes
     with pytest.raises(ProtocolError):
-        crossing.finish(0, 6 if wrong == "sequence" else 5, received - (wrong == "bytes missing"))
+        transfer.finish(0, 6 if wrong == "sequence" else 5, received - (wrong == "bytes missing"))

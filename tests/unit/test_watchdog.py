@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parenv.supervision.watchdog import LOOKS_PER_LIMIT, MIN_INTERVAL_S, Look, Watchdog
+from parenv.supervision.watchdog import LOOKS_PER_LIMIT, MIN_INTERVAL_S, Watchdog
 
 limits = st.floats(0.05, 1000.0)
 gaps = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60)
@@ -18,7 +18,7 @@ def test_one_whose_sign_changes_never_hangs_however_seldom_it_is_looked_at(limit
     watchdog, now_s = Watchdog(1, limit_s), 0.0
     for number, gap_s in enumerate(gaps):
         now_s += gap_s
-        assert not watchdog.look(0, now_s, Look(("step", number), limit_s))
+        assert not watchdog.look(0, now_s, ("step", number), limit_s)
 
 
 @given(limits, gaps)
@@ -26,7 +26,7 @@ def test_one_of_which_nothing_is_asked_never_hangs(limit_s: float, gaps: list[fl
     watchdog, now_s = Watchdog(1, limit_s), 0.0
     for gap_s in gaps:
         now_s += gap_s
-        assert not watchdog.look(0, now_s, Look("waiting", math.inf))
+        assert not watchdog.look(0, now_s, "waiting", math.inf)
 
 
 @given(limits, st.floats(1.0, 50.0), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=20), st.integers(0, 5))
@@ -37,9 +37,9 @@ def test_one_that_stands_still_is_found_within_its_limit_and_two_looks(
     limit_s, watchdog, now_s = shortest_s * factor, Watchdog(1, shortest_s), 0.0
     for number in range(looks_before):
         now_s += watchdog.interval_s
-        watchdog.look(0, now_s, Look(number, limit_s))
+        watchdog.look(0, now_s, number, limit_s)
     still_since_s, number = now_s, 0
-    while not watchdog.look(0, now_s, Look("step of env_id 3", limit_s)):
+    while not watchdog.look(0, now_s, "step of env_id 3", limit_s):
         now_s += watchdog.interval_s * (1.0 + rhythm[number % len(rhythm)])
         number += 1
         assert now_s - still_since_s <= limit_s + 2.0 * watchdog.interval_s + 1e-6 * limit_s
@@ -49,11 +49,11 @@ def test_one_that_stands_still_is_found_within_its_limit_and_two_looks(
 @given(limits, gaps)
 def test_time_in_which_nobody_looked_counts_as_two_intervals_at_most(limit_s: float, gaps: list[float]) -> None:
     watchdog, now_s, most_s = Watchdog(1, limit_s), 0.0, 0.0
-    watchdog.look(0, now_s, Look("step", limit_s))
+    watchdog.look(0, now_s, "step", limit_s)
     for gap_s in gaps:
         now_s += gap_s
         most_s += min(gap_s, 2.0 * watchdog.interval_s)
-        assert watchdog.look(0, now_s, Look("step", limit_s)) <= (most_s >= limit_s * (1.0 - 1e-6))
+        assert watchdog.look(0, now_s, "step", limit_s) <= (most_s >= limit_s * (1.0 - 1e-6))
 
 
 @given(limits, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=80))
@@ -61,7 +61,7 @@ def test_what_one_shows_says_nothing_about_another(limit_s: float, looks: list[t
     together, alone = Watchdog(3, limit_s), [Watchdog(1, limit_s) for _ in range(3)]
     for number, (worker, sign) in enumerate(looks):
         now_s = number * together.interval_s
-        assert together.look(worker, now_s, Look(sign, limit_s)) == alone[worker].look(0, now_s, Look(sign, limit_s))
+        assert together.look(worker, now_s, sign, limit_s) == alone[worker].look(0, now_s, sign, limit_s)
 
 
 @given(st.floats(1.01 * LOOKS_PER_LIMIT * MIN_INTERVAL_S, 1000.0))
@@ -70,7 +70,7 @@ def test_a_pause_of_what_is_asked_begins_its_limit_anew(limit_s: float) -> None:
     for asked in (LOOKS_PER_LIMIT - 1, 1, LOOKS_PER_LIMIT - 1):
         for _ in range(asked):
             now_s += watchdog.interval_s
-            assert not watchdog.look(0, now_s, Look("waiting", math.inf if asked == 1 else limit_s))
+            assert not watchdog.look(0, now_s, "waiting", math.inf if asked == 1 else limit_s)
 
 
 def test_nobody_is_looked_at_without_rest() -> None:

@@ -11,7 +11,8 @@ from hypothesis.extra.numpy import arrays
 
 from parenv.memory.maps import WeightsMap
 from parenv.policy.snapshots import flat_layout, float32_parts
-from parenv.remote.weight_transfer import Chunk, chunks_of, from_bfloat16, to_bfloat16, write_chunk
+from parenv.remote.messages import Weights
+from parenv.remote.weight_transfer import chunks_of, from_bfloat16, to_bfloat16, write_chunk
 
 
 @given(arrays(np.float32, 50, elements=st.floats(width=32)))
@@ -50,4 +51,4 @@ def test_a_version_arrives_where_it_was(encoding: str, chunk_bytes: int) -> None
 
 def test_a_part_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError):
-        write_chunk(bytearray(64), Chunk(32, "exact", memoryview(bytes(64))))
+        write_chunk(bytearray(64), Weights(32, "exact", memoryview(bytes(64))))

@@ -18,7 +18,7 @@ _LAST_DATA_RECEIVED, _BYTES_ACKNOWLEDGED, _BYTES_RECEIVED, _END = 52, 120, 128, 
 """Where they are in the kernel's ``struct tcp_info``, in bytes."""
 
 
-class Traffic(NamedTuple):
+class TcpTraffic(NamedTuple):
     """What the kernel knows of a connection.
 
     Args:
@@ -45,14 +45,14 @@ def shut(fd: int, port: int) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def traffic(fd: int, port: int) -> Traffic:
+def traffic(fd: int, port: int) -> TcpTraffic:
     """What has come; nothing and never where that cannot be told, as on other systems than Linux."""
     with contextlib.suppress(OSError, AttributeError, struct.error), _own(fd, port) as connection:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _END)
         (silent_ms,) = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)
         acknowledged_bytes, received_bytes = struct.unpack_from("=QQ", info, _BYTES_ACKNOWLEDGED)
-        return Traffic(silent_ms / 1000, received_bytes, acknowledged_bytes)
-    return Traffic(0.0, 0, 0)
+        return TcpTraffic(silent_ms / 1000, received_bytes, acknowledged_bytes)
+    return TcpTraffic(0.0, 0, 0)
 
 
 @contextlib.contextmanager

@@ -19,20 +19,20 @@ from collections.abc import Container, Sequence
 import zmq
 
 from parenv.errors import ConfigurationError, ProtocolError
+from parenv.options import tcp_address
 from parenv.protocol.data import Buffer
-from parenv.remote.net.gate import Gate, host_of
-from parenv.remote.net.keys import AllowList, DriverKeys, HostKeys
+from parenv.remote.net.admission import Admission, host_of
+from parenv.remote.net.keys import AllowList, DriverKeys, HostKeys, Known
 from parenv.remote.net.link import EVENTS, Link, State
 from parenv.remote.net.stream import Stream, Streams
 from parenv.remote.net.tcp import (
-    check,
     close_monitored,
     configure,
     connecting_socket,
     limits,
     listening_socket,
     only,
-    rest,
+    received,
 )
 from parenv.remote.net.window import Window
 from parenv.transport.waiting import Polled, Waiting
@@ -58,7 +58,7 @@ class HostListener:
         address: where it listens, with the port.
 
     Raises:
-        ConfigurationError: the address is not one of TCP or cannot be listened at, or another argument is out of range.
+        ConfigurationError: the address is not one of TCP, or cannot be listened at.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class HostListener:
         max_connections: int = 256,
         silence_s: float = 5.0,
     ) -> None:
-        check(address, range(65536), silence_s, max_message_bytes)
-        self._streams = Streams(max_connections, self._send)
+        tcp_address(address)
+        self._streams = Streams(max_connections, self.send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = listening_socket(self._context, keys, max_message_bytes)
         configure(self._socket, address, HANDSHAKE_S)
-        self._gate = Gate(
+        self._admission = Admission(
             self._context,
             self._socket,
             allowed,
@@ -95,13 +95,13 @@ class HostListener:
 
     @property
     def refusals(self) -> Counter[str]:
-        """How many peers were refused, by reason; see :data:`parenv.remote.net.gate.REASONS`."""
-        return self._gate.refusals
+        """How many peers were refused, by reason; see :data:`parenv.remote.net.admission.REASONS`."""
+        return self._admission.refusals
 
     @property
     def connections(self) -> int:
         """How many connections are open, whether or not they have been let in."""
-        return self._gate.connections
+        return self._admission.connections
 
     @property
     def ended(self) -> int:
@@ -109,7 +109,7 @@ class HostListener:
 
         What had come over them may still be waiting in :meth:`receive`.
         """
-        return self._gate.ended
+        return self._admission.ended
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a message has come or a connection has ended, or until the limit.
@@ -120,53 +120,24 @@ class HostListener:
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
         """What to poll, for whoever waits for this among others."""
-        return (self._socket, zmq.POLLIN), (self._gate.fileno(), zmq.POLLIN)
+        return (self._socket, zmq.POLLIN), (self._admission.fileno(), zmq.POLLIN)
 
     def notice(self, ready: Container[object]) -> None:
         """Take note of connections that have ended."""
-        if self._gate.fileno() in ready:
-            self._gate.take()
+        if self._admission.fileno() in ready:
+            self._admission.take()
 
-    def send(self, peer: bytes, frames: Frames) -> bool:
+    def send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
         """Send to one host.
 
         Args:
             peer: as :meth:`receive` has named it.
-            frames: at least one. They are copied, and may be altered afterwards.
+            frames: none for a credit alone. They are copied, and may be altered afterwards.
+            credit: how many messages more it may send.
 
         Returns:
             Whether it is on its way; false where there is no such host any more, or it does not take what it is sent.
         """
-        return self._send(peer, frames)
-
-    def receive(self) -> tuple[bytes, str, list[Buffer]] | None:
-        """The next message, or ``None``.
-
-        Returns:
-            Which connection it comes from, the name of its host, and its frames.
-        """
-        for _ in range(MAX_SKIPPED):
-            try:
-                first = self._socket.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            peer, frames = first.bytes, rest(self._socket, first)
-            if parts := self._opened(peer, frames, first):
-                return peer, host_of(str(first.get("User-Id"))).name, parts
-        return None
-
-    def close(self, linger_s: float = 0.0) -> None:
-        """Close. Idempotent.
-
-        Args:
-            linger_s: how long to wait for what was sent last to be on its way, in seconds.
-        """
-        if not self._socket.closed:
-            close_monitored(self._socket, linger_s)
-            self._gate.close()
-            terminate(self._context)
-
-    def _send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
         stream = self._streams.of(peer)
         if stream is None:
             return False
@@ -179,10 +150,36 @@ class HostListener:
         stream.sent_one()
         return True
 
-    def _opened(self, peer: bytes, frames: Sequence[zmq.Frame], first: zmq.Frame) -> list[Buffer]:
+    def receive(self) -> tuple[bytes, str, list[Buffer]] | None:
+        """The next message, or ``None``.
+
+        Returns:
+            Which connection it comes from, the name of its host, and its frames.
+        """
+        for _ in range(MAX_SKIPPED):
+            if (frames := received(self._socket)) is None:
+                break
+            peer, host = frames[0].bytes, host_of(str(frames[0].get("User-Id")))
+            if parts := self._opened(peer, host, frames):
+                return peer, host.name, parts
+        return None
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close. Idempotent.
+
+        Args:
+            linger_s: how long to wait for what was sent last to be on its way, in seconds.
+        """
+        if not self._socket.closed:
+            close_monitored(self._socket, linger_s)
+            self._admission.close()
+            terminate(self._context)
+
+    def _opened(self, peer: bytes, host: Known, whole: Sequence[zmq.Frame]) -> list[Buffer]:
         """The parts of a message that is to be delivered. If something is wrong with it, its connection is ended."""
         if (stream := self._streams.begin(peer)) is None:
             return []
+        first, *frames = whole
         fd, refusal, nbytes = int(first.get(zmq.SRCFD)), "", sum(map(len, frames))
         parts: list[Buffer] = []
         try:
@@ -192,15 +189,14 @@ class HostListener:
         # An identity that a peer has chosen could be taken for that of another.
         if len(peer) != 5 or peer[0]:
             refusal = "identity"
-        host = host_of(str(first.get("User-Id")))
-        refusal = refusal or self._gate.objection(host, stream.received == 1)
+        refusal = refusal or self._admission.objection(host, stream.received == 1)
         if refusal:
             self._streams.ban(peer)
-            self._gate.expel(refusal, fd, str(first.get("Peer-Address")))
+            self._admission.expel(refusal, fd, str(first.get("Peer-Address")))
             return []
-        self._gate.heard(fd, host, nbytes)
+        self._admission.heard(fd, host, nbytes)
         if read := stream.receipts.due(nbytes):
-            self._send(peer, credit=read)
+            self.send(peer, credit=read)
         return parts
 
 
@@ -213,11 +209,11 @@ class HostSocket:
         silence_s: seconds after which a connection on which nothing comes is taken to be cut.
 
     Raises:
-        ConfigurationError: the address is not one of TCP, or ``silence_s`` is out of range.
+        ConfigurationError: the address is not one of TCP.
     """
 
     def __init__(self, address: str, keys: HostKeys, *, silence_s: float = 5.0) -> None:
-        check(address, range(1, 65536), silence_s)
+        tcp_address(address, range(1, 65536))
         self._link = Link()
         self._window = Window()
         self._stream = Stream()
@@ -312,12 +308,10 @@ class HostSocket:
 
     def _next(self) -> list[Buffer] | None:
         for _ in range(MAX_SKIPPED):
+            if (frames := received(self._socket)) is None:
+                break
             try:
-                first = self._socket.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            try:
-                credit, parts = self._stream.open(only([first, *rest(self._socket, first)]))
+                credit, parts = self._stream.open(only(frames))
             except ProtocolError:
                 self._give_up()
                 return None

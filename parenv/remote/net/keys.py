@@ -7,14 +7,13 @@ that only their owner may read, and are never shown: not in a ``repr``, not in a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import zmq
 from zmq.utils import z85
@@ -25,9 +24,9 @@ from parenv.remote.net.private_files import Others, read_private, replace, write
 KEY_LENGTH = 40
 DRIVER_FILE = "driver.key"
 HOSTS_FILE = "hosts.pub"
+Keys = TypeVar("Keys", bound="KeyPair")
 _Z85 = frozenset(bytes(z85.Z85CHARS))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_DRIVER_WORDS = ("public", "secret")
 _HOST_WORDS = ("public", "secret", "driver")
 _DRIVER_TEXT = "# parenv: key of the driver. Whoever reads this file can pose as the driver: it must stay secret."
 _HOST_TEXT = "# parenv: key of the host {}. Whoever reads this file can join the driver: it must stay secret."
@@ -35,11 +34,11 @@ _HOSTS_TEXT = "# parenv: public keys of the hosts that may join, a name and a ke
 
 
 @dataclass(frozen=True, repr=False)
-class DriverKeys:
-    """The key pair of a driver.
+class KeyPair:
+    """What one side is known by and proves it with.
 
     Args:
-        public: what hosts know it by, Z85 of 40 bytes.
+        public: what the other side knows it by, Z85 of 40 bytes.
         secret: what it proves it with.
 
     Raises:
@@ -50,14 +49,21 @@ class DriverKeys:
     secret: bytes
 
     def __post_init__(self) -> None:
-        _check_pair(self.public, self.secret)
+        if not (is_key(self.public) and is_key(self.secret)):
+            raise ConfigurationError("this is not a pair of keys: each must be Z85 text of 40 bytes")
+        if zmq.curve_public(self.secret) != self.public:
+            raise ConfigurationError("the public and the secret key do not belong together")
 
     def __repr__(self) -> str:
-        return "DriverKeys(not shown)"
+        return f"{type(self).__name__}(not shown)"
+
+
+class DriverKeys(KeyPair):
+    """The key pair of a driver, see :class:`KeyPair`."""
 
 
 @dataclass(frozen=True, repr=False)
-class HostKeys:
+class HostKeys(KeyPair):
     """The key pair of a host, and the driver it trusts.
 
     Args:
@@ -69,17 +75,12 @@ class HostKeys:
         ConfigurationError: these are not keys, or do not belong together.
     """
 
-    public: bytes
-    secret: bytes
     driver_public: bytes
 
     def __post_init__(self) -> None:
-        _check_pair(self.public, self.secret)
+        super().__post_init__()
         if not is_key(self.driver_public):
             raise ConfigurationError("the driver's public key is not a key: Z85 text of 40 bytes is needed")
-
-    def __repr__(self) -> str:
-        return "HostKeys(not shown)"
 
 
 class Known(NamedTuple):
@@ -226,9 +227,7 @@ def read_driver_keys(path: str | os.PathLike[str]) -> DriverKeys:
     Raises:
         ConfigurationError: it is missing or malformed, or others may read it.
     """
-    values = _read_key_file(path, _DRIVER_WORDS, "driver")
-    with _named_in_errors(path):
-        return DriverKeys(values["public"], values["secret"])
+    return _read_keys(path, DriverKeys, ("public", "secret"), "driver")
 
 
 def read_host_keys(path: str | os.PathLike[str]) -> HostKeys:
@@ -237,9 +236,7 @@ def read_host_keys(path: str | os.PathLike[str]) -> HostKeys:
     Raises:
         ConfigurationError: it is missing or malformed, or others may read it.
     """
-    values = _read_key_file(path, _HOST_WORDS, "host")
-    with _named_in_errors(path):
-        return HostKeys(values["public"], values["secret"], values["driver"])
+    return _read_keys(path, HostKeys, _HOST_WORDS, "host")
 
 
 def ephemeral_keys() -> tuple[DriverKeys, HostKeys]:
@@ -262,22 +259,6 @@ def is_key(value: object) -> bool:
         # Five characters can say more than the four bytes that they stand for can hold.
         return False
     return True
-
-
-@contextlib.contextmanager
-def _named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
-
-
-def _check_pair(public: object, secret: object) -> None:
-    if not (is_key(public) and is_key(secret)):
-        raise ConfigurationError("this is not a pair of keys: each must be Z85 text of 40 bytes")
-    assert isinstance(secret, bytes)
-    if zmq.curve_public(secret) != public:
-        raise ConfigurationError("the public and the secret key do not belong together")
 
 
 def _check_name(name: str) -> None:
@@ -313,7 +294,7 @@ def _text(title: str, values: Mapping[str, bytes]) -> str:
     return "\n".join([title, *(f"{word} {value.decode()}" for word, value in values.items())]) + "\n"
 
 
-def _read_key_file(path: str | os.PathLike[str], words: Sequence[str], whose: str) -> dict[str, bytes]:
+def _read_keys(path: str | os.PathLike[str], kind: type[Keys], words: Sequence[str], whose: str) -> Keys:
     if is_key(os.fsencode(path)):
         raise ConfigurationError(f"this is a key, and not the path of the key file of a {whose}")
     values: dict[str, bytes] = {}
@@ -326,7 +307,10 @@ def _read_key_file(path: str | os.PathLike[str], words: Sequence[str], whose: st
             f"{path} is not the key file of a {whose}: it must have the lines {', '.join(words)}, "
             f"and has {', '.join(sorted(values)) or 'none of them'}"
         )
-    return values
+    try:
+        return kind(*(values[word] for word in words))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
 
 
 def _read_hosts(path: Path) -> dict[bytes, str]:

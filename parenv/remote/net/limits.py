@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parenv.remote.net.connections import Traffic
+from parenv.remote.net.connections import TcpTraffic
 from parenv.remote.net.keys import Known
 
 MAX_STRANGERS = 256
@@ -62,7 +62,7 @@ class Connection:
     _received_bytes: int = 0
     _overrated_bytes: int = 0
 
-    def note(self, traffic: Traffic) -> None:
+    def note(self, traffic: TcpTraffic) -> None:
         """Take note of what the kernel knows of it."""
         self.let_in = self.let_in or self.host is not None or traffic.acknowledged_bytes > MOST_TO_STRANGERS
         self._received_bytes = traffic.received_bytes
@@ -82,7 +82,7 @@ def surplus_strangers(live: Mapping[int, Connection]) -> list[int]:
 
 
 def objections(live: Mapping[int, Connection], limits: Limits) -> dict[int, str]:
-    """Which connections are to be ended, and why, one of :data:`parenv.remote.net.gate.REASONS`.
+    """Which connections are to be ended, and why, one of :data:`parenv.remote.net.admission.REASONS`.
 
     Of hosts that are too many, those go first that have said nothing that was read, the oldest first. Of all that wait
     to be read, the largest parts go first.

@@ -13,7 +13,7 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-# Why not EVENT_HANDSHAKE_FAILED_PROTOCOL: see parenv.remote.net.gate.
+# Why not EVENT_HANDSHAKE_FAILED_PROTOCOL: see parenv.remote.net.admission.
 
 
 class Link:

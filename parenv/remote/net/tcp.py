@@ -8,37 +8,13 @@ from collections.abc import Sequence
 
 import zmq
 
-from parenv.errors import ConfigurationError, ProtocolError
-from parenv.options import tcp_address
+from parenv.errors import ProtocolError
 from parenv.remote.net.keys import DriverKeys, HostKeys
 from parenv.remote.net.limits import OVERHEAD_BYTES, Limits
 from parenv.remote.net.window import WINDOW, WINDOW_BYTES
 
 MAX_UNSENT = 1 << 16
-MIN_MESSAGE_BYTES = 1024
-"""What hosts identify themselves with must get through."""
 RECONNECT_MS, CONNECT_TIMEOUT_MS = 200, 750
-MIN_SILENCE_S = 0.5
-MAX_SILENCE_S = 3600.0
-
-
-def check(address: str, ports: range, silence_s: float, max_message_bytes: int = MIN_MESSAGE_BYTES) -> None:
-    """Check what a connection is made with.
-
-    Args:
-        address: such as ``tcp://192.0.2.7:5555``.
-        ports: that it may have.
-        silence_s: seconds after which a connection on which nothing comes is taken to be cut.
-        max_message_bytes: the largest message that may come.
-
-    Raises:
-        ConfigurationError: the address is not one of TCP, or a number is out of range.
-    """
-    tcp_address(address, ports)
-    if not MIN_SILENCE_S <= silence_s <= MAX_SILENCE_S:
-        raise ConfigurationError(f"silence_s must be between {MIN_SILENCE_S} and {MAX_SILENCE_S} seconds: {silence_s}")
-    if max_message_bytes < MIN_MESSAGE_BYTES:
-        raise ConfigurationError(f"max_message_bytes must be at least {MIN_MESSAGE_BYTES}: {max_message_bytes}")
 
 
 def limits(max_connections: int, max_message_bytes: int) -> Limits:
@@ -58,7 +34,7 @@ def limits(max_connections: int, max_message_bytes: int) -> Limits:
 def listening_socket(
     context: zmq.Context[zmq.Socket[bytes]], keys: DriverKeys, max_message_bytes: int
 ) -> zmq.Socket[bytes]:
-    """The socket of a driver, to be configured and bound; a gate must be there before."""
+    """The socket of a driver, to be configured and bound; admission must be there before."""
     # ZeroMQ counts identities up from C's rand(), which nobody seeds. A host that knows the next one can choose it for
     # itself, and ZeroMQ then aborts this process.
     ctypes.CDLL(None).srand(secrets.randbits(32))
@@ -113,13 +89,12 @@ def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:
     socket.close(round(linger_s * 1000))
 
 
-def rest(socket: zmq.Socket[bytes], frame: zmq.Frame) -> list[zmq.Frame]:
-    """The frames of a message behind its first one."""
-    frames = []
-    while frame.more:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-        frames.append(frame)
-    return frames
+def received(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    """The frames of the next message, or ``None``."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
 
 
 def only(frames: Sequence[zmq.Frame]) -> memoryview:

@@ -56,16 +56,16 @@ _log = logging.getLogger("parenv")
 
 
 def host_of(user: str) -> Known:
-    """The host of a connection, from the ``User-Id`` that the gate has given it."""
+    """The host of a connection, from the ``User-Id`` that :class:`Admission` has given it."""
     name, _, public = user.partition(" ")
     return Known(name, public.encode())
 
 
-class Gate:
+class Admission:
     """Lets hosts of the allow list in, and nobody else.
 
     The listener must belong to the same context, which must have a single I/O thread: the events of a failed
-    handshake then come in one piece. Nothing may be bound before the gate is there, or it would stand open.
+    handshake then come in one piece. Nothing may be bound before this is there, or everybody would be let in.
 
     It also ends connections that are silent, and not ZeroMQ's heartbeats: these abort the process when a host dies of
     which ZeroMQ has stopped reading, because nobody takes what it holds of it. Hosts must send something meanwhile.
@@ -115,9 +115,9 @@ class Gate:
         listener.monitor("inproc://parenv.monitor", _EVENTS)
         self._monitor.connect("inproc://parenv.monitor")
         self._end_receiver, self._end_sender = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        self._end_receiver.bind("inproc://parenv.gate.end")
-        self._end_sender.connect("inproc://parenv.gate.end")
-        self._thread = threading.Thread(target=self._run, name="parenv gate", daemon=True)
+        self._end_receiver.bind("inproc://parenv.admission.end")
+        self._end_sender.connect("inproc://parenv.admission.end")
+        self._thread = threading.Thread(target=self._run, name="parenv admission", daemon=True)
         self._thread.start()
 
     @property
