@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -37,21 +38,28 @@ NAMES = (
     "peers/weights",
     "peers/reduction",
     "peers/to_475",
+    *(f"gallery {name}" for name in ("cartpole-ppo", "cartpole-dqn", "lunarlander-ppo", "halfcheetah-sac")),
     "tables/overview",
     "tables/table",
 )
 
 
-def run_all(scripts: list[Path]) -> list[Path]:
-    """Run them; those that failed."""
+def run_all(names: Sequence[str], folder: Path = HERE) -> list[str]:
+    """Run them; those that failed.
+
+    Args:
+        names: of scripts, without their suffix, and arguments behind.
+        folder: where they are.
+    """
     failed = []
-    for script in scripts:
-        print(f"== {script.stem}", flush=True)
-        if subprocess.run([sys.executable, str(script)]).returncode:
-            failed.append(script)
+    for name in names:
+        print(f"== {name}", flush=True)
+        script, *arguments = name.split()
+        if subprocess.run([sys.executable, str(folder / f"{script}.py"), *arguments]).returncode:
+            failed.append(name)
     return failed
 
 
 if __name__ == "__main__":
-    if failed := run_all([HERE / f"{name}.py" for name in NAMES]):
-        sys.exit(f"failed: {', '.join(str(script.relative_to(HERE)) for script in failed)}")
+    if failed := run_all(NAMES):
+        sys.exit(f"failed: {', '.join(failed)}")

@@ -70,7 +70,7 @@ def memory_over(rollouts: int) -> dict[str, float]:
     """PSS of driver and workers after a tenth of the rollouts and after all."""
     policy = TorchPolicy(Agent(), "act", ("actions", "log_prob", "value"))
     with AsyncWorkerPool(Still, policy, num_envs=4, num_workers=2, rollout_length=16) as pool:
-        pids = [os.getpid(), *(pool._session.workers._placement.pid(s) for s in pool._session.workers._senders)]
+        pids = [os.getpid(), *(pool._session.workers.pid(worker) for worker in range(pool.num_workers))]
         found = {}
         for seen, rollout in enumerate(pool.rollouts(Stop(env_steps=rollouts * 32)), start=1):
             pool.publish(policy)

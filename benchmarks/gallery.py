@@ -26,6 +26,7 @@ from lib.common import RESULTS, save
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "gallery.md"
 SEEDS = (1, 2, 3, 4, 5)
+SHORT = ("cartpole-ppo", "cartpole-dqn")
 POINTS = 200
 """Kept of each curve."""
 Point = tuple[float, float, float]
@@ -223,20 +224,26 @@ def run_all(name: str, seeds: Sequence[int]) -> dict[str, list[list[Point]]]:
 
 
 def main() -> None:
-    """Run one subject."""
+    """Run some of the subjects."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("name", choices=SUBJECTS, help="what to run")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(SUBJECTS)}; default: {' '.join(SHORT)}"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: 1 to 5")
     parser.add_argument("--one", type=int, nargs=2, metavar=("SYSTEM", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    names = options.names or SHORT
+    if unknown := set(names) - SUBJECTS.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
     if options.one:
         system, seed = options.one
-        print(json.dumps(thinned(list(SUBJECTS[options.name].systems.values())[system](seed))))
+        print(json.dumps(thinned(list(SUBJECTS[names[0]].systems.values())[system](seed))))
         return
-    found = run_all(options.name, options.seeds)
-    draw(options.name, found, RESULTS / f"gallery_{options.name}.png")
-    save(f"gallery_{options.name}", found)
-    PAGE.write_text(filled(PAGE.read_text()))
+    for name in names:
+        found = run_all(name, options.seeds)
+        draw(name, found, RESULTS / f"gallery_{name}.png")
+        save(f"gallery_{name}", found)
+        PAGE.write_text(filled(PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def compare(make_env: Any, agent: Any, num_envs: int, num_workers: int, modes: t
     found = summary(interleaved(measures, REPEATS), "ideal")
     placement = {mode: pool._session.workers for mode, pool in pools.items()}
     for mode, workers in placement.items():
-        found[mode]["pss_mb_of_all_workers"] = pss_mb([workers._placement.pid(sender) for sender in workers._senders])
+        found[mode]["pss_mb_of_all_workers"] = pss_mb([workers.pid(worker) for worker in range(len(workers.shares))])
     for pool in pools.values():
         pool.close()
     loops.close()

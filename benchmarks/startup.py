@@ -60,7 +60,7 @@ def pool_of(policy: Any, num_workers: int) -> tuple[float, float]:
         ready = time.perf_counter() - began
         next(pool.rollouts())
         workers = pool._session.workers
-        return ready, pss_mb([workers._placement.pid(sender) for sender in workers._senders])
+        return ready, pss_mb([workers.pid(worker) for worker in range(len(workers.shares))])
 
 
 if __name__ == "__main__":

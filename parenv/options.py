@@ -213,6 +213,16 @@ class RemotePlacement:
         if not 0.5 <= self.silence_s <= 3600:
             raise ConfigurationError(f"RemotePlacement.silence_s must be 0.5 to 3600 seconds, got {self.silence_s}")
 
+    def count_workers(self, num_workers: Any) -> int:
+        """How many workers there are, here and on hosts: as many as the user says."""
+        if not num_workers or isinstance(num_workers, str):
+            raise ConfigurationError(
+                f"with a RemotePlacement, num_workers says how many workers there are on all hosts, got {num_workers!r}"
+            )
+        if self.num_local > num_workers:
+            raise ConfigurationError(f"num_local={self.num_local} is more than num_workers={num_workers}")
+        return int(num_workers)
+
 
 @dataclass(frozen=True)
 class GradientOptions:
@@ -305,6 +315,14 @@ class RayPlacement:
                 raise ConfigurationError(
                     f"RayPlacement.resources must be names with amounts of at least 0, got {name!r}: {amount!r}"
                 )
+
+    def count_workers(self, num_workers: Any) -> int:
+        """How many workers there are: it says so itself."""
+        if num_workers not in (None, self.num_workers):
+            raise ConfigurationError(
+                f"num_workers={num_workers}, but RayPlacement has num_workers={self.num_workers}: leave one out"
+            )
+        return self.num_workers
 
     @property
     def shares(self) -> tuple[int, ...]:

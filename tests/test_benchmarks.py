@@ -20,17 +20,16 @@ def test_make_bench_runs_every_benchmark_and_then_writes_the_tables(monkeypatch:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     names = importlib.import_module("all").NAMES
     assert len(names) == len(set(names))
-    assert set(names) == SCRIPTS
-    assert names[-1] == "tables/table"
+    assert {name.split()[0] for name in names} == SCRIPTS
+    assert [name for name in names if name.startswith("tables/")] == list(names[-2:])
 
 
 def test_a_benchmark_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     run_all = importlib.import_module("all").run_all
-    broken, fine = tmp_path / "broken.py", tmp_path / "fine.py"
-    broken.write_text("import sys; sys.exit('no such peer')")
-    fine.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    assert run_all([broken, fine]) == [broken]
+    (tmp_path / "broken.py").write_text("import sys; sys.exit('no such peer')")
+    (tmp_path / "fine.py").write_text("import sys; open(sys.argv[1], 'w')")
+    assert run_all(["broken", f"fine {tmp_path / 'ran'}"], tmp_path) == ["broken"]
     assert (tmp_path / "ran").exists()
 
 

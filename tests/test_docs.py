@@ -21,7 +21,7 @@ from parenv.cli.main import parser
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-FENCE = re.compile(r"^```(\S*)\s*$")
+FENCE = re.compile(r"^```(\S*)(?: .*)?$")
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 LANGUAGES = {"python", "sh", "", "dockerfile", "text"}
 COMMAND = re.compile(r"\bparenv (?=[a-z]).*")
@@ -39,13 +39,15 @@ def blocks(page: Path) -> Iterator[tuple[str, int, list[str], bool]]:
     """Language, first line, lines, and whether it runs, of every fenced block."""
     lines, language, begun = page.read_text().splitlines(), None, 0
     for number, line in enumerate(lines):
+        assert not line.startswith(" ") or not line.lstrip().startswith("```"), f"{page}:{number + 1} is indented"
         fence = FENCE.match(line)
-        if language is None and fence and not fence[1].startswith("{"):
+        if language is None and fence:
             language, begun = fence[1], number + 1
         elif language is not None and line == "```":
-            before = lines[begun - 2] if begun > 1 else ""
-            yield language, begun, lines[begun:number], NOT_RUN.fullmatch(before) is None
+            if not language.startswith("{"):
+                yield language, begun, lines[begun:number], NOT_RUN.fullmatch(lines[begun - 2]) is None
             language = None
+    assert language is None, f"a block of {page} has no end"
 
 
 def script_of(page: Path) -> str:
@@ -60,6 +62,7 @@ def script_of(page: Path) -> str:
 WITH_CODE = [page for page in PAGES if page.name != "README.md" and script_of(page).strip()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("part", range(3))
 def test_every_block_of_python_runs_in_the_order_of_its_page(part: int, tmp_path: Path) -> None:
     scripts = []
@@ -102,6 +105,7 @@ def test_relative_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
+@pytest.mark.more
 def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
     steps = sorted(str(path) for path in (ROOT / "examples" / "tutorial").glob("*.py"))
     assert len(steps) == 5
@@ -198,6 +202,7 @@ def test_curves_of_several_seeds_are_a_median_in_a_band(monkeypatch: pytest.Monk
     assert gallery.thinned(curves[0]) == curves[0]
 
 
+@pytest.mark.more
 def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\ndocs: ")[2].splitlines()[1]
     command = recipe.strip().replace(".venv/bin/sphinx-build", f"{sys.executable} -m sphinx")

@@ -49,6 +49,7 @@ def test_the_pool_version_is_shorter_and_has_at_most_20_lines_of_its_own(name: s
         ("ppo_plain", []),
         ("dqn_plain", ["--learning-starts", "1000"]),
         ("dqn", ["--learning-starts", "1000"]),
+        ("trpo", []),
         pytest.param("dqn", ["--learning-starts", "1000", "--mode", "async"], marks=pytest.mark.soak),
     ],
 )
@@ -58,6 +59,45 @@ def test_an_example_runs_and_gets_better(name: str, arguments: list[str], monkey
     assert steps >= 16000
     assert seconds > 0
     assert max(mean for _, _, mean in curve.points) > 35
+
+
+def test_a_recurrent_agent_acts_again_as_it_did_from_the_carry_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    example: Any = load("recurrent_ppo", monkeypatch)
+    torch.manual_seed(0)
+    args = example.Args(num_envs=4, rollout_length=24)
+    agent = example.make_agent(args)
+    with example.make_pool(args, agent) as pool:
+        for rollout, _ in zip(pool.rollouts(), range(3), strict=False):
+            block = rollout.to("cpu")
+            ends = block.terminated | block.truncated
+            policy, value = agent.run_over(block.observations, block.initial_carry, ends)
+            torch.testing.assert_close(policy.log_prob(block.actions), block.extras["log_prob"])
+            torch.testing.assert_close(value, block.extras["value"])
+            assert ends.any()
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("recurrent_ppo", ["--total-env-steps", "2048", "--epochs", "2"]),
+        ("atari_ppo", ["--total-env-steps", "64", "--num-envs", "2", "--rollout-length", "16", "--epochs", "1"]),
+    ],
+)
+def test_what_learns_for_long_runs(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    example: Any = load(name, monkeypatch)
+    curve = example.main(arguments)
+    assert curve.points[-1][0] == int(arguments[1])
+
+
+def test_the_table_of_examples_has_each_of_them_with_its_lines() -> None:
+    table = (EXAMPLES / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)\.py` \|.*\| (\d+) \|[^|]*\|[^|]*\|$", table, re.MULTILINE)
+    assert {name: int(lines) for name, lines in rows} == {
+        path.stem: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")
+    }
+    for picture in re.findall(r"\]\(([^)]+)\)", table):
+        assert (EXAMPLES / picture).exists()
 
 
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "script")
@@ -208,7 +248,7 @@ def test_every_figure_of_the_guide_is_in_the_results(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_first_is_in_bold_and_so_are_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tables"))
     field = importlib.import_module("field")
     values = {"parenv, step": 0.2, "parenv, in process": 0.381, "Gymnasium SyncVectorEnv": 0.379, "EnvPool, step": 0.3}
     column = field.Column("8", values, lambda value: f"{value:.2f}", True)

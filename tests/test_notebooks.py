@@ -18,6 +18,7 @@ print(nbformat.writes(notebook))
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_kernel(path: Path, tmp_path: Path) -> None:
     kept = [cell for cell in json.loads(path.read_text())["cells"] if cell.get("outputs")]

@@ -14,12 +14,10 @@ from parenv.memory.maps import WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
-from parenv.placement.local import LocalPlacement
 from parenv.policy.devices import on_device
 from parenv.pool.configuration import Plan
-from parenv.supervision.launch import hosts_placement, local_launch
+from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.pickling import pickled
-from parenv.worker.process import WORKER_ENTRY
 from parenv.worker.worker import Worker
 
 
@@ -40,7 +38,7 @@ def launch_for(plan: Plan) -> Callable[[int], Launch]:
         "workers": job.options,
     }
     payload = pickled(named, replace(job, policy=on_device(job.policy, "cpu")))
-    return local_launch(WORKER_ENTRY, payload, job.options, torch=job.postprocess is not None)
+    return local_launch(payload, job.options, torch=job.postprocess is not None)
 
 
 def placement_for(plan: Plan, weights: WeightsMap | None) -> Placement:
@@ -49,10 +47,8 @@ def placement_for(plan: Plan, weights: WeightsMap | None) -> Placement:
     Raises:
         ConfigurationError: nobody can listen where hosts are to join.
     """
-    if plan.placement is not None:
-        return hosts_placement(WORKER_ENTRY, plan.placement, weights, plan.job.options)
     if not plan.inline:
-        return LocalPlacement(WORKER_ENTRY)
+        return worker_placement(plan.placement, weights, plan.job.options)
     policy = on_device(plan.job.policy, "cpu")
     return InlinePlacement(
         lambda sender, launch, say: Worker(

@@ -13,17 +13,15 @@ from typing import Any, get_args
 
 @dataclass(frozen=True)
 class Ready:
-    """Worker: the sub-environments exist.
+    """Worker: the sub-environments exist, and rollouts can be collected.
 
     Args:
-        spaces: described observation and action space. For stepping: one of each per sub-environment, equal ones said
-            once.
+        spaces: described observation and action space.
         num_envs: sub-environments in this worker.
-        extras: for rollouts: ``[name, shape, dtype, postprocessed]`` of every extra that policy and postprocess return;
-            empty from all workers but the first. For stepping: ``metadata`` and ``render_mode`` of the first
-            environment, and ``generators`` with which its spaces are sampled.
-        carry: for rollouts: ``[path, shape, dtype]`` of every leaf of the policy's carry, likewise.
-        infos: for rollouts: ``[name, shape, dtype, acted_on]`` of every info that the user named, likewise.
+        extras: ``[name, shape, dtype, postprocessed]`` of every extra that policy and postprocess return; empty from
+            all workers but the first.
+        carry: ``[path, shape, dtype]`` of every leaf of the policy's carry, likewise.
+        infos: ``[name, shape, dtype, acted_on]`` of every info that the user named, likewise.
     """
 
     spaces: Any
@@ -31,6 +29,25 @@ class Ready:
     extras: Any
     carry: Any
     infos: Any = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StepReady:
+    """Worker: the sub-environments exist, and can be stepped.
+
+    Args:
+        spaces: by name, described spaces of the sub-environments, equal ones said once, and which of them each has.
+        num_envs: sub-environments in this worker.
+        metadata: of the first one.
+        render_mode: likewise, or ``None``.
+        generators: with which its spaces are sampled.
+    """
+
+    spaces: Any
+    num_envs: int
+    metadata: Any
+    render_mode: Any
+    generators: Any
 
 
 @dataclass(frozen=True)
@@ -216,7 +233,7 @@ class Close:
     """Driver: clean up and end."""
 
 
-Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData
+Message = Ready | Layout | Credit | Commit | Call | Reply | Failure | Close | Rows | Actions | SideData | StepReady
 KINDS: tuple[type[Message], ...] = get_args(Message)
 """In the order of the numbers that they have in frames."""
 
@@ -236,6 +253,7 @@ DRIVER, WORKER = "driver", "worker"
 
 TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
     (State.STARTING, WORKER, Ready): State.READY,
+    (State.STARTING, WORKER, StepReady): State.READY,
     (State.STARTING, WORKER, Failure): State.FAILED,
     (State.STARTING, DRIVER, Close): State.CLOSING,
     (State.READY, DRIVER, Layout): State.RUNNING,
@@ -259,6 +277,7 @@ TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
     (State.FAILED, DRIVER, Call): State.FAILED,
     (State.FAILED, DRIVER, Close): State.CLOSING,
     (State.CLOSING, WORKER, Ready): State.CLOSING,
+    (State.CLOSING, WORKER, StepReady): State.CLOSING,
     (State.CLOSING, WORKER, Commit): State.CLOSING,
     (State.CLOSING, WORKER, SideData): State.CLOSING,
     (State.CLOSING, WORKER, Reply): State.CLOSING,

@@ -13,7 +13,19 @@ from parenv.memory.progress import STATUS_SLOT_BYTES, status_slot
 from parenv.placement.base import Launch
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Commit, Credit, Failure, Layout, Message, Ready, Reply, Rows, SideData
+from parenv.protocol.messages import (
+    Call,
+    Commit,
+    Credit,
+    Failure,
+    Layout,
+    Message,
+    Ready,
+    Reply,
+    Rows,
+    SideData,
+    StepReady,
+)
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
 from parenv.remote.messages import HOST, PIECE_BYTES, Answers, AnyMessage, Gone, Heartbeat, Pieces, Weights, Welcome
@@ -134,7 +146,7 @@ class Exchange:
             return harmless_commit(message)
         elif isinstance(message, SideData):
             self._boards.check(sender.worker, message)
-        elif isinstance(message, Ready):
+        elif isinstance(message, Ready | StepReady):
             check_ready(message, self._boards.used)
         elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
             check_reply(*self._calls.pop((sender, message.sequence)), message.value)

@@ -11,7 +11,7 @@ import numpy as np
 from parenv.errors import ProtocolError
 from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry, infos_from_data
 from parenv.memory.spaces import leaves, rebuild
-from parenv.protocol.messages import Commit, Failure, Ready
+from parenv.protocol.messages import Commit, Failure, Ready, StepReady
 
 MAX_ENVS = 1 << 20
 """Sub-environments of one worker."""
@@ -20,7 +20,7 @@ MAX_STEPS_OF_AN_EPISODE = 2 * MAX_EPISODE_STEPS
 _LARGEST_NUMBER = (1 << 63) - 1
 
 
-def check_ready(ready: Ready, steps: bool) -> None:
+def check_ready(ready: Ready | StepReady, steps: bool) -> None:
     """Check what a worker says of its sub-environments.
 
     Args:
@@ -32,13 +32,18 @@ def check_ready(ready: Ready, steps: bool) -> None:
     """
     _require(ready.num_envs > 0, "has no sub-environments")
     _require(ready.num_envs <= MAX_ENVS, f"has more than {MAX_ENVS:,} sub-environments")
-    if not steps:
-        _require(type(ready.spaces) is list and len(ready.spaces) == 2, "does not say its spaces")
-        extras_and_carry(ready.extras, ready.carry)
-        infos_from_data(ready.infos)
-        for space in ready.spaces:
-            leaves(rebuild(space))
+    _require(isinstance(ready, StepReady) == steps, "has another task than was given to it")
+    if isinstance(ready, StepReady):
+        _check_step_ready(ready)
         return
+    _require(type(ready.spaces) is list and len(ready.spaces) == 2, "does not say its spaces")
+    extras_and_carry(ready.extras, ready.carry)
+    infos_from_data(ready.infos)
+    for space in ready.spaces:
+        leaves(rebuild(space))
+
+
+def _check_step_ready(ready: StepReady) -> None:
     _require(type(ready.spaces) is dict, "does not say its spaces")
     for name in ("observation_space", "action_space"):
         described = ready.spaces.get(name)
@@ -48,10 +53,9 @@ def check_ready(ready: Ready, steps: bool) -> None:
         _require(set(which) == set(range(len(distinct))), f"does not say whose each {name} is")
         for space in distinct:
             leaves(rebuild(space))
-    extras = ready.extras
-    _require(type(extras) is dict and type(extras.get("metadata")) is dict, "does not say its metadata")
-    _require(type(extras.get("render_mode", 0)) in (str, type(None)), "does not say its render_mode")
-    _require(type(extras.get("generators")) is dict, "does not say how its spaces are sampled")
+    _require(type(ready.metadata) is dict, "does not say its metadata")
+    _require(type(ready.render_mode) in (str, type(None)), "does not say its render_mode")
+    _require(type(ready.generators) is dict, "does not say how its spaces are sampled")
 
 
 def check_reply(method: str, asked: int, value: Any) -> None:

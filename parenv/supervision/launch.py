@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parenv.memory.maps import WeightsMap
-from parenv.options import Placing, RayPlacement, RemotePlacement, WorkerOptions
+from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.launcher import occupy_standard_descriptors
+from parenv.worker.process import WORKER_ENTRY
 
 
-def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = False) -> Callable[[int], Launch]:
+def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Callable[[int], Launch]:
     """A function that makes the launch from the descriptor of the shared memory, which is to be made after this call.
 
     Args:
-        entry: ``module:function`` that a worker runs.
         job: pickled.
         options: the user's.
         torch: whether workers need torch even though the job does not mention it.
@@ -26,33 +26,27 @@ def local_launch(entry: str, job: bytes, options: WorkerOptions, torch: bool = F
     return lambda memory_fd: Launch(
         memory_fd=memory_fd,
         job=job,
-        preload=(entry.partition(":")[0], *with_torch, *options.preload),
+        preload=(WORKER_ENTRY.partition(":")[0], *with_torch, *options.preload),
         environment={**hidden, **options.environment},
         threads=options.threads,
     )
 
 
-def hosts_placement(
-    entry: str, placing: RemotePlacement | RayPlacement, weights: WeightsMap | None, options: WorkerOptions
-) -> SteppingPlacement:
-    """Where hosts join: :func:`parenv.remote.joining.remote_placement`.
+def worker_placement(placing: Placing, weights: WeightsMap | None, options: WorkerOptions) -> SteppingPlacement:
+    """Where worker processes run: on this machine, or where hosts join.
 
-    The only way from one machine to many. What it takes is imported when it is wanted.
-    """
-    from parenv.remote.joining import remote_placement
-
-    return remote_placement(entry, placing, weights, options)
-
-
-def stepping_placement(entry: str, placing: Placing, options: WorkerOptions) -> SteppingPlacement:
-    """Where workers that step run: on this machine, or where hosts join.
+    This is the only way from one machine to many. What that takes is imported when it is wanted.
 
     Args:
-        entry: ``module:function`` that a worker runs.
         placing: the user's.
+        weights: the policy's, or ``None``.
         options: the user's.
 
     Raises:
         ConfigurationError: a key cannot be read, or nobody can listen at that address.
     """
-    return LocalPlacement(entry) if placing is None else hosts_placement(entry, placing, None, options)
+    if placing is None:
+        return LocalPlacement(WORKER_ENTRY)
+    from parenv.remote.joining import remote_placement
+
+    return remote_placement(WORKER_ENTRY, placing, weights, options)

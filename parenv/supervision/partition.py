@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from parenv.errors import ConfigurationError
-from parenv.options import Parallelism, RayPlacement, RemotePlacement
+from parenv.options import Parallelism, Placing
 from parenv.process.cores import Learner, recommended_num_workers
 
 T = TypeVar("T")
@@ -93,28 +93,18 @@ def by_worker(
 
 
 def placed_workers(placement: Any, num_workers: Any) -> Any:
-    """How many workers there are to be with a placement, which a :class:`~parenv.RayPlacement` says by itself.
+    """How many workers there are to be with a placement.
 
     Raises:
         ConfigurationError: it is no placement, or does not fit the number of workers.
     """
     if placement is None:
         return num_workers
-    if isinstance(placement, RayPlacement):
-        if num_workers not in (None, placement.num_workers):
-            raise ConfigurationError(
-                f"num_workers={num_workers}, but RayPlacement has num_workers={placement.num_workers}: leave one out"
-            )
-        return placement.num_workers
-    if not isinstance(placement, RemotePlacement):
-        raise ConfigurationError(f"placement must be None, a RemotePlacement or a RayPlacement, got {placement!r}")
-    if not num_workers or isinstance(num_workers, str):
-        raise ConfigurationError(
-            f"with a RemotePlacement, num_workers says how many workers there are on all hosts, got {num_workers!r}"
-        )
-    if placement.num_local > num_workers:
-        raise ConfigurationError(f"num_local={placement.num_local} is more than num_workers={num_workers}")
-    return num_workers
+    kinds = get_args(Placing)
+    if not isinstance(placement, kinds):
+        *others, last = (f"a {kind.__name__}" for kind in kinds if kind is not type(None))
+        raise ConfigurationError(f"placement must be {', '.join(['None', *others])} or {last}, got {placement!r}")
+    return placement.count_workers(num_workers)
 
 
 def instance_of(name: str, value: Any, kind: type[T]) -> T:

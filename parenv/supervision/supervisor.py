@@ -25,7 +25,7 @@ from parenv.options import WorkerOptions
 from parenv.placement.base import Launch
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
-from parenv.protocol.messages import Message, Ready
+from parenv.protocol.messages import Message
 from parenv.supervision.failures import culprit, deed
 from parenv.supervision.questions import NO_WEIGHTS, Questions
 from parenv.supervision.stacks import shown_stack, timeout_error
@@ -118,7 +118,7 @@ class Supervisor:
         self.restarts = 0
         self.over = False
 
-    def start(self) -> list[Ready]:
+    def start(self) -> list[Any]:
         """Start all and wait until they are ready."""
         try:
             self._ready = self.workers.start(self._product.launch(None), self._options.start_timeout_s)

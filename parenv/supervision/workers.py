@@ -14,7 +14,7 @@ from parenv.memory.progress import Progress
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData
+from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData, StepReady
 from parenv.supervision.calls import Calls
 from parenv.supervision.failures import from_end, from_failure, say_where, where_it_happened
 from parenv.supervision.warning import Warner
@@ -42,7 +42,7 @@ class _Process:
         self.sender = sender
         self.stands_for = sender.generation
         self.conversation = Conversation()
-        self.ready: Ready | None = None
+        self.ready: Ready | StepReady | None = None
         self.credits: deque[int] = deque()
         self.open_calls: set[int] = set()
         self.is_done = False
@@ -120,8 +120,8 @@ class Workers:
         first = self.first_env_id + sum(self.shares[:worker])
         return range(first, first + self.shares[worker])
 
-    def start(self, launch: Launch, timeout_s: float) -> list[Ready]:
-        """Start all and wait until they are ready.
+    def start(self, launch: Launch, timeout_s: float) -> list[Any]:
+        """Start all and wait until they are ready; what each has said of itself, of the kind that its task has.
 
         Raises:
             WorkerTimeoutError: some are not, in time.
@@ -167,7 +167,7 @@ class Workers:
         """Whether the present process of a worker has said that it is ready."""
         return self._processes[worker].ready is not None
 
-    def ready(self, worker: int) -> Ready:
+    def ready(self, worker: int) -> Ready | StepReady:
         """What the present process of a worker has said of itself."""
         ready = self._processes[worker].ready
         assert ready is not None
@@ -266,7 +266,7 @@ class Workers:
         match message:
             case Reply():
                 self._hear_answer(process, message.sequence, message.value)
-            case Ready():
+            case Ready() | StepReady():
                 process.ready = message
             case SideData():
                 self.side_data.append(message)

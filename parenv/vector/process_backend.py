@@ -19,8 +19,8 @@ from parenv.memory.progress import Progress, header_bytes, status_slots
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Poller
 from parenv.process.doorbell import Doorbell
-from parenv.protocol.messages import Actions, Message, Rows, SideData
-from parenv.supervision.launch import local_launch, stepping_placement
+from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
+from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
@@ -30,7 +30,6 @@ from parenv.vector.backend import Members
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.requests import Requests
 from parenv.vector.spaces import rebuilt
-from parenv.worker.process import WORKER_ENTRY
 
 MESSAGE_TIMEOUT_S = 60.0
 
@@ -46,8 +45,8 @@ class ProcessBackend:
         num_workers = len(plan.shares)
         self._plan = plan
         payload = pickled({"env_fns": plan.job.factories, "workers": plan.options}, plan.job)
-        self._with_launch = local_launch(WORKER_ENTRY, payload, plan.options)
-        self._placement = stepping_placement(WORKER_ENTRY, plan.placement, plan.options)
+        self._with_launch = local_launch(payload, plan.options)
+        self._placement = worker_placement(plan.placement, None, plan.options)
         self._memory = SharedMemory(header_bytes(num_workers))
         head = self._memory.map()
         _, self._said, self._has_infos, self._heartbeats = status_slots(head, num_workers).T
@@ -63,9 +62,8 @@ class ProcessBackend:
         self._dtypes: Any = None
         self.closed = False
         try:
-            ready = self._supervisor.start()
-            first = ready[0].extras
-            self.members = Members(rebuilt(ready), first["metadata"], first["render_mode"])
+            ready: list[StepReady] = self._supervisor.start()
+            self.members = Members(rebuilt(ready), ready[0].metadata, ready[0].render_mode)
         except BaseException:
             self.close(plan.options.close_timeout_s)
             raise

@@ -18,7 +18,7 @@ from parenv.memory.layout import aligned
 from parenv.memory.sampling import set_generators
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.process.free_memory import check_fits, in_words
-from parenv.protocol.messages import Ready
+from parenv.protocol.messages import StepReady
 from parenv.vector.configuration import ObservationMode
 
 INFO_BYTES = 1024
@@ -46,7 +46,7 @@ class Spaces:
     action: Space[Any]
 
 
-def rebuilt(ready: Sequence[Ready]) -> list[SpacesOfWorker]:
+def rebuilt(ready: Sequence[StepReady]) -> list[SpacesOfWorker]:
     """The spaces that workers describe; the first ones are sampled as those of the first sub-environment are.
 
     Raises:
@@ -56,7 +56,7 @@ def rebuilt(ready: Sequence[Ready]) -> list[SpacesOfWorker]:
         {name: (list(map(rebuild, described)), which) for name, (described, which) in one.spaces.items()}
         for one in ready
     ]
-    for name, of_each in ready[0].extras["generators"].items():
+    for name, of_each in ready[0].generators.items():
         set_generators(found[0][name][0][0], of_each)
     return found
 

@@ -26,7 +26,7 @@ from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import Actions, Ready, Rows, SideData
+from parenv.protocol.messages import Actions, Rows, SideData, StepReady
 from parenv.protocol.plain import as_data, plain_info
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.failing import FailedCallError, Outlet
@@ -54,14 +54,13 @@ class StepTask:
             if isinstance(env, VectorEnv):
                 raise ConfigurationError(f"env_fns must make single environments, but one makes a {env}")
 
-    def ready(self) -> Ready:
+    def ready(self) -> StepReady:
         """What the driver needs to know of the sub-environments."""
         first, spaces = self.envs[0], self.spaces()
         described = {name: [list(map(describe, distinct)), which] for name, (distinct, which) in spaces.items()}
         sampling = {name: of for name in spaces if is_data(of := generators(getattr(first, name)))}
         metadata = {key: value for key, value in first.metadata.items() if is_data(value)}
-        extras = {"metadata": metadata, "render_mode": first.render_mode, "generators": sampling}
-        return Ready(described, len(self.envs), extras, [])
+        return StepReady(described, len(self.envs), metadata, first.render_mode, sampling)
 
     def spaces(self) -> dict[str, tuple[list[Any], list[int]]]:
         """The different spaces of the sub-environments by name, and which of them each has."""

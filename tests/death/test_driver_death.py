@@ -38,7 +38,7 @@ POOL = (
     PREAMBLE
     + """
 pool = AsyncWorkerPool(lambda: Env(), lambda o: np.zeros(len(o), int), num_workers=2, num_envs=4, rollout_length=10)
-print("ready", *(pool._session.workers._placement.pid(s) for s in pool._session.workers._senders), flush=True)
+print("ready", *(pool._session.workers.pid(worker) for worker in range(pool.num_workers)), flush=True)
 """
 )
 VECTOR_ENV = (

@@ -24,7 +24,7 @@ from parenv.errors import ProtocolError
 from parenv.memory.spaces import describe, leaves, rebuild
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import KINDS as OF_WORKERS
-from parenv.protocol.messages import Ready, Reply
+from parenv.protocol.messages import Ready, Reply, StepReady
 from parenv.remote.messages import HOST_KINDS
 
 KINDS = (*OF_WORKERS, *HOST_KINDS)
@@ -113,7 +113,7 @@ def check(frames: Sequence[bytes]) -> bool:
     assert to_frames(*from_frames(said)) == said
     for field in dataclasses.fields(message):
         _use(getattr(message, field.name))
-    if isinstance(message, Ready):
+    if isinstance(message, Ready | StepReady):
         for description in _descriptions(message.spaces):
             _rebuild(description)
     return True

@@ -192,6 +192,7 @@ def check_finite(product: str, directory: Path) -> None:
     raised(ObservationError, "nan|NaN", product, WorkerOptions(check_finite=True), "observation", of_nan)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(WorkerOptions)])
 def test_a_field_of_the_worker_options_means_the_same_everywhere(field: str, product: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from parenv.memory.board import Board, BoardSpec
 from parenv.memory.progress import STATUS_SLOT_BYTES
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.protocol.messages import Call, Ready, Reply, Rows, SideData
+from parenv.protocol.messages import Call, Reply, Rows, SideData, StepReady
 from parenv.remote.board_transfer import WorkerRows
 from parenv.remote.messages import (
     HOST,
@@ -95,7 +95,7 @@ class FakeHost:
             self.say(Started(77), sender)
             each = {"observation_space": OBSERVED, "action_space": ACTED}
             described = {name: [[describe(space)], [0] * SHARE] for name, space in each.items()}
-            self.say(Ready(described, SHARE, {"metadata": {}, "render_mode": None, "generators": {}}, []), sender)
+            self.say(StepReady(described, SHARE, {}, None, {}), sender)
         elif isinstance(message, RowPlan):
             self._plans[sender] = message
         elif isinstance(message, Rows):

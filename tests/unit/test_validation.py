@@ -12,18 +12,19 @@ from gymnasium import spaces
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
 from parenv.memory.spaces import describe, leaves
-from parenv.protocol.messages import Commit, Failure, Ready
+from parenv.protocol.messages import Commit, Failure, Ready, StepReady
 from parenv.remote.validation import check_commit, check_failure, check_ready, check_reply, harmless
 
 BOX, DISCRETE, TEXT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Text(4)
-STEPS = Ready(
+STEPS = StepReady(
     {
         "observation_space": [[describe(BOX), describe(TEXT)], [0, 1, 0]],
         "action_space": [[describe(DISCRETE)], [0] * 3],
     },
     3,
-    {"metadata": {"render_modes": ["human"]}, "render_mode": None, "generators": {}},
-    [],
+    {"render_modes": ["human"]},
+    None,
+    {},
 )
 ROLLOUTS = Ready([describe(BOX), describe(DISCRETE)], 2, [["value", [], "<f4", False]], [[["h"], [8], "<f8"]])
 SPEC = RolloutSpec(2, leaves(TEXT), leaves(TEXT))
@@ -103,6 +104,9 @@ def test_what_would_move_a_terminal_is_shown_and_does_nothing(text: str, shown: 
 def test_what_honest_workers_say_is_let_through() -> None:
     check_ready(STEPS, steps=True)
     check_ready(ROLLOUTS, steps=False)
+    for ready, steps in ((STEPS, False), (ROLLOUTS, True)):
+        with pytest.raises(ProtocolError, match="another task"):
+            check_ready(ready, steps)
     check_failure(FAILURE)
     check_commit(COMMIT, SPEC, 2, 1)
     check_commit(REPORT, GRADIENT, 2, 0)
@@ -129,10 +133,9 @@ def test_a_failure_of_another_form_is_refused(changed: dict[str, Any]) -> None:
         {"spaces": {**STEPS.spaces, "action_space": [[describe(DISCRETE)] * 2, [0, 0, 0]]}},
         {"spaces": {**STEPS.spaces, "action_space": [["box"], [0, 0, 0]]}},
         {"spaces": {**STEPS.spaces, "action_space": [[describe(DISCRETE)], ["0", "0", "0"]]}},
-        {"extras": []},
-        {"extras": {**STEPS.extras, "metadata": None}},
-        {"extras": {**STEPS.extras, "render_mode": 5}},
-        {"extras": {**STEPS.extras, "generators": 5}},
+        {"metadata": None},
+        {"render_mode": 5},
+        {"generators": 5},
     ],
     ids=str,
 )
