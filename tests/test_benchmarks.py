@@ -20,7 +20,8 @@ def test_make_bench_runs_every_benchmark_and_then_writes_the_tables(monkeypatch:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     names = importlib.import_module("all").NAMES
     assert len(names) == len(set(names))
-    assert {name.split()[0] for name in names} == SCRIPTS
+    # What compares two checkouts needs another one, which nobody has by default.
+    assert {name.split()[0] for name in names} == SCRIPTS - {"against"}
     assert [name for name in names if name.startswith("tables/")] == list(names[-2:])
 
 

@@ -64,6 +64,8 @@ def is_recorded(env: Any) -> bool:
 def recorded_in(info: Mapping[str, Any]) -> Recorded | None:
     """What the info of an episode's last step says of the episode, if it says anything."""
     said = info.get("episode")
+    if said is None:  # At nearly every end; what comes below asks an abstract class, which takes longer.
+        return None
     if not isinstance(said, Mapping) or "r" not in said or "l" not in said:
         return None
     return Recorded(_number(said["r"]), int(_number(said["l"])))

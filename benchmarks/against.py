@@ -1,0 +1,191 @@
+"""Is this checkout slower than another? Both do the same work in slices of 80 ms, in turn.
+
+Each case has a process of either checkout that lasts, so that whatever else the machine does meets both alike; they
+are started anew several times, because two processes of one program differ by a percent too. What is printed is the
+median over all pairs of slices of new over old, with its quartiles: env steps per second, and env steps per second of
+processor time, of the workers too. Where everything is in process, both are on the same core.
+
+python benchmarks/against.py OLD_CHECKOUT [--new CHECKOUT] [--rounds 5] [--pairs 40] [CASE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+
+SLICE_S, WARM_UP_SLICES = 0.08, 5
+
+
+def make_env() -> Any:
+    """As cheap as environments are."""
+    return gym.make("CartPole-v1")
+
+
+def numpy_policy() -> Any:
+    """Pushes at random."""
+    rng = np.random.default_rng(0)
+    return lambda observations: rng.integers(2, size=len(observations))
+
+
+class TorchAgent(torch.nn.Module):
+    """MLP 4-32-2, whose choice is the larger output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+
+    def forward(self, observations: Any) -> Any:
+        """Actions."""
+        return self.body(observations).argmax(-1)
+
+
+def pool_steps(num_envs: int, num_workers: int, make_policy: Callable[[], Any]) -> Iterator[int]:
+    """Env steps of one rollout after the other."""
+    from parenv import AsyncWorkerPool
+
+    pool = AsyncWorkerPool(
+        make_env, make_policy(), num_envs=num_envs, num_workers=num_workers, mode="sync", rollout_length=128, seed=0
+    )
+    with pool:
+        for rollout in pool.rollouts():
+            yield rollout.rewards.size
+
+
+def vector_steps(num_envs: int, num_workers: int) -> Iterator[int]:
+    """Env steps of twenty steps after the other."""
+    from parenv import ParallelVectorEnv
+
+    actions = np.random.default_rng(0).integers(2, size=(1000, num_envs))
+    with contextlib.closing(ParallelVectorEnv([make_env] * num_envs, num_workers=num_workers)) as envs:
+        envs.reset(seed=0)
+        for begin in itertools.cycle(range(0, len(actions), 20)):
+            for row in actions[begin : begin + 20]:
+                envs.step(row)
+            yield 20 * num_envs
+
+
+CASES: dict[str, tuple[Callable[..., Iterator[int]], tuple[Any, ...]]] = {
+    "pool-8-numpy": (pool_steps, (8, 0, numpy_policy)),
+    "pool-64-numpy": (pool_steps, (64, 0, numpy_policy)),
+    "pool-8-torch": (pool_steps, (8, 0, TorchAgent)),
+    "pool-64-torch": (pool_steps, (64, 0, TorchAgent)),
+    "pool-2-workers": (pool_steps, (64, 2, numpy_policy)),
+    "vector-8": (vector_steps, (8, 0)),
+    "vector-64": (vector_steps, (64, 0)),
+    "vector-2-workers": (vector_steps, (64, 2)),
+}
+"""What is measured: ``num_envs``, ``num_workers`` and the policy."""
+
+
+def serve(case: str) -> None:
+    """In a process of one checkout: a slice of work for every line that comes, and what it took."""
+    torch.set_num_threads(1)
+    make, arguments = CASES[case]
+    counts = make(*arguments)
+    next(counts)
+    others = psutil.Process().children(recursive=True)
+    for _ in sys.stdin:
+        began, processor_began = time.perf_counter(), processor_s(others)
+        env_steps = 0
+        while time.perf_counter() < began + SLICE_S:
+            env_steps += next(counts)
+        took = time.perf_counter() - began, processor_s(others) - processor_began
+        print(json.dumps([env_steps / seconds for seconds in took]), flush=True)
+
+
+def processor_s(others: list[psutil.Process]) -> float:
+    """Of this process and others; what psutil has of those counts in hundredths of a second."""
+    files = [file for other in others for file in Path(f"/proc/{other.pid}/task").glob("*/schedstat")]
+    return time.process_time() + sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+class Server:
+    """A process that serves a case with one checkout.
+
+    Args:
+        checkout: where its ``parenv`` lies.
+        case: name.
+    """
+
+    def __init__(self, checkout: Path, case: str) -> None:
+        assert (checkout / "parenv").is_dir(), f"there is no parenv in {checkout}"
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", case],
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(WARM_UP_SLICES):
+            self.rates()
+
+    def rates(self) -> list[float]:
+        """Env steps per second, and per second of processor time, of a slice."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+
+def ratios(old: Path, new: Path, case: str, pairs: int) -> list[list[float]]:
+    """New over old of each pair of slices; every other pair is the other way round."""
+    servers = [Server(checkout.resolve(), case) for checkout in (old, new)]
+    found = []
+    for pair in range(pairs):
+        first = pair % 2
+        rates = {which: servers[which].rates() for which in (first, 1 - first)}
+        found.append([after / before for before, after in zip(rates[0], rates[1], strict=True)])
+    for server in servers:
+        server.close()
+    return found
+
+
+def report(case: str, found: list[list[float]]) -> None:
+    """Print one line."""
+    words = []
+    for what, values in zip(("wall", "processor"), zip(*found, strict=True), strict=True):
+        lower, median, upper = statistics.quantiles(values)
+        words.append(f"{what} {median:.3f} ({lower:.3f} to {upper:.3f})")
+    print(f"{case:17} {', '.join(words)}, {len(found)} pairs", flush=True)
+
+
+def main() -> None:
+    """Compare."""
+    parser = argparse.ArgumentParser(description="compares two checkouts by slices in turn")
+    parser.add_argument("old", type=Path)
+    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(CASES))
+    parser.add_argument("--new", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=40)
+    given = parser.parse_intermixed_args()
+    cores = os.sched_getaffinity(0)
+    for case in given.cases:
+        os.sched_setaffinity(0, cores if "workers" in case else {max(cores)})
+        report(case, [pair for _ in range(given.rounds) for pair in ratios(given.old, given.new, case, given.pairs)])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2])
+    else:
+        main()
