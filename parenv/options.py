@@ -49,6 +49,20 @@ def tcp_address(address: str, ports: range = range(65536)) -> Any:
     raise ConfigurationError(f"{address!r} is not an address such as tcp://192.0.2.7:5555 or tcp://[2001:db8::7]:5555")
 
 
+def _check_whole(options: Any, name: str, least: int = 1, hint: str = "", or_none: bool = False) -> None:
+    value = getattr(options, name)
+    if not (value is None and or_none) and (not isinstance(value, int) or value < least):
+        kind = type(options).__name__
+        raise ConfigurationError(f"{kind}.{name} must be an integer of at least {least}, got {value!r}{hint}")
+
+
+def _check_positive(options: Any, *names: str, what: str = "positive", or_none: bool = False) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if not (value is None and or_none) and not value > 0:
+            raise ConfigurationError(f"{type(options).__name__}.{name} must be {what}, got {value}")
+
+
 @dataclass(frozen=True)
 class RestartPolicy:
     """How often, and how soon, another process takes the place of a worker that is gone.
@@ -70,14 +84,8 @@ class RestartPolicy:
     max_backoff_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_restarts, int) or self.max_restarts < 1:
-            raise ConfigurationError(
-                f"RestartPolicy.max_restarts must be an integer of at least 1, got {self.max_restarts!r}; "
-                "WorkerOptions(restart=None) restarts nobody"
-            )
-        for name in ("window_s", "backoff_s", "max_backoff_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"RestartPolicy.{name} must be positive seconds, got {getattr(self, name)}")
+        _check_whole(self, "max_restarts", hint="; WorkerOptions(restart=None) restarts nobody")
+        _check_positive(self, "window_s", "backoff_s", "max_backoff_s", what="positive seconds")
 
 
 @dataclass(frozen=True)
@@ -130,14 +138,10 @@ class WorkerOptions:
     check_finite: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("threads", "max_memory_bytes"):
-            value = getattr(self, name)
-            if not (value is None and name != "threads") and (not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"WorkerOptions.{name} must be an integer of at least 1, got {value!r}")
-        for name in ("start_timeout_s", "close_timeout_s", "step_timeout_s", "reset_timeout_s"):
-            value = getattr(self, name)
-            if not (value is None and name in ("step_timeout_s", "reset_timeout_s")) and not value > 0:
-                raise ConfigurationError(f"WorkerOptions.{name} must be positive seconds, got {value}")
+        _check_whole(self, "threads")
+        _check_whole(self, "max_memory_bytes", or_none=True)
+        _check_positive(self, "start_timeout_s", "close_timeout_s", what="positive seconds")
+        _check_positive(self, "step_timeout_s", "reset_timeout_s", what="positive seconds", or_none=True)
         if self.max_memory_bytes is not None and sys.platform != "linux":
             raise ConfigurationError("WorkerOptions.max_memory_bytes needs Linux")
         if self.on_env_error not in ("raise", "restart_env", "restart_worker"):
@@ -205,11 +209,7 @@ class RemotePlacement:
         if self.weights not in ("exact", "bfloat16"):
             raise ConfigurationError(f"RemotePlacement.weights must be 'exact' or 'bfloat16', got {self.weights!r}")
         for name, least in (("num_local", 0), ("max_message_bytes", 1 << 16), ("max_connections", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigurationError(
-                    f"RemotePlacement.{name} must be an integer of at least {least}, got {value!r}"
-                )
+            _check_whole(self, name, least=least)
         if not 0.5 <= self.silence_s <= 3600:
             raise ConfigurationError(f"RemotePlacement.silence_s must be 0.5 to 3600 seconds, got {self.silence_s}")
 
@@ -265,13 +265,9 @@ class GradientOptions:
             raise ConfigurationError(
                 f"GradientOptions.on_nonfinite must be 'raise' or 'skip', got {self.on_nonfinite!r}"
             )
-        for name in ("num_arrivals", "batch_size"):
-            value = getattr(self, name)
-            if not (value is None and name == "batch_size") and (not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"GradientOptions.{name} must be an integer of at least 1, got {value!r}")
-        for name in ("worker_max_norm", "max_norm"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ConfigurationError(f"GradientOptions.{name} must be positive, got {getattr(self, name)}")
+        _check_whole(self, "num_arrivals")
+        _check_whole(self, "batch_size", or_none=True)
+        _check_positive(self, "worker_max_norm", "max_norm", or_none=True)
 
 
 @dataclass(frozen=True)
@@ -305,10 +301,8 @@ class RayPlacement:
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "workers_per_host"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"RayPlacement.{name} must be an integer of at least 1, got {value!r}")
+        _check_whole(self, "num_workers")
+        _check_whole(self, "workers_per_host")
         for name, amount in self.resources.items():
             is_amount = isinstance(amount, int | float) and 0 <= amount < math.inf
             if not name or not isinstance(name, str) or not is_amount:
@@ -363,9 +357,7 @@ class Stop:
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ConfigurationError(f"Stop.window must be at least 1 episode, got {self.window}")
-        for name in ("env_steps", "episodes", "seconds"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"Stop.{name} must be positive, got {getattr(self, name)}")
+        _check_positive(self, "env_steps", "episodes", "seconds")
 
     def reason(self, *, env_steps: int, episodes: int, mean_return: float, seconds: float) -> str | None:
         """Name the first criterion that holds, or ``None``.

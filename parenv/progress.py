@@ -10,7 +10,6 @@ import math
 import os
 import sys
 import time
-from types import TracebackType
 from typing import IO, Any
 
 from parenv.errors import ConfigurationError
@@ -75,9 +74,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         try:
             self._show(time.monotonic())
         finally:
@@ -170,9 +167,7 @@ class TensorBoardWriter:
     def __enter__(self) -> TensorBoardWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def update(self) -> None:

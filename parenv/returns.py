@@ -12,6 +12,7 @@ stops the recursion: what follows belongs to another episode.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from parenv.errors import ConfigurationError
 
 Array = npt.NDArray[Any]
+_FLAGS = ("terminated", "truncated")
 _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is far below
 
 
@@ -65,16 +67,14 @@ def gae(
     >>> targets.tolist()
     [2.0, 1.0]
     """
-    blocks = _Blocks(
+    (rewards, values, next_values, terminated, truncated), as_given = _blocks(
         rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated
     )
-    rewards, values, next_values = blocks.floats("rewards", "values", "next_values")
-    terminated, truncated = blocks.bools("terminated", "truncated")
     continues = ~(terminated | truncated)
     deltas = rewards + gamma * _unless(terminated, next_values) - values
     decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
     advantages = _backward_sum(deltas, decay)
-    return blocks.as_given(advantages), blocks.as_given(advantages + values)
+    return as_given(advantages), as_given(advantages + values)
 
 
 def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99) -> Any:
@@ -94,14 +94,14 @@ def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncate
     >>> discounted_returns([1.0, 1.0, 1.0], [0.0, 0.0, 8.0], never, never, gamma=0.5).tolist()
     [2.75, 3.5, 5.0]
     """
-    blocks = _Blocks(rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated)
-    rewards, next_values = blocks.floats("rewards", "next_values")
-    terminated, truncated = blocks.bools("terminated", "truncated")
+    (rewards, next_values, terminated, truncated), as_given = _blocks(
+        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
+    )
     bootstraps = truncated & ~terminated
     continues = ~(terminated | truncated)
     bootstraps[-1:] |= continues[-1:]
     terms = rewards + gamma * _unless(~bootstraps, next_values)
-    return blocks.as_given(_backward_sum(terms, gamma * continues.astype(rewards.dtype)))
+    return as_given(_backward_sum(terms, gamma * continues.astype(rewards.dtype)))
 
 
 def n_step_returns(
@@ -129,16 +129,16 @@ def n_step_returns(
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    blocks = _Blocks(rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated)
-    rewards, next_values = blocks.floats("rewards", "next_values")
-    terminated, truncated = blocks.bools("terminated", "truncated")
+    (rewards, next_values, terminated, truncated), as_given = _blocks(
+        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
+    )
     ended = terminated | truncated
     one_step = rewards + gamma * _unless(terminated, next_values)
     targets: Array = one_step.copy()
     for _ in range(min(n, len(rewards)) - 1):
         longer = rewards[:-1] + gamma * targets[1:]
         targets[:-1] = np.where(ended[:-1], one_step[:-1], longer)
-    return blocks.as_given(targets)
+    return as_given(targets)
 
 
 def vtrace(
@@ -177,7 +177,7 @@ def vtrace(
     >>> vtrace([-0.5, -0.5], [-0.5, -0.5], [1.0, 1.0], zeros, zeros, never, never, gamma=1.0).targets.tolist()
     [2.0, 1.0]
     """
-    blocks = _Blocks(
+    (rewards, values, next_values, terminated, truncated, behaviour, target), as_given = _blocks(
         rewards=rewards,
         values=values,
         next_values=next_values,
@@ -186,9 +186,6 @@ def vtrace(
         behaviour_log_prob=behaviour_log_prob,
         target_log_prob=target_log_prob,
     )
-    rewards, values, next_values = blocks.floats("rewards", "values", "next_values")
-    behaviour, target = blocks.floats("behaviour_log_prob", "target_log_prob")
-    terminated, truncated = blocks.bools("terminated", "truncated")
     ratio = np.exp(np.minimum(target - behaviour, _MAX_LOG_RATIO))
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
     ended = terminated | truncated
@@ -197,7 +194,7 @@ def vtrace(
     next_targets = np.array(next_values)
     next_targets[:-1] = np.where(ended[:-1], next_values[:-1], targets[1:])
     advantages = rho * (rewards + gamma * _unless(terminated, next_targets) - values)
-    return VTrace(blocks.as_given(targets), blocks.as_given(advantages))
+    return VTrace(as_given(targets), as_given(advantages))
 
 
 def _backward_sum(terms: Array, decay: Array) -> Array:
@@ -215,42 +212,34 @@ def _unless(nothing: Array, values: Array) -> Array:
     return np.where(nothing, values.dtype.type(0), values)
 
 
-class _Blocks:
+def _blocks(**given: Any) -> tuple[list[Array], Callable[[Array], Any]]:
     """What a function was given, by the names of its arguments, as arrays of the same shape.
+
+    Returns:
+        Flags as booleans, all else in the precision of the most precise; and what makes a result a tensor, if something
+        was given as one.
 
     Raises:
         ConfigurationError: they have different shapes, which numpy would broadcast to another one.
     """
+    tensor = next((block for block in given.values() if hasattr(block, "detach")), None)
+    arrays = {
+        name: np.asarray(block.detach().cpu() if hasattr(block, "detach") else block) for name, block in given.items()
+    }
+    wanted = arrays["rewards"].shape
+    for name, array in arrays.items():
+        if array.shape != wanted:
+            raise ConfigurationError(_wrong_shape(name, array.shape, wanted))
+    dtype = np.result_type(np.float32, *(array for name, array in arrays.items() if name not in _FLAGS))
 
-    def __init__(self, **given: Any) -> None:
-        self._tensor = next((block for block in given.values() if hasattr(block, "detach")), None)
-        self._arrays = {name: _as_array(block) for name, block in given.items()}
-        wanted = self._arrays["rewards"].shape
-        for name, array in self._arrays.items():
-            if array.shape != wanted:
-                raise ConfigurationError(_wrong_shape(name, array.shape, wanted))
-
-    def floats(self, *names: str) -> tuple[Array, ...]:
-        """Some of them in the precision of the most precise."""
-        arrays = [self._arrays[name] for name in names]
-        dtype = np.result_type(np.float32, *arrays)
-        return tuple(array.astype(dtype, copy=False) for array in arrays)
-
-    def bools(self, *names: str) -> tuple[Array, ...]:
-        """Some of them as booleans."""
-        return tuple(self._arrays[name].astype(bool, copy=False) for name in names)
-
-    def as_given(self, result: Array) -> Any:
-        """A result as a tensor, if something was given as one."""
-        if self._tensor is None:
+    def as_given(result: Array) -> Any:
+        if tensor is None:
             return result
         import torch
 
-        return torch.as_tensor(result, device=self._tensor.device)
+        return torch.as_tensor(result, device=tensor.device)
 
-
-def _as_array(block: Any) -> Array:
-    return np.asarray(block.detach().cpu() if hasattr(block, "detach") else block)
+    return [array.astype(bool if name in _FLAGS else dtype, copy=False) for name, array in arrays.items()], as_given
 
 
 def _wrong_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:

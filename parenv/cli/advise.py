@@ -138,7 +138,9 @@ def advise(
     facts, environment = machine(), tried_out(env)
 
     def new_agent() -> Agent:
-        return _agent(agent, environment)
+        if agent is None:
+            return Agent(RandomNetwork(environment.observation_space, environment.action_space))
+        return agent_by(agent)
 
     first = new_agent()
     acting(environment, first.policy, batch=1)  # An agent that cannot is refused before anything is measured.
@@ -205,12 +207,6 @@ def _update_seconds(
     return fixed_seconds({one.setting.env_steps_of_a_rollout: one.update_seconds for one in (costs, there)})
 
 
-def _agent(agent: Any, environment: Environment) -> Agent:
-    if agent is None:
-        return Agent(RandomNetwork(environment.observation_space, environment.action_space))
-    return agent_by(agent)
-
-
 @contextlib.contextmanager
 def _blamed() -> Iterator[None]:
     try:
@@ -226,17 +222,8 @@ def _blamed() -> Iterator[None]:
 
 @_blamed()
 def _opened(environment: Environment, agent: Agent, setting: Setting) -> AsyncWorkerPool:
-    gradient = setting.parallelism == "gradient"
-    return AsyncWorkerPool(
-        environment.make,
-        agent.policy,
-        num_envs=setting.num_envs,
-        num_workers=setting.num_workers,
-        mode=setting.mode,
-        parallelism=setting.parallelism,
-        rollout_length=setting.rollout_length,
-        loss_fn=agent.loss_fn if gradient else None,
-    )
+    loss_fn = agent.loss_fn if setting.parallelism == "gradient" else None
+    return AsyncWorkerPool(environment.make, agent.policy, loss_fn=loss_fn, **asdict(setting))
 
 
 @_blamed()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -86,11 +85,11 @@ class RandomNetwork(Policy):
         rows = [values.reshape(len(values), -1).float() for values in flatten(self._inputs, observations)]
         outputs = self.module(rows[0] if len(rows) == 1 else torch.cat(rows, -1))
         parts = outputs.split([head.width for head in self._heads], -1)
-        return Action(unflatten(self._outputs, [head(part) for head, part in zip(self._heads, parts, strict=True)]))
+        drawn = [head.draw(part) for head, part in zip(self._heads, parts, strict=True)]
+        return Action(unflatten(self._outputs, drawn))
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """Turns outputs of a network ``[B, width]`` into actions of one leaf ``[B, *action]``.
 
     Args:
@@ -100,10 +99,6 @@ class Head:
 
     width: int
     draw: Callable[[Any], Any]
-
-    def __call__(self, outputs: Any) -> Any:
-        """The actions."""
-        return self.draw(outputs)
 
 
 @singledispatch

@@ -91,7 +91,7 @@ def bench(
     systems = [system for n in sorted(set(num_envs)) for system in vector_systems(environment, n, tuple(num_workers))]
     pairs = grid(num_envs, num_workers) if pool else []
     if pool:
-        act_s = _act_seconds(environment, policy, max(num_envs))
+        act_s = seconds_each(acting(environment, policy, max(num_envs)), 0.0)
         costs += [policy_cost(environment, policy, batch) for batch in BATCHES]
         costs.append(publish_cost(environment, policy, max(num_workers)))
     weights = [subject.weight for subject in (*costs, *(system.subject for system in systems))]
@@ -138,15 +138,6 @@ def _policy(agent: Any, environment: Environment) -> Any:
         return RandomNetwork(environment.observation_space, environment.action_space)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}, or compare vector envs only, with pool=False or --no-pool") from error
-
-
-def _act_seconds(environment: Environment, policy: Any, batch: int) -> float:
-    """Seconds for acting once, roughly.
-
-    Raises:
-        ConfigurationError: the policy raises, or does not fit the environment.
-    """
-    return seconds_each(acting(environment, policy, batch), 0.0)
 
 
 def _sizes(environment: Environment, policy: Any) -> dict[str, float]:

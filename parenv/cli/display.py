@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
 from typing import IO, Any
 
+from parenv.cli import tables
 from parenv.cli.bench import Progress
 from parenv.cli.bench_report import BenchReport
 from parenv.cli.machine import in_one_line
-from parenv.cli.tables import (
-    Table,
-    column_width,
-    cost_table,
-    failures,
-    fitting,
-    in_text,
-    medians_table,
-    throughput_tables,
-)
 
 FRAME = 4
 """Characters around a column: a line, a space on each side, and at most one line more."""
@@ -38,9 +28,7 @@ class PlainDisplay:
     def __enter__(self) -> PlainDisplay:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         pass
 
     def update(self, progress: Progress) -> None:
@@ -52,9 +40,9 @@ class PlainDisplay:
     def show(self, report: BenchReport) -> None:
         """Print a report."""
         self._say(in_one_line(report.machine))
-        for table in (cost_table(report), *throughput_tables(report.throughput)):
-            self._say("\n" + "\n".join(in_text(table)))
-        for line in (*failures(report), closing_line(report)):
+        for table in (tables.cost_table(report), *tables.throughput_tables(report.throughput)):
+            self._say("\n" + "\n".join(tables.in_text(table)))
+        for line in (*tables.failures(report), closing_line(report)):
             self._say(line)
 
     def _say(self, line: str) -> None:
@@ -83,24 +71,22 @@ class LiveDisplay:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._live.stop()
 
     def update(self, progress: Progress) -> None:
         """Show what has been found so far."""
         round_ = f"round {progress.repeat} of {progress.repeats}: " if progress.repeat else ""
-        table = medians_table(progress.throughput, f"{round_}{progress.doing}")
+        table = tables.medians_table(progress.throughput, f"{round_}{progress.doing}")
         self._live.update(_rich(table, self._console.width), refresh=True)
 
     def show(self, report: BenchReport) -> None:
         """Print a report."""
         self._live.stop()
         self._console.print(in_one_line(report.machine), style="dim", highlight=False)
-        for table in (cost_table(report), *throughput_tables(report.throughput)):
+        for table in (tables.cost_table(report), *tables.throughput_tables(report.throughput)):
             self._console.print(_rich(table, self._console.width))
-        for line in failures(report):
+        for line in tables.failures(report):
             self._console.print(line, style="red", highlight=False)
         self._console.print(closing_line(report), style="dim", highlight=False)
 
@@ -121,16 +107,15 @@ def closing_line(report: BenchReport) -> str:
     )
 
 
-def _rich(table: Table, width: int) -> Any:
+def _rich(table: tables.Table, width: int) -> Any:
     from rich import box
     from rich import table as rich_table
 
-    table = fitting(table, width, FRAME)
+    table = tables.fitting(table, width, FRAME)
     made = rich_table.Table(title=table.title, box=box.ROUNDED, title_justify="left", min_width=min(70, width))
-    for i, column in enumerate(table.columns):
-        made.add_column(
-            column, justify="right" if i else "left", overflow="fold", min_width=column_width(table, i) if i else None
-        )
+    made.add_column(table.columns[0], overflow="fold")
+    for i, column in enumerate(table.columns[1:], 1):
+        made.add_column(column, justify="right", overflow="fold", min_width=tables.column_width(table, i))
     for row in table.rows:
         made.add_row(*row)
     return made

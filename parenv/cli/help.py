@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+Run = Callable[[argparse.Namespace], int | None]
 _TITLE = "examples:\n"
 
 
@@ -21,7 +22,7 @@ def with_examples(*examples: str) -> dict[str, Any]:
     return {"epilog": _TITLE + "\n".join(f"  {example}" for example in examples), "formatter_class": _Formatter}
 
 
-def add_command(commands: Any, name: str, about: str, more: str, examples: Sequence[str]) -> Any:
+def add_command(commands: Any, name: str, about: str, more: str, examples: Sequence[str], run: Run | None) -> Any:
     """Add a command to others.
 
     Args:
@@ -30,5 +31,8 @@ def add_command(commands: Any, name: str, about: str, more: str, examples: Seque
         about: in the list of all commands.
         more: in the command's own help.
         examples: whole lines, each of which works as it is.
+        run: what it does, and maybe the exit status; ``None`` where it has commands of its own.
     """
-    return commands.add_parser(name, help=about, description=more, **with_examples(*examples))
+    one = commands.add_parser(name, help=about, description=more, **with_examples(*examples))
+    one.set_defaults(run=run)
+    return one

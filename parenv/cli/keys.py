@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from parenv.cli.help import add_command
+from parenv.cli.help import Run, add_command
 from parenv.remote.net.keys import DRIVER_FILE, HOSTS_FILE, add_host, create_keys, listed_hosts, remove_host
 
-DIRECTORY_HELP = "where the keys are"
 HOST_HELP = "name of a machine that may run workers, such as gpu-7; names need not be those of the network"
 
 
@@ -21,27 +20,25 @@ def add_keys_command(commands: Any) -> None:
         "make the keys of a driver and its worker hosts",
         "Make the keys with which a driver and the machines that run its workers know each other.",
         ["parenv keys create keys gpu-7 gpu-8", "parenv keys add keys gpu-9", "parenv keys remove keys gpu-7"],
+        None,
     )
     verbs = all_verbs.add_subparsers(dest="verb", required=True)
-    about = "make a driver's key and those of its hosts"
-    one = add_command(verbs, "create", about, about, ["parenv keys create keys gpu-7 gpu-8"])
-    one.set_defaults(run=_create)
-    one.add_argument("directory", type=Path, metavar="DIR", help="where to; made if missing")
-    one.add_argument("hosts", nargs="+", metavar="HOST", help=HOST_HELP)
-    about = "let another host join; a driver that runs need not be restarted"
-    one = add_command(verbs, "add", about, about, ["parenv keys add keys gpu-9"])
-    one.set_defaults(run=_add)
-    one.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY_HELP)
-    one.add_argument("host", metavar="HOST", help=HOST_HELP)
-    about = "show which hosts may join, a name on each line"
-    one = add_command(verbs, "list", about, about, ["parenv keys list keys"])
-    one.set_defaults(run=_list)
-    one.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY_HELP)
+
+    def add(name: str, about: str, hosts: str, run: Run, where: str = "where the keys are") -> Any:
+        one = add_command(verbs, name, about, about, [f"parenv keys {name} keys {hosts}".rstrip()], run)
+        one.add_argument("directory", type=Path, metavar="DIR", help=where)
+        return one
+
+    create = add(
+        "create", "make a driver's key and those of its hosts", "gpu-7 gpu-8", _create, "where to; made if missing"
+    )
+    create.add_argument("hosts", nargs="+", metavar="HOST", help=HOST_HELP)
+    another = add("add", "let another host join; a driver that runs need not be restarted", "gpu-9", _add)
+    another.add_argument("host", metavar="HOST", help=HOST_HELP)
+    add("list", "show which hosts may join, a name on each line", "", _list)
     about = "let a host join no more; a driver that runs need not be restarted, and ends its connection"
-    one = add_command(verbs, "remove", about, about, ["parenv keys remove keys gpu-7"])
-    one.set_defaults(run=_remove)
-    one.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY_HELP)
-    one.add_argument("host", metavar="HOST", help="its name, as parenv keys list shows it")
+    remove = add("remove", about, "gpu-7", _remove)
+    remove.add_argument("host", metavar="HOST", help="its name, as parenv keys list shows it")
 
 
 def _create(options: argparse.Namespace) -> None:

@@ -94,8 +94,8 @@ def _add_bench(commands: Any) -> None:
             "parenv bench ale_py:ALE/Pong-v5 --num-envs 8 --num-workers 2 --no-pool --plot pong.png",
             "parenv bench my_package.envs:make_env --agent my_package.agents:make --json bench.json",
         ],
+        _run_bench,
     )
-    one.set_defaults(run=_run_bench)
     one.add_argument("env", help=ENV_HELP)
     one.add_argument(
         "--agent",
@@ -119,8 +119,8 @@ def _add_report(commands: Any) -> None:
         "Draw what a run did, from the trace that pool.trace(path) wrote: a timeline, where the time of "
         "every worker went, returns, throughput, policy lag and restarts, as one HTML file.",
         ["parenv report runs/1", "parenv report runs/1/trace.json --output run.html"],
+        lambda options: print(report(options.path, options.output)),
     )
-    one.set_defaults(run=_run_report)
     one.add_argument("path", type=Path, metavar="RUN_DIR", help="a directory with a trace in it, or the trace")
     one.add_argument("--output", type=Path, metavar="PATH", help="where to (default: report.html beside the trace)")
 
@@ -135,8 +135,8 @@ def _add_advise(commands: Any) -> None:
             "parenv advise CartPole-v1",
             "parenv advise CartPole-v1 --agent my_package.agents:make --verify --json advice.json",
         ],
+        _run_advise,
     )
-    one.set_defaults(run=_run_advise)
     one.add_argument("env", help=ENV_HELP)
     one.add_argument(
         "--agent",
@@ -155,16 +155,7 @@ def _add_advise(commands: Any) -> None:
 def _run_advise(options: argparse.Namespace) -> None:
     if options.json is not None:
         check_writable(options.json)
-    report = advise(
-        options.env,
-        agent=options.agent,
-        seconds=options.seconds,
-        num_envs=options.num_envs,
-        num_workers=options.num_workers,
-        rollout_length=options.rollout_length,
-        verify=options.verify,
-        watch=lambda doing: print(doing, flush=True),
-    )
+    report = advise(**_given(options), watch=lambda doing: print(doing, flush=True))
     print(report)
     if options.json is not None:
         write_text(options.json, report.to_json())
@@ -177,16 +168,7 @@ def _run_bench(options: argparse.Namespace) -> None:
         check_writable(options.plot)
         check_plotting(options.plot)
     with make_display(sys.stdout) as display:
-        report = bench(
-            options.env,
-            agent=options.agent,
-            seconds=options.seconds,
-            num_envs=options.num_envs,
-            num_workers=options.num_workers,
-            repeats=options.repeats,
-            pool=options.pool,
-            watch=display.update,
-        )
+        report = bench(**_given(options), watch=display.update)
         display.show(report)
     if options.json is not None:
         write_text(options.json, report.to_json())
@@ -194,5 +176,6 @@ def _run_bench(options: argparse.Namespace) -> None:
         plot(report, options.plot)
 
 
-def _run_report(options: argparse.Namespace) -> None:
-    print(report(options.path, options.output))
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """What a function of the command's name takes: all options but for what becomes of the report."""
+    return {name: value for name, value in vars(options).items() if name not in ("command", "run", "json", "plot")}

@@ -26,8 +26,8 @@ def add_worker_command(commands: Any) -> None:
         "before or after the driver, joins again when the connection was lost, and ends with the driver: with 0 where "
         "that is done, 1 where there was none, 2 where it refused this host.",
         ["parenv worker --connect tcp://10.0.0.1:5555 --key gpu-7.key --num-workers 16"],
+        _run,
     )
-    one.set_defaults(run=_run)
     one.add_argument("--connect", required=True, metavar="tcp://HOST:PORT", help="where the driver listens")
     one.add_argument("--key", required=True, type=Path, metavar="FILE", help="key file of this host; see parenv keys")
     one.add_argument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,16 +108,6 @@ def row_of(infos: Found, column: int) -> dict[str, Any]:
         for name, mask in there.items()
         if isinstance(infos[name], np.ndarray | list | tuple) and (mask is None or mask[column])
     }
-
-
-def rows_of(infos: Found, num_envs: int) -> list[Found]:
-    """The infos of a ``VectorEnv``, one by one."""
-    return [row_of(infos, column) for column in range(num_envs)]
-
-
-def names_in(infos: Iterable[Found]) -> list[str]:
-    """What there is in some infos, for messages."""
-    return sorted({str(name) for info in infos for name in info})
 
 
 def _is_mask(name: str, infos: Found) -> bool:

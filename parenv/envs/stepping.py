@@ -12,7 +12,7 @@ from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parenv.envs.fitting import Fit
-from parenv.envs.infos import Found, InfoRows, row_of, rows_of
+from parenv.envs.infos import Found, InfoRows, row_of
 from parenv.envs.recorded import EpisodeClocks, Recorded, is_recorded, recorded_in, recorded_in_row
 from parenv.envs.state import get_state, set_state
 from parenv.envs.values import Rows, action_splitter, check_finite, copied, row_writer
@@ -226,7 +226,7 @@ class VectorStepper:
         self._write(rows, observations)
         for column in range(self.num_envs):
             self._episodes.begin(column)
-        return rows_of(infos, self.num_envs)
+        return [row_of(infos, column) for column in range(self.num_envs)]
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""

@@ -64,11 +64,10 @@ class GradientLayout:
             ConfigurationError: they are not the ones of this layout.
         """
         named = _trainable(module)
-        if tuple(named) != self.names or tuple(tuple(p.shape) for p in named.values()) != self.shapes:
-            mine, theirs = (
-                set(zip(self.names, self.shapes, strict=True)),
-                {(k, tuple(p.shape)) for k, p in named.items()},
-            )
+        wanted = list(zip(self.names, self.shapes, strict=True))
+        found = [(name, tuple(parameter.shape)) for name, parameter in named.items()]
+        if found != wanted:
+            mine, theirs = set(wanted), set(found)
             raise ConfigurationError(
                 f"{whose} has other trainable parameters than the pool's policy: missing {sorted(mine - theirs)}, "
                 f"unexpected {sorted(theirs - mine)}"

@@ -216,18 +216,19 @@ class Rollout:
                 return value
             return torch.as_tensor(value).to(device, non_blocking=non_blocking)
 
-        moved = {name: map_trees(tensor, getattr(self, name)) for name in (*TREES, *NAMED)}
-        ends = [
-            Ends(tensor(part.steps), tensor(part.columns), map_trees(tensor, part.observations))
-            for part in [self._ends]
-        ]
-        return replace(self, **moved, env_ids=tensor(self.env_ids), ends=ends)
+        return self._with_each(tensor, [self._ends], env_ids=tensor(self.env_ids))
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
-        moved = {name: map_trees(_copy, getattr(self, name)) for name in (*TREES, *NAMED)}
-        ends = [Ends(_copy(part.steps), _copy(part.columns), map_trees(_copy, part.observations)) for part in self.ends]
-        return replace(self, **moved, ends=ends)
+        return self._with_each(_copy, self.ends)
+
+    def _with_each(self, function: Callable[[Any], Any], ends: Sequence[Ends], **others: Any) -> Rollout:
+        """The same rollout with what a function makes of each of its blocks."""
+        made = {name: map_trees(function, getattr(self, name)) for name in (*TREES, *NAMED)}
+        ends = [
+            Ends(function(part.steps), function(part.columns), map_trees(function, part.observations)) for part in ends
+        ]
+        return replace(self, **made, **others, ends=ends)
 
     @cached_property
     def _ends(self) -> Ends:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from functools import singledispatch
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,27 +49,14 @@ def _all(space: Space[Any]) -> Iterator[Space[Any]]:
         yield from _all(part)
 
 
-@singledispatch
-def _parts(space: Space[Any]) -> Sequence[Space[Any]]:
+def _parts(space: Space[Any]) -> Iterable[Space[Any]]:
+    match space:
+        case spaces.Dict():
+            return space.spaces.values()
+        case spaces.Tuple() | spaces.OneOf():
+            return space.spaces
+        case spaces.Sequence():
+            return [space.feature_space]
+        case spaces.Graph():
+            return [part for part in (space.node_space, space.edge_space) if part is not None]
     return ()
-
-
-@_parts.register(spaces.Dict)
-def _dict_parts(space: spaces.Dict) -> Sequence[Space[Any]]:
-    return list(space.spaces.values())
-
-
-@_parts.register(spaces.Tuple)
-@_parts.register(spaces.OneOf)
-def _tuple_parts(space: Any) -> Sequence[Space[Any]]:
-    return list(space.spaces)
-
-
-@_parts.register(spaces.Sequence)
-def _sequence_parts(space: Any) -> Sequence[Space[Any]]:
-    return [space.feature_space]
-
-
-@_parts.register(spaces.Graph)
-def _graph_parts(space: spaces.Graph) -> Sequence[Space[Any]]:
-    return [part for part in (space.node_space, space.edge_space) if part is not None]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, singledispatch
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,35 +66,38 @@ class Leaf:
         return "".join(f"[{key!r}]" for key in self.path)
 
 
-@singledispatch
 def leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
     """Flatten a space into its leaves, in the order of the space.
 
     Text, Sequence, Graph, OneOf and custom spaces have no fixed size and become lists.
+
+    Raises:
+        ConfigurationError: a key of a Dict space is no text.
     """
-    return (Leaf(path),)
+    parts: Iterable[tuple[str | int, Space[Any]]] = ()
+    match space:
+        case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            return (Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype).str),)
+        case spaces.Dict():
+            if odd := [key for key in space.spaces if not isinstance(key, str)]:
+                raise ConfigurationError(
+                    f"keys of a Dict space must be strings, got {odd[0]!r}: rename it in the environment"
+                )
+            parts = space.spaces.items()
+        case spaces.Tuple():
+            parts = enumerate(space.spaces)
+    return tuple(leaf for key, part in parts for leaf in leaves(part, (*path, key))) or (Leaf(path),)
 
 
-@leaves.register(spaces.Box)
-@leaves.register(spaces.Discrete)
-@leaves.register(spaces.MultiDiscrete)
-@leaves.register(spaces.MultiBinary)
-def _array_leaves(space: Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
-    assert space.shape is not None
-    return (Leaf(path, tuple(space.shape), np.dtype(space.dtype).str),)
-
-
-@leaves.register(spaces.Dict)
-def _dict_leaves(space: spaces.Dict, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
-    for key in space.spaces:
-        if not isinstance(key, str):
-            raise ConfigurationError(f"keys of a Dict space must be strings, got {key!r}: rename it in the environment")
-    return tuple(leaf for key, part in space.spaces.items() for leaf in leaves(part, (*path, key))) or (Leaf(path),)
-
-
-@leaves.register(spaces.Tuple)
-def _tuple_leaves(space: spaces.Tuple[Any], path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
-    return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, (*path, i))) or (Leaf(path),)
+def each_once(spaces: Iterable[Space[Any]]) -> tuple[list[Space[Any]], list[int]]:
+    """Different spaces once each, as Gymnasium compares them, and for each space which of them it is."""
+    distinct: list[Space[Any]] = []
+    which = []
+    for space in spaces:
+        which.append(next((i for i, other in enumerate(distinct) if other == space), len(distinct)))
+        if which[-1] == len(distinct):
+            distinct.append(space)
+    return distinct, which
 
 
 def is_single(of: Sequence[Leaf]) -> bool:
@@ -134,64 +137,35 @@ def _at(tree: Tree, path: tuple[str | int, ...]) -> Any:
     return tree
 
 
-@singledispatch
 def describe(space: Space[Any]) -> Any:
     """A space as plain data; a custom space becomes the nearest base that Gymnasium defines, or an opaque one."""
+    match space:
+        case spaces.Box():
+            return ["box", _compact(space.low), _compact(space.high), list(space.shape), np.dtype(space.dtype).str]
+        case spaces.Discrete():
+            return ["discrete", int(space.n), int(space.start), np.dtype(space.dtype).str]
+        case spaces.MultiDiscrete():
+            return ["multi_discrete", np.asarray(space.nvec), np.asarray(space.start), np.dtype(space.dtype).str]
+        case spaces.MultiBinary():
+            return ["multi_binary", space.n if isinstance(space.n, int) else [int(n) for n in space.n]]
+        case spaces.Text():
+            return ["text", space.min_length, space.max_length, "".join(space.character_list)]
+        case spaces.Sequence():
+            return ["sequence", describe(space.feature_space), bool(space.stack)]
+        case spaces.Graph():
+            edge = None if space.edge_space is None else describe(space.edge_space)
+            return ["graph", describe(space.node_space), edge]
+        case spaces.OneOf():
+            return ["one_of", [describe(part) for part in space.spaces]]
+        case spaces.Dict():
+            # Says how a Dict made of this one orders its keys, such as a batched one. Older Gymnasiums always sort.
+            unsorted = [] if getattr(space, "sort_keys", True) else [False]
+            return ["dict", {key: describe(part) for key, part in space.spaces.items()}, *unsorted]
+        case spaces.Tuple():
+            return ["tuple", [describe(part) for part in space.spaces]]
     kind = type(space)
     text = f"{kind.__qualname__}()" if kind.__repr__ is object.__repr__ else repr(space)
     return ["opaque", _ADDRESS.sub("", text)]
-
-
-@describe.register(spaces.Box)
-def _describe_box(space: spaces.Box) -> Any:
-    return ["box", _compact(space.low), _compact(space.high), list(space.shape), np.dtype(space.dtype).str]
-
-
-@describe.register(spaces.Discrete)
-def _describe_discrete(space: spaces.Discrete) -> Any:
-    return ["discrete", int(space.n), int(space.start), np.dtype(space.dtype).str]
-
-
-@describe.register(spaces.MultiDiscrete)
-def _describe_multi_discrete(space: spaces.MultiDiscrete) -> Any:
-    return ["multi_discrete", np.asarray(space.nvec), np.asarray(space.start), np.dtype(space.dtype).str]
-
-
-@describe.register(spaces.MultiBinary)
-def _describe_multi_binary(space: spaces.MultiBinary) -> Any:
-    return ["multi_binary", space.n if isinstance(space.n, int) else [int(n) for n in space.n]]
-
-
-@describe.register(spaces.Text)
-def _describe_text(space: spaces.Text) -> Any:
-    return ["text", space.min_length, space.max_length, "".join(space.character_list)]
-
-
-@describe.register(spaces.Sequence)
-def _describe_sequence(space: spaces.Sequence) -> Any:
-    return ["sequence", describe(space.feature_space), bool(space.stack)]
-
-
-@describe.register(spaces.Graph)
-def _describe_graph(space: spaces.Graph) -> Any:
-    return ["graph", describe(space.node_space), None if space.edge_space is None else describe(space.edge_space)]
-
-
-@describe.register(spaces.OneOf)
-def _describe_one_of(space: spaces.OneOf[Any]) -> Any:
-    return ["one_of", [describe(part) for part in space.spaces]]
-
-
-@describe.register(spaces.Dict)
-def _describe_dict(space: spaces.Dict) -> Any:
-    # Says how a Dict that is made of this one orders its keys, such as a batched one. Older Gymnasiums always sort.
-    unsorted = [] if getattr(space, "sort_keys", True) else [False]
-    return ["dict", {key: describe(part) for key, part in space.spaces.items()}, *unsorted]
-
-
-@describe.register(spaces.Tuple)
-def _describe_tuple(space: spaces.Tuple[Any]) -> Any:
-    return ["tuple", [describe(part) for part in space.spaces]]
 
 
 def rebuild(description: Any) -> Space[Any]:

@@ -219,10 +219,6 @@ class Rounds(Scheduler):
         self._lost: set[int] = set()
         self._outstanding = self._yielded = False
 
-    @property
-    def _round(self) -> int:
-        return self._whole.sequence
-
     def under_way(self) -> dict[int, int]:
         """By worker, how many rollouts have been asked for and not yielded."""
         return dict.fromkeys(self._workers, 1) if self._outstanding and not self._yielded else {}
@@ -243,11 +239,11 @@ class Rounds(Scheduler):
         """Begin a round if there is none: a credit for everybody; who is lost gets it when it is back."""
         if self._outstanding:
             return []
-        self._whole = CreditKey(0, self._round + 1)
+        self._whole = CreditKey(0, self._whole.sequence + 1)
         self._round_version = self.version
         self._missing = set(self._workers)
         self._outstanding, self._yielded = True, False
-        return [CreditKey(worker, self._round) for worker in self._workers if worker not in self._lost]
+        return [CreditKey(worker, self._whole.sequence) for worker in self._workers if worker not in self._lost]
 
     def commit(self, key: CreditKey) -> bool:
         """A worker's part is complete; false if it was not asked for."""
@@ -264,7 +260,7 @@ class Rounds(Scheduler):
     def regain(self, worker: int) -> list[CreditKey]:
         """There is another process in its place: it has to have the credit of this round, unless its part is there."""
         self._lost.remove(worker)
-        return [CreditKey(worker, self._round)] if worker in self._missing else []
+        return [CreditKey(worker, self._whole.sequence)] if worker in self._missing else []
 
     def next(self) -> CreditKey | None:
         """The rollout to yield now, or ``None`` while it has to be waited for."""

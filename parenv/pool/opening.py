@@ -71,14 +71,11 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
             versions,
             counters,
         )
+        accumulator = (
+            Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
+        )
         stack.pop_all()
-    return Parts(arena, versions, workers, supervisor, queue, _accumulator(plan, counters), laid_out.spaces)
-
-
-def _accumulator(plan: Plan, counters: Counters) -> Accumulator | None:
-    if plan.gradient is None or plan.job.gradient is None:
-        return None
-    return Accumulator(plan.gradient, plan.job.gradient.layout, counters)
+    return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces)
 
 
 def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from gymnasium import Space
@@ -330,9 +329,7 @@ class AsyncWorkerPool:
     def __enter__(self) -> AsyncWorkerPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _stream(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.supervision.partition import by_worker
+from parenv.supervision.partition import by_worker, each_worker
 from parenv.supervision.supervisor import Supervisor
 from parenv.supervision.workers import Workers
 
@@ -25,21 +25,14 @@ class Question:
         ConfigurationError: there is no such env_id, or the number of values is another one.
     """
 
-    def __init__(
-        self, workers: Workers, method: str, env_ids: Sequence[int] | None, arguments: tuple[Any, ...]
-    ) -> None:
+    def __init__(self, workers: Workers, method: str, env_ids: Sequence[int] | None, arguments: Sequence[Any]) -> None:
         self._method, self._places = method, _places(workers, env_ids)
-        self._asked = by_worker(self._places, workers.shares, workers.first_env_id)
-        self._questions: dict[int, tuple[Any, ...]] = {
-            worker: (columns, *arguments) for worker, (_, columns) in self._asked.items()
-        }
+        each: list[dict[int, Any]] = []
         if method == "set_attr":
-            name, values = arguments
-            value_of = dict(zip(self._places, _one_for_each(values, len(self._places)), strict=True))
-            self._questions = {
-                worker: (columns, [value_of[env_id] for env_id in env_ids], name)
-                for worker, (env_ids, columns) in self._asked.items()
-            }
+            *arguments, values = arguments
+            each = [dict(zip(self._places, _one_for_each(values, len(self._places)), strict=True))]
+        self._asked = by_worker(self._places, workers.shares, workers.first_env_id)
+        self._questions = each_worker(self._places, workers.shares, each, arguments, workers.first_env_id)
 
     def ask(self, supervisor: Supervisor) -> tuple[Any, ...]:
         """The answers, in the order of the env_ids."""

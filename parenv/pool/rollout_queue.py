@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from parenv.memory.layout import RolloutSpec
@@ -49,7 +49,7 @@ class RolloutQueue:
         versions: Versions,
         counters: Counters,
     ) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._spec, self._blocks = spec, blocks
         self._slots, self._max_leases = slots, max_leases
         self._drop_lag = drop_lag
@@ -62,30 +62,14 @@ class RolloutQueue:
     def next(self, deadline: float) -> Arrival | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         while (key := self._chosen(deadline)) is not None:
-            lag = self._scheduler.version - self._scheduler.version_of(key)
+            lag = self.scheduler.version - self.scheduler.version_of(key)
             slot, commits = self._slot_of.pop(key), self._commits.pop(key)
             if self._drop_lag is None or lag <= self._drop_lag:
                 return self._take(key, slot, [commits[worker] for worker in sorted(commits)], lag)
             self._slots.release(slot)
             self._counters.dropped += 1
-        self._scheduler.gave_up()
+        self.scheduler.gave_up()
         return None
-
-    def publish(self) -> int:
-        """Count a version; the new one."""
-        return self._scheduler.publish()
-
-    def resume(self, version: int) -> None:
-        """Go on counting from a version."""
-        self._scheduler.version = version
-
-    def under_way(self) -> Mapping[int, int]:
-        """By worker, how many rollouts have been asked for and not yielded."""
-        return self._scheduler.under_way()
-
-    def versions_in_use(self) -> set[int]:
-        """Versions by which rollouts are under way."""
-        return self._scheduler.versions_in_use()
 
     def listen(self, timeout_s: float = FOREVER_S) -> None:
         """Wait until a rollout comes in, which may free the version it was made by."""
@@ -94,31 +78,31 @@ class RolloutQueue:
     def _chosen(self, deadline: float) -> CreditKey | None:
         """What to yield now; to ask for it says that the learner is done with the one before."""
         if self._in_hand is not None:
-            self._scheduler.done(self._in_hand)
+            self.scheduler.done(self._in_hand)
         self._note(self._supervisor.past_events())
         self._issue()
-        self._in_hand = self._wait(self._scheduler.patience(deadline))
+        self._in_hand = self._wait(self.scheduler.patience(deadline))
         return self._in_hand
 
     def _wait(self, deadline: float) -> CreditKey | None:
-        while (chosen := self._scheduler.next()) is None:
+        while (chosen := self.scheduler.next()) is None:
             left = deadline - time.monotonic()
             self.listen(max(0.0, left))
             self._issue()
             if left <= 0:
-                return self._scheduler.next()
+                return self.scheduler.next()
         return chosen
 
     def _issue(self) -> None:
-        for key in self._scheduler.issue():
+        for key in self.scheduler.issue():
             self._give(key)
 
     def _give(self, key: CreditKey) -> None:
         """Let a worker fill its columns of a slot."""
-        rollout = self._scheduler.rollout_of(key)
+        rollout = self.scheduler.rollout_of(key)
         if rollout not in self._slot_of:
             self._slot_of[rollout] = self._slots.claim()
-        which = self._versions[self._scheduler.version_of(key)]
+        which = self._versions[self.scheduler.version_of(key)]
         credit = Credit(key.sequence, self._slot_of[rollout], which.number, which.place, which.snapshot)
         self._supervisor.workers.say(key.worker, credit)
 
@@ -126,18 +110,18 @@ class RolloutQueue:
         for event in events:
             if isinstance(event, Committed):
                 key = CreditKey(event.worker, event.commit.sequence)
-                if self._scheduler.commit(key):
-                    self._commits[self._scheduler.rollout_of(key)][event.worker] = event.commit
+                if self.scheduler.commit(key):
+                    self._commits[self.scheduler.rollout_of(key)][event.worker] = event.commit
             elif isinstance(event, Lost):
-                for key in self._scheduler.lose(event.worker):
+                for key in self.scheduler.lose(event.worker):
                     self._slots.release(self._slot_of.pop(key))
             else:
-                for key in self._scheduler.regain(event.worker):
+                for key in self.scheduler.regain(event.worker):
                     self._give(key)
 
     def _take(self, key: CreditKey, slot: int, commits: Sequence[Commit], lag: int) -> Arrival:
         """The rollout in a slot: over the slot itself, or a copy if the user holds too many."""
-        block, version = self._blocks[key.worker], self._scheduler.version_of(key)
+        block, version = self._blocks[key.worker], self.scheduler.version_of(key)
         lend = self._slots.leased < self._max_leases
         arrays = block.layout.arrays(self._slots.lease(slot) if lend else self._slots.peek(slot))
         arrival = arrival_of(self._spec, block, arrays, commits, version, lag)

@@ -85,9 +85,9 @@ class Session:
         """Write a new version, once there is room for it."""
         began = time.perf_counter()
         with self._timer.during("publishing"):
-            while not self._versions.has_room(self._queue.versions_in_use()):
+            while not self._versions.has_room(self._queue.scheduler.versions_in_use()):
                 self._queue.listen()
-            version = self._versions.add(policy, settings, self._queue.publish)
+            version = self._versions.add(policy, settings, self._queue.scheduler.publish)
         self._tell(Published(version, began))
         return version
 
@@ -115,7 +115,7 @@ class Session:
         A run whose order matters waits until no rollout is under way, so that it can be repeated.
         """
         question = Question(self.workers, method, env_ids, arguments)
-        while self.plan.recorder.orders and self._queue.versions_in_use():
+        while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
             self._queue.listen()
         self._tell(Questioned(method))
         with self._timer.during("calling"):
@@ -133,7 +133,7 @@ class Session:
 
     def under_way(self) -> Mapping[int, int]:
         """By worker, how many rollouts have been asked for and not yielded."""
-        return self._queue.under_way()
+        return self._queue.scheduler.under_way()
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
@@ -193,7 +193,7 @@ class Session:
         if not math.isnan(self._timer.collecting_s) or self.version:
             raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
         self._versions.resume(state["policy_version"], state["settings"])
-        self._queue.resume(state["policy_version"])
+        self._queue.scheduler.version = state["policy_version"]
         self._evaluations, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])
         self._timer.resume(state["seconds"], state["collecting_seconds"])

@@ -39,14 +39,15 @@ class Versions:
         settings: of version 0, beside those that the policy has.
     """
 
+    settings: dict[str, Any]
+    newest: Version
+    _kept: dict[int, Version]
+
     def __init__(
         self, policy: Any, weights: WeightsWriter | None, places: int, settings: Mapping[str, Any] = NONE
     ) -> None:
         self._weights, self._num_places = weights, places
-        self.settings: dict[str, Any] = {**getattr(policy, "settings", {}), **settings}
-        snapshot = cloudpickle.dumps((self.settings, None)) if self.settings else b""
-        self._kept: dict[int, Version] = {0: Version(0, 0, bytes(snapshot))}
-        self.newest = self._kept[0]
+        self.resume(0, {**getattr(policy, "settings", {}), **settings})
         if weights is not None:
             weights.write(module_of(policy), 0, None)
 
@@ -55,7 +56,8 @@ class Versions:
 
     def has_room(self, in_use: Iterable[int]) -> bool:
         """Whether another version can be written, if of the old ones only these are still needed."""
-        self._forget_all_but({*in_use, self.newest.number})
+        needed = {*in_use, self.newest.number}
+        self._kept = {number: version for number, version in self._kept.items() if number in needed}
         return len(self._kept) < self._num_places
 
     def add(self, given: Any, settings: Mapping[str, Any], number: Callable[[], int]) -> int:
@@ -97,6 +99,3 @@ class Versions:
                 f"publish needs the module, the policy that holds it or its state dict, got {given!r}"
             )
         return source
-
-    def _forget_all_but(self, needed: set[int]) -> None:
-        self._kept = {number: version for number, version in self._kept.items() if number in needed}

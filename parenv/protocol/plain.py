@@ -6,7 +6,6 @@ import datetime
 from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from functools import singledispatch
 from pathlib import PurePath
 from typing import Any
 
@@ -43,8 +42,32 @@ def plain_info(info: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, str]]
     return _plain_dict(info, "infos", 0, left_out), left_out
 
 
-@singledispatch
 def _plain(value: Any, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
+    match value:
+        case Mapping():
+            return _plain_dict(value, where, depth, left_out)
+        case list() | deque() | range():
+            return _plain_list(value, where, depth)
+        case tuple():
+            of_each = _plain_list(value, where, depth)
+            return GraphInstance(*of_each) if isinstance(value, GraphInstance) else tuple(of_each)
+        case set() | frozenset():
+            return _in_order(_plain_list(value, where, depth))
+        case int() | float() | str():
+            # What it is beside its own class, which may be an Enum too.
+            if isinstance(value, bool | np.generic):
+                return value
+            return next(base(value) for base in (int, float, str) if isinstance(value, base))
+        case complex():
+            return np.complex128(value)
+        case datetime.date() | datetime.time():
+            return value.isoformat()
+        case datetime.timedelta():
+            return np.timedelta64(value)
+        case PurePath():
+            return str(value)
+        case Enum():
+            return _inner(value.value, where, depth)
     if is_data(value):
         return value
     if hasattr(type(value), "__array__") and (array := _array(value)) is not None:
@@ -65,7 +88,6 @@ def _array(value: Any) -> Any:
     return array if is_data(array) else None
 
 
-@_plain.register(Mapping)
 def _plain_dict(value: Any, where: str, depth: int, left_out: dict[str, str] | None) -> dict[Any, Any]:
     found = {}
     for key, item in value.items():
@@ -79,64 +101,16 @@ def _plain_dict(value: Any, where: str, depth: int, left_out: dict[str, str] | N
     return found
 
 
-@_plain.register(list)
-@_plain.register(deque)
-@_plain.register(range)
-def _plain_list(value: Iterable[Any], where: str, depth: int, left_out: dict[str, str] | None) -> list[Any]:
+def _plain_list(value: Iterable[Any], where: str, depth: int) -> list[Any]:
     return [_inner(item, f"{where}[{i}]", depth) for i, item in enumerate(value)]
 
 
-@_plain.register(tuple)
-def _plain_tuple(value: tuple[Any, ...], where: str, depth: int, left_out: dict[str, str] | None) -> Any:
-    of_each = _plain_list(value, where, depth, left_out)
-    return GraphInstance(*of_each) if isinstance(value, GraphInstance) else tuple(of_each)
-
-
-@_plain.register(set)
-@_plain.register(frozenset)
-def _plain_set(value: Iterable[Any], where: str, depth: int, left_out: dict[str, str] | None) -> list[Any]:
-    """In an order that does not depend on the process."""
-    items = _plain_list(value, where, depth, left_out)
+def _in_order(items: list[Any]) -> list[Any]:
+    """In one that does not depend on the process."""
     try:
         return sorted(items)
     except Exception:
         return sorted(items, key=repr)
-
-
-@_plain.register(Enum)
-def _plain_enum(value: Enum, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
-    return _inner(value.value, where, depth)
-
-
-@_plain.register(int)
-@_plain.register(float)
-@_plain.register(str)
-def _plain_base(value: Any, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
-    """What the value is beside its own class."""
-    if isinstance(value, bool | np.generic):
-        return value
-    return next(base(value) for base in (int, float, str) if isinstance(value, base))
-
-
-@_plain.register
-def _plain_complex(value: complex, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
-    return np.complex128(value)
-
-
-@_plain.register
-def _plain_path(value: PurePath, where: str, depth: int, left_out: dict[str, str] | None) -> str:
-    return str(value)
-
-
-@_plain.register(datetime.date)
-@_plain.register(datetime.time)
-def _plain_time(value: Any, where: str, depth: int, left_out: dict[str, str] | None) -> str:
-    return str(value.isoformat())
-
-
-@_plain.register
-def _plain_duration(value: datetime.timedelta, where: str, depth: int, left_out: dict[str, str] | None) -> Any:
-    return np.timedelta64(value)
 
 
 def _inner(value: Any, where: str, depth: int, left_out: dict[str, str] | None = None) -> Any:

@@ -92,6 +92,24 @@ def by_worker(
     return found
 
 
+def each_worker(
+    env_ids: Sequence[int], shares: Sequence[int], each: Sequence[Any], shared: Sequence[Any], first_env_id: int = 0
+) -> dict[int, tuple[Any, ...]]:
+    """The arguments of a call on every worker that it concerns.
+
+    Args:
+        env_ids: whom it is for.
+        shares: sub-environments of each worker.
+        each: arguments with one value for each sub-environment there is; a worker gets those of its own.
+        shared: arguments that are the same for all.
+        first_env_id: of the first worker.
+    """
+    return {
+        worker: (columns, *([values[env_id] for env_id in ids] for values in each), *shared)
+        for worker, (ids, columns) in by_worker(env_ids, shares, first_env_id).items()
+    }
+
+
 def placed_workers(placement: Any, num_workers: Any) -> Any:
     """How many workers there are to be with a placement.
 

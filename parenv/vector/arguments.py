@@ -9,8 +9,6 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space, iterate
 
-from parenv.supervision.partition import by_worker
-
 
 def each_seed(seed: Any, num_envs: int) -> list[int | None]:
     """``None``, a first seed, or a list, as one seed for each.
@@ -80,23 +78,6 @@ def as_env_ids(env_ids: Any, num_envs: int) -> Any:
     if ids.dtype.kind not in "iu" or not each or min(each) < 0 or max(each) >= num_envs or len(set(each)) < len(each):
         raise ValueError(f"env_ids must be different integers from 0 to {num_envs - 1}, at least one, got {each}")
     return ids.astype(np.int64, copy=False)
-
-
-def each_worker(
-    env_ids: Sequence[int], shares: Sequence[int], each: Sequence[Sequence[Any]], shared: Sequence[Any]
-) -> dict[int, tuple[Any, ...]]:
-    """The arguments of a call on every worker that it concerns.
-
-    Args:
-        env_ids: whom it is for.
-        shares: sub-environments of each worker.
-        each: arguments with one value for each sub-environment there is; a worker gets those of its own.
-        shared: arguments that are the same for all.
-    """
-    return {
-        worker: (columns, *([values[env_id] for env_id in ids] for values in each), *shared)
-        for worker, (ids, columns) in by_worker(env_ids, shares).items()
-    }
 
 
 def without_mask(options: Any, num_envs: int) -> tuple[Sequence[int], Any]:

@@ -169,7 +169,7 @@ class ProcessBackend:
                 del self._beginning[worker]
                 rows = self._rows_of(worker)
                 self._board.finished[rows] = self._board.requested[rows]
-                self._requests.take_in(worker)
+                self._requests.away.discard(worker)
                 self._restarted.append(list(self.workers.env_ids(worker)))
                 if reset is not None:
                     self._questions.answers(reset)
@@ -213,7 +213,7 @@ class ProcessBackend:
 
     def _leave_out(self, worker: int) -> None:
         """Nothing is asked of a worker that is gone, and no more awaited of it than what has been heard."""
-        self._requests.leave_out(worker)
+        self._requests.away.add(worker)
         self._said[worker] = self.workers.heard[worker]
         if (reset := self._beginning.pop(worker, None)) is not None:
             self._questions.forget(reset)

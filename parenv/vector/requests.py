@@ -20,6 +20,7 @@ class Requests:
         bells: of each worker.
 
     Attributes:
+        away: workers that are away.
         worker_of: by env_id, int64.
     """
 
@@ -27,7 +28,7 @@ class Requests:
         self._shares, self._bells = shares, list(bells)
         self._first = [sum(shares[:worker]) for worker in range(len(shares))]
         self._ordered = [0 for _ in shares]
-        self._away: set[int] = set()
+        self.away: set[int] = set()
         self.worker_of = np.repeat(np.arange(len(shares)), shares)
 
     def lie_on(self, board: Board) -> None:
@@ -39,7 +40,7 @@ class Requests:
     def of_all(self) -> None:
         """A step of every sub-environment."""
         for worker, bell in enumerate(self._bells):
-            if worker not in self._away:
+            if worker not in self.away:
                 bell.ring(ALL)
 
     def of(self, env_ids: Sequence[int], reset: bool) -> None:
@@ -48,7 +49,7 @@ class Requests:
         workers = self.worker_of[ids]
         counts = np.bincount(workers, minlength=len(self._bells))
         for worker in counts.nonzero()[0].tolist():
-            if worker in self._away:
+            if worker in self.away:
                 continue
             if counts[worker] == self._shares[worker] and not reset:
                 self._bells[worker].ring(ALL)
@@ -63,20 +64,12 @@ class Requests:
 
     def workers(self, env_ids: Sequence[int]) -> list[int]:
         """Whose these are, of those that are not away."""
-        return sorted(set(self.worker_of[list(env_ids)].tolist()) - self._away)
-
-    def leave_out(self, worker: int) -> None:
-        """A worker is away."""
-        self._away.add(worker)
+        return sorted(set(self.worker_of[list(env_ids)].tolist()) - self.away)
 
     def put(self, worker: int, bell: Bell) -> None:
         """Another process of a worker is to have another bell, and begins at the head of its ring."""
         self._bells[worker].close()
         self._bells[worker], self._ordered[worker] = bell, 0
-
-    def take_in(self, worker: int) -> None:
-        """It is not away any more."""
-        self._away.discard(worker)
 
     def close(self) -> None:
         """Close the bells."""

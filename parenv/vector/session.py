@@ -15,7 +15,8 @@ import numpy as np
 from parenv.errors import SubEnvironmentError
 from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
-from parenv.vector.arguments import each_action, each_worker
+from parenv.supervision.partition import each_worker
+from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
 from parenv.vector.configuration import VectorPlan
 from parenv.vector.ends import Ends

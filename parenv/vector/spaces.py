@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from gymnasium import Space
@@ -16,7 +17,7 @@ from parenv.errors import ConfigurationError
 from parenv.memory.board import BoardSpec
 from parenv.memory.layout import aligned
 from parenv.memory.sampling import set_generators
-from parenv.memory.spaces import alike, leaves, rebuild
+from parenv.memory.spaces import alike, each_once, leaves, rebuild
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import StepReady
 from parenv.vector.configuration import ObservationMode
@@ -130,14 +131,9 @@ def _with_given(of_workers: Sequence[SpacesOfWorker], given: Mapping[str, Space[
 
 
 def _distinct(of_workers: Sequence[SpacesOfWorker], name: str) -> tuple[list[Space[Any]], list[int]]:
-    """The different spaces of that name, as Gymnasium compares them, and which of them each sub-environment has."""
-    distinct: list[Space[Any]] = []
-    which: list[int] = []
-    for spaces in of_workers:
-        numbers = []
-        for space in spaces[name][0]:
-            numbers.append(next((i for i, other in enumerate(distinct) if other == space), len(distinct)))
-            if numbers[-1] == len(distinct):
-                distinct.append(space)
-        which += [numbers[i] for i in spaces[name][1]]
-    return distinct, which
+    """The different spaces of that name, and which of them each sub-environment has."""
+    distinct, numbers = each_once([space for spaces in of_workers for space in spaces[name][0]])
+    begins = accumulate((len(spaces[name][0]) for spaces in of_workers), initial=0)
+    return distinct, [
+        numbers[begin + i] for begin, spaces in zip(begins, of_workers, strict=False) for i in spaces[name][1]
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from gymnasium import Wrapper
@@ -11,14 +11,6 @@ from gymnasium import Wrapper
 def _call(env: Any, position: int, name: str, args: Any, kwargs: Any) -> Any:
     attribute = env.get_wrapper_attr(name)
     return attribute(*args, **kwargs) if callable(attribute) else attribute
-
-
-def _get_attr(env: Any, position: int, name: str) -> Any:
-    return env.get_wrapper_attr(name)
-
-
-def _set_attr(env: Any, position: int, values: Sequence[Any], name: str) -> None:
-    env.set_wrapper_attr(name, values[position])
 
 
 def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
@@ -32,8 +24,8 @@ def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
 
 ENV_METHODS: dict[str, Callable[..., Any]] = {
     "call": _call,
-    "get_attr": _get_attr,
-    "set_attr": _set_attr,
+    "get_attr": lambda env, position, name: env.get_wrapper_attr(name),
+    "set_attr": lambda env, position, values, name: env.set_wrapper_attr(name, values[position]),
     "is_wrapped": _is_wrapped,
 }
 """By name: ``(env, position among those that are asked, *arguments) -> answer``."""

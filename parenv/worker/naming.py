@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parenv.envs.infos import Found, InfoRows, names_in
+from parenv.envs.infos import Found, InfoRows
 from parenv.envs.stepping import Stepper
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import Info, RolloutSpec
@@ -84,10 +84,11 @@ def played(
             found = infos_in(missing, (), everything)
             if len(found) == len(missing):
                 return found
+    returned = sorted({str(name) for info in everything for name in info})
     absent = [name for name in missing if name not in {info.name for info in found}]
     raise ConfigurationError(
         f"infos names {', '.join(map(repr, absent))}, but neither resets nor {len(everything)} steps of an episode "
-        f"returned that: what they returned is {names_in(everything)}. Correct the name, or have the environment "
+        f"returned that: what they returned is {returned}. Correct the name, or have the environment "
         "return it in every step"
     )
 

@@ -23,7 +23,7 @@ from parenv.memory.kinds import kind_numbers
 from parenv.memory.layout import leaves_from_data
 from parenv.memory.progress import Progress
 from parenv.memory.sampling import generators
-from parenv.memory.spaces import describe
+from parenv.memory.spaces import describe, each_once
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Rows, SideData, StepReady
@@ -64,7 +64,7 @@ class StepTask:
 
     def spaces(self) -> dict[str, tuple[list[Any], list[int]]]:
         """The different spaces of the sub-environments by name, and which of them each has."""
-        return {name: _each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
+        return {name: each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
 
     def lay_out(self, layout: Rows, mapping: Any) -> None:
         """Be told where the board is in shared memory, all of which is mapped there."""
@@ -206,15 +206,3 @@ def _plain_infos(said: list[Any]) -> tuple[list[Any], list[Any]]:
         for where, what in left_out.items():
             found.setdefault(where, [env_id, where, what])
     return infos, list(found.values())
-
-
-def _each_once(spaces: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """Different spaces once each, and which environment has which."""
-    distinct: list[Any] = []
-    which = []
-    for space in spaces:
-        found = next((i for i, other in enumerate(distinct) if other == space), len(distinct))
-        if found == len(distinct):
-            distinct.append(space)
-        which.append(found)
-    return distinct, which
