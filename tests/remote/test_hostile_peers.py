@@ -31,6 +31,7 @@ from parenv.remote.net.keys import (
     read_driver_keys,
     read_host_keys,
 )
+from parenv.remote.net.private_files import replace
 from parenv.remote.net.stream import Stream
 
 MAX_BYTES = 1 << 20
@@ -495,12 +496,12 @@ def test_a_host_that_is_removed_cannot_come_back(scene: Scene, caplog: pytest.Lo
     before = listed.read_text()
     host = scene.host("beta")
     scene.talk.until(lambda: host.look() == "connected")
-    listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
+    replace(listed, "".join(line for line in before.splitlines(True) if not line.startswith("beta")))
     host.close()
     back = scene.host("beta")
     scene.talk.until(lambda: back.look() == "refused")
     assert scene.refusals == {"key": 1}
-    listed.write_text(before)
+    replace(listed, before)
     again = scene.host("beta")
     scene.talk.until(lambda: again.look() == "connected")
     added = scene.host(read_host_keys(add_host(scene.folder, "gamma")))
@@ -514,7 +515,7 @@ def test_the_connection_of_a_host_that_is_removed_is_ended(scene: Scene, caplog:
     host = scene.host("beta")
     assert host.send([b"before"])
     scene.talk.until(lambda: scene.talk.others == [("beta", [b"before"])])
-    listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
+    replace(listed, "".join(line for line in before.splitlines(True) if not line.startswith("beta")))
     scene.talk.until(lambda: host.look() != "connected")
     scene.until_refused("key")
     assert logged_once(caplog, "key")
@@ -527,7 +528,7 @@ def test_a_host_that_is_removed_before_it_says_anything_does_not_join(
     before = listed.read_text()
     host = scene.host("beta")
     scene.talk.until(lambda: host.look() == "connected")
-    listed.write_text("".join(line for line in before.splitlines(True) if not line.startswith("beta")))
+    replace(listed, "".join(line for line in before.splitlines(True) if not line.startswith("beta")))
     for _ in range(20):
         scene.talk.turn()
     assert host.send([b"let me in"])
@@ -543,7 +544,7 @@ def test_a_name_that_is_given_to_another_key_lets_the_first_one_in_no_more(scene
     host = scene.host("beta")
     scene.talk.until(lambda: host.look() == "connected")
     (line,) = [line for line in before.splitlines() if line.startswith("beta")]
-    listed.write_text(before.replace(line, f"beta {zmq.curve_keypair()[0].decode()}"))
+    replace(listed, before.replace(line, f"beta {zmq.curve_keypair()[0].decode()}"))
     assert host.send([b"let me in"])
     scene.talk.until(lambda: host.look() == "lost")
     assert scene.refusals == {"key": 1}
@@ -556,13 +557,13 @@ def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
 ) -> None:
     listed = scene.folder / "hosts.pub"
     before = listed.read_text()
-    listed.write_text("half a li")
+    replace(listed, "half a li")
     host = scene.host("beta")
     scene.until_refused("allow list", 2)
     assert host.look() == "connecting"
     assert logged_once(caplog, "allow list")
     assert "hosts.pub, line 1: a name and a public key" in caplog.text
-    listed.write_text(before)
+    replace(listed, before)
     scene.talk.until(lambda: host.look() == "connected")
     assert set(scene.refusals) == {"allow list"}
 
