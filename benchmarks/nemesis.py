@@ -306,7 +306,9 @@ class VectorSubject:
             autoreset_mode=AutoresetMode.SAME_STEP,
             on_worker_death="restart",
             step_timeout_s=1.0,
-            workers=WorkerOptions(start_timeout_s=5.0),
+            workers=WorkerOptions(
+                restart=RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=1e-2), start_timeout_s=5.0
+            ),
         )
         session: Any = self._envs._session
         self.workers = session.backend.workers
@@ -366,7 +368,10 @@ def wrong_with_row(last: Sequence[int], row: int, results: Any) -> str:
     arrived = infos["final_obs"][row].tolist() if ended else observation
     if "worker_restarted" in infos and infos["worker_restarted"][row]:
         got = [arrived, observation, float(rewards[row]), ended]
-        return "" if got == [last, [env_id, 0, 0], 0.0, True] else "torn"
+        if got == [last, [env_id, 0, 0], 0.0, True]:
+            return ""
+        print(f"  after {last} and a restart came {got}", flush=True)
+        return "torn"
     step += 1
     reward, ends = ledger_reward(env_id, episode, step), step >= episode_length(env_id, episode, 7)
     if [arrived, observation, float(rewards[row]), ended] == [[env_id, episode, step], following(last), reward, ends]:

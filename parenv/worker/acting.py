@@ -33,7 +33,7 @@ class ActionFit:
         self._actions, self._fit = actions, fit
         self._batch, self._like = -1, list[tuple[Any, tuple[int, ...]]]()
 
-    def fitted(self, by_leaf: Sequence[Any], batch: int) -> list[Any]:
+    def fitted(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
         """Actions by leaf as arrays, or lists, that can be written into rows of their space.
 
         Raises:
@@ -42,13 +42,18 @@ class ActionFit:
         if batch != self._batch:
             self._batch = batch
             self._like = [(leaf.dtype and np.dtype(leaf.dtype), (batch, *leaf.shape)) for leaf in self._actions]
-        arrays = [values if type(values) is np.ndarray else to_array(values) for values in by_leaf]
-        for i, (dtype, shape) in enumerate(self._like):
-            array = arrays[i]
-            if dtype is not None and (type(array) is list or array.dtype is not dtype or array.shape != shape):
-                arrays[i] = np.asarray(array)
-                self._check(self._actions[i], arrays[i], batch)
-        return arrays
+        for values, (dtype, shape) in zip(by_leaf, self._like, strict=True):
+            if type(values) is not np.ndarray or values.dtype is not dtype or values.shape != shape:
+                return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
+        return by_leaf
+
+    def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
+        array = to_array(values)
+        if leaf.dtype is None:
+            return array
+        array = np.asarray(array)
+        self._check(leaf, array, batch)
+        return array
 
     def by_leaf(self, actions: Any) -> list[Any]:
         """What the policy returned, taken apart.
@@ -66,6 +71,8 @@ class ActionFit:
 
     def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
         wanted = (batch, *leaf.shape)
+        if array.shape == wanted and array.dtype == leaf.dtype:
+            return
         if array.shape == wanted:
             guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
             problem = None if guise else self._fit.problem("action", leaf, array)
