@@ -66,7 +66,7 @@ def test_each_power_stays_in_its_rooms() -> None:
             "zmq": room == "transport" or "net" in path.parts,
             "pickle": False,
             # The session raises multiprocessing.TimeoutError, because Gymnasium's vector envs do.
-            "multiprocessing": path == PACKAGE / "vector" / "session.py",
+            "multiprocessing": path == PACKAGE / "vector" / "vector_session.py",
             "subprocess": room == "process",
             "socket": room in {"process", "transport"} or "net" in path.parts,
             "threading": room not in PURE_ROOMS,
@@ -128,7 +128,7 @@ def test_a_run_does_without_records_and_advice_where_nobody_asks_for_them() -> N
 
 
 def test_the_session_of_a_pool_knows_few_modules() -> None:
-    found = {name for name in imports(PACKAGE / "pool" / "session.py") if name.startswith("parenv")}
+    found = {name for name in imports(PACKAGE / "pool" / "pool_session.py") if name.startswith("parenv")}
     assert len(found) <= 15, sorted(found)
 
 
@@ -168,7 +168,7 @@ LARGE_ON_PURPOSE = {
     "vector/env.py:ParallelVectorEnv": "the attributes that Gymnasium's vector envs have, and their methods",
     "vector/make.py:make_vec": "the arguments of gymnasium.make_vec, spelled out",
     "vector/process_backend.py:ProcessBackend": "the whole of Backend, over doorbells, the board and the supervisor",
-    "vector/session.py:Session": "where every request stands, whatever happens meanwhile",
+    "vector/vector_session.py:VectorSession": "where every request stands, whatever happens meanwhile",
 }
 
 
@@ -193,3 +193,14 @@ def is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
     if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
         return False
     return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def test_no_two_files_and_no_two_classes_have_one_name() -> None:
+    # A library has a file in each room that has something to do with it.
+    names = [path.name for path in MODULES if path.name not in ("__init__.py", "sb3.py")]
+    assert sorted(names) == sorted(set(names))
+    classes = [
+        node.name for path in MODULES for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+    ]
+    public = [name for name in classes if not name.startswith("_")]
+    assert sorted(public) == sorted(set(public))

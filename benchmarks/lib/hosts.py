@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from parenv import RemotePlacement
-from parenv.remote.net.keys import create_keys
+from parenv.remote.net.host_keys import create_keys
 
 DRIVER_ADDRESS = "10.97.255.1"
 

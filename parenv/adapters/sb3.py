@@ -14,9 +14,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.options import WorkerOptions
-from parenv.vector.configuration import OnWorkerDeath
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.restarts import FLAG
+from parenv.vector.vector_plan import OnWorkerDeath
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn

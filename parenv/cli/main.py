@@ -15,10 +15,10 @@ from parenv.cli.bench import bench
 from parenv.cli.blame import is_of_the_user, users_frames
 from parenv.cli.display import make_display
 from parenv.cli.help import add_command, with_examples
-from parenv.cli.keys import add_keys_command
+from parenv.cli.keys_command import add_keys_command
 from parenv.cli.plot import check_plotting, plot
 from parenv.cli.report import report
-from parenv.cli.worker import add_worker_command
+from parenv.cli.worker_command import add_worker_command
 from parenv.cli.writable import check_writable, write_text
 from parenv.errors import ConfigurationError, ParenvError
 

@@ -12,7 +12,7 @@ from parenv.envs.board_rows import ActionRows, ObservationRows, SideChannel, Whe
 from parenv.memory.board import Board
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.order import fence
-from parenv.memory.progress import Progress, code
+from parenv.memory.status_slot import StatusSlot, code
 
 
 class EnvBatch:
@@ -42,7 +42,7 @@ class EnvBatch:
         mode: AutoresetMode,
         observations: ObservationRows,
         side: SideChannel,
-        progress: Progress,
+        progress: StatusSlot,
         seeds: Sequence[int] | None = None,
     ) -> None:
         self._envs, self._own, self._board, self._mode = list(envs), own, board, mode

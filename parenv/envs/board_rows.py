@@ -12,9 +12,9 @@ from parenv.envs.fitting import Fit
 from parenv.envs.values import checked, shown
 from parenv.errors import ObservationError
 from parenv.memory.board import Board
-from parenv.memory.infos import InfoWriter
-from parenv.memory.progress import Progress
+from parenv.memory.board_infos import InfoWriter
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
+from parenv.memory.status_slot import StatusSlot
 
 Where = Any
 """Rows of the board: a slice, or an array of env_ids."""
@@ -40,7 +40,7 @@ class SideChannel:
         any_infos: whether there has ever been an info.
     """
 
-    def __init__(self, writer: InfoWriter, progress: Progress) -> None:
+    def __init__(self, writer: InfoWriter, progress: StatusSlot) -> None:
         self._writer, self._progress = writer, progress
         self._infos: list[Any] = []
         self._observations: list[Any] = []

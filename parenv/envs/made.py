@@ -10,10 +10,10 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from parenv.envs.factories import Factories
 from parenv.errors import ConfigurationError
-from parenv.memory.progress import Progress
+from parenv.memory.status_slot import StatusSlot
 
 
-def make_envs(factories: Factories, env_ids: range, progress: Progress, others: Sequence[Any] = ()) -> list[Any]:
+def make_envs(factories: Factories, env_ids: range, progress: StatusSlot, others: Sequence[Any] = ()) -> list[Any]:
     """Make sub-environments, or one ``VectorEnv`` with as many as it has.
 
     Args:

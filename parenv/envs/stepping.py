@@ -17,8 +17,8 @@ from parenv.envs.recorded import EpisodeClocks, Recorded, is_recorded, recorded_
 from parenv.envs.state import get_state, set_state
 from parenv.envs.values import Rows, action_splitter, check_finite, copied, row_writer
 from parenv.errors import ConfigurationError, ObservationError
-from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import Leaf, flatten, is_single, leaves, unflatten
+from parenv.memory.status_slot import StatusSlot, code
 
 
 class End(NamedTuple):
@@ -66,7 +66,7 @@ class EnvStepper:
         fit: how observations must fit their space.
     """
 
-    def __init__(self, envs: Sequence[Any], first_env_id: int, progress: Progress, fit: Fit | None = None) -> None:
+    def __init__(self, envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
         self.envs: list[Any] = list(envs)
         self.num_envs = len(self.envs)
         self.observation_space: Space[Any] = self.envs[0].observation_space
@@ -197,7 +197,7 @@ class VectorStepper:
     """
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], first_env_id: int, progress: Progress, fit: Fit | None = None
+        self, env: VectorEnv[Any, Any, Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None
     ) -> None:
         self._mode = env.metadata.get("autoreset_mode")
         if self._mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
@@ -304,7 +304,7 @@ Stepper = EnvStepper | VectorStepper
 """A worker's sub-environments, however they are held."""
 
 
-def make_stepper(envs: Sequence[Any], first_env_id: int, progress: Progress, fit: Fit | None = None) -> Stepper:
+def make_stepper(envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> Stepper:
     """Hold environments of one kind: single ones, or one ``VectorEnv``.
 
     Raises:

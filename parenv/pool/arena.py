@@ -7,9 +7,9 @@ from typing import Any
 
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
 from parenv.memory.maps import WeightsMap
-from parenv.memory.progress import Progress, header_bytes
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
+from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
 from parenv.process.free_memory import check_fits, in_words
 
@@ -36,7 +36,7 @@ class Arena:
         self.slots_offset = aligned(self.weights_offset + self.places * nbytes, 4096)
         self.memory = SharedMemory(self.slots_offset)
         head = self.memory.map()
-        self.progress = [Progress(head, worker) for worker in range(num_workers)]
+        self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
         self.weights: WeightsWriter | None = None
         self.weights_map: WeightsMap | None = None
         if module is not None:

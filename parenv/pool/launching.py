@@ -15,7 +15,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
 from parenv.policy.devices import on_device
-from parenv.pool.configuration import Plan
+from parenv.pool.pool_plan import Plan
 from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.pickling import pickled
 from parenv.worker.worker import Worker

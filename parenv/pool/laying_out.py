@@ -13,7 +13,7 @@ from parenv.memory.slots import Slots
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.pool.arena import Arena
 from parenv.pool.blocks import Block, blocks_of
-from parenv.pool.configuration import Plan
+from parenv.pool.pool_plan import Plan
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
 from parenv.supervision.workers import Workers

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from parenv.envs.factories import Spaces
 from parenv.policy.snapshots import module_of
 from parenv.pool.arena import Arena
-from parenv.pool.configuration import Plan
 from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.gradients import Accumulator
 from parenv.pool.launching import launch_for, placement_for
 from parenv.pool.laying_out import lay_out
+from parenv.pool.pool_plan import Plan
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions

@@ -16,9 +16,9 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
-from parenv.pool.configuration import Given, make_plan
 from parenv.pool.events import Observer
-from parenv.pool.session import Session
+from parenv.pool.pool_plan import Given, make_plan
+from parenv.pool.pool_session import PoolSession
 from parenv.pool.statistics import PoolStatistics
 from parenv.pool.streams import Item, criteria, stream
 from parenv.pool.threads import OneThread, StreamKey
@@ -111,7 +111,7 @@ class AsyncWorkerPool:
         plan = make_plan(Given(**given))
         self._one_thread = OneThread()
         with Shortened(contextlib.nullcontext()):
-            self._session = Session(plan)
+            self._session = PoolSession(plan)
         self._close = weakref.finalize(self, self._session.close, plan.job.options.close_timeout_s)
 
     @property
@@ -166,7 +166,7 @@ class AsyncWorkerPool:
             wait: asked before each; where it says no, ``None`` is yielded if no rollout is there yet, for learners that
                 have something else to do, as in :func:`parenv.learning.pipeline`.
         """
-        return self._stream("experience", "rollouts", Session.next_rollout, stop, wait)
+        return self._stream("experience", "rollouts", PoolSession.next_rollout, stop, wait)
 
     def gradients(self, stop: Stop | None = None) -> Iterator[Gradient]:
         """Gradients, until a criterion holds; for ever without one.
@@ -181,7 +181,7 @@ class AsyncWorkerPool:
         Raises:
             GradientError: ``loss_fn`` gave nothing to learn from, or a gradient is not finite.
         """
-        return cast(Iterator[Gradient], self._stream("gradient", "gradients", Session.next_gradient, stop))
+        return cast(Iterator[Gradient], self._stream("gradient", "gradients", PoolSession.next_gradient, stop))
 
     def publish(self, policy: Any, **settings: Any) -> int:
         """Make a new version, by which every rollout that begins from now on acts.
@@ -336,7 +336,7 @@ class AsyncWorkerPool:
         self,
         parallelism: Parallelism,
         name: str,
-        take: Callable[[Session, float], Item | None],
+        take: Callable[[PoolSession, float], Item | None],
         stop: Stop | None,
         wait: Callable[[], bool] | None = None,
     ) -> Iterator[Item | None]:
@@ -346,11 +346,11 @@ class AsyncWorkerPool:
         self._check_open()
         return stream(criteria(stop), self._using, take, wait)
 
-    def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[Session]:
+    def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[PoolSession]:
         return Shortened(self._used(stream))
 
     @contextlib.contextmanager
-    def _used(self, stream: StreamKey | None) -> Iterator[Session]:
+    def _used(self, stream: StreamKey | None) -> Iterator[PoolSession]:
         self._check_open()
         with self._one_thread.using(stream):
             try:

@@ -14,7 +14,7 @@ from parenv.errors import ConfigurationError
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import Stop
-from parenv.pool.session import Session
+from parenv.pool.pool_session import PoolSession
 from parenv.pool.threads import StreamKey
 
 Item = TypeVar("Item", Rollout, Gradient)
@@ -33,8 +33,8 @@ def criteria(stop: Stop | None) -> Stop:
 
 def stream(
     stop: Stop,
-    using: Callable[[StreamKey], contextlib.AbstractContextManager[Session]],
-    take: Callable[[Session, float], Item | None],
+    using: Callable[[StreamKey], contextlib.AbstractContextManager[PoolSession]],
+    take: Callable[[PoolSession, float], Item | None],
     wait: Callable[[], bool] | None,
 ) -> Iterator[Item | None]:
     """Yield until a criterion holds.

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.pool.session import Session
+from parenv.pool.pool_session import PoolSession
 
 STATE_FORMAT = 2
 
 _log = logging.getLogger("parenv")
 
 
-def pool_state(session: Session) -> dict[str, Any]:
+def pool_state(session: PoolSession) -> dict[str, Any]:
     """Everything but the policy that a resumed run needs, as plain data."""
     everybody = dict.fromkeys(range(len(session.workers.shares)), ())
     states, under_way = session.ask_workers("get_state", everybody), session.under_way()
@@ -27,7 +27,7 @@ def pool_state(session: Session) -> dict[str, Any]:
     }
 
 
-def resume_pool(session: Session, state: Mapping[str, Any]) -> list[str]:
+def resume_pool(session: PoolSession, state: Mapping[str, Any]) -> list[str]:
     """Have a pool that has just been made go on where another was; what could not be restored, in words.
 
     Raises:
@@ -54,7 +54,7 @@ def _check(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         )
 
 
-def _restore_workers(session: Session, state: Mapping[str, Any]) -> list[str]:
+def _restore_workers(session: PoolSession, state: Mapping[str, Any]) -> list[str]:
     workers, missing, questions = session.workers, [], {}
     for worker, found in enumerate(state["workers"]):
         under_way, env_ids = state["under_way"][worker], workers.env_ids(worker)

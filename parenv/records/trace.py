@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from parenv.errors import ConfigurationError
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
-from parenv.pool.session import Session
+from parenv.pool.pool_session import PoolSession
 from parenv.process.cores import own_file
 from parenv.supervision.supervisor import Back, Lost
 
@@ -170,7 +170,7 @@ class TraceWriter(Observer):
             self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
-def trace_of(session: Session, path: str | os.PathLike[str]) -> TraceWriter:
+def trace_of(session: PoolSession, path: str | os.PathLike[str]) -> TraceWriter:
     """A timeline of a pool from now on."""
     layout, env_steps = session.identity["layout"], session.statistics().env_steps
     about = {"env_steps": env_steps, "in processes": not session.plan.inline, **layout}

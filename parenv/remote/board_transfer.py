@@ -17,7 +17,7 @@ from parenv.memory.kinds import BY_MESSAGE
 from parenv.memory.layout import Field
 from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
-from parenv.remote.messages import RowPlan
+from parenv.remote.host_messages import RowPlan
 
 REQUESTED = ("requested", "orders", "actions")
 ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")

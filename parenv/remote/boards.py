@@ -10,12 +10,12 @@ from typing import Any
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.kinds import is_kind, kind_numbers
 from parenv.memory.maps import BoardMap
-from parenv.memory.progress import STATUS_SLOT_BYTES, status_slot
+from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
 from parenv.protocol.messages import SideData
 from parenv.remote.board_transfer import WorkerRows, flags_of, row_plan
-from parenv.remote.messages import Answers, Ring, RowPlan
+from parenv.remote.host_messages import Answers, Ring, RowPlan
 
 HOSTS = -1
 """Stands for hosts, which have no descriptor, where a descriptor stands for what is ready."""

@@ -10,7 +10,7 @@ from parenv.errors import ProtocolError
 from parenv.memory.maps import SlotMap
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout
-from parenv.remote.messages import Chunks, SlotPlan
+from parenv.remote.host_messages import Chunks, SlotPlan
 from parenv.remote.slot_transfer import SlotTransfer
 from parenv.remote.validation import check_commit
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
-from parenv.memory.progress import STATUS_SLOT_BYTES, status_slot
+from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
 from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
@@ -29,7 +29,7 @@ from parenv.protocol.messages import (
 )
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
-from parenv.remote.messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
+from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
 from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
 from parenv.remote.weight_transfer import chunks_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer
-from parenv.remote.messages import max_head_bytes
+from parenv.remote.host_messages import max_head_bytes
 from parenv.remote.net.curve import HostListener
 
 MAX_MESSAGES_AT_ONCE = 64

@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.progress import Progress, status_slot
 from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import StatusSlot, status_slot
 from parenv.placement.base import Ended, Event, Launch
 from parenv.placement.local import LocalPlacement
 from parenv.process.launcher import occupy_standard_descriptors
@@ -22,13 +22,13 @@ from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Close, Commit, Credit
-from parenv.remote import messages as wire
+from parenv.remote import host_messages as wire
 from parenv.remote.host_rows import HostRows
+from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostSocket
-from parenv.remote.net.keys import HostKeys
+from parenv.remote.net.host_keys import HostKeys
 from parenv.remote.sizes import fitting
 from parenv.remote.slot_transfer import in_chunks
-from parenv.remote.versions import own_versions
 from parenv.remote.weight_transfer import write_chunk
 from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import remaining
@@ -258,7 +258,7 @@ class HostSession:
 
     def _obey_about(self, sender: Sender, message: Any, local: LocalPlacement, launch: Launch) -> None:
         if isinstance(message, wire.Start):
-            Progress(self._mapping, sender.worker).begin("starting")
+            StatusSlot(self._mapping, sender.worker).begin("starting")
             self._running[sender] = False
             if self._rows is not None:
                 self._rows.start(sender)
@@ -274,7 +274,7 @@ class HostSession:
             self._rows.obey(sender, message)
         elif not isinstance(message, wire.HOST_KINDS):
             if isinstance(message, Close):
-                Progress(self._mapping, sender.worker).closing[0] = True
+                StatusSlot(self._mapping, sender.worker).closing[0] = True
             elif isinstance(message, Credit) and message.snapshot:
                 self._snapshot = message
             elif isinstance(message, Credit) and message.policy_version == self._snapshot.policy_version:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import select
 from collections.abc import Iterator
 
-from parenv.memory.progress import Progress, status_slot
 from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import StatusSlot, status_slot
 from parenv.placement.local import LocalPlacement
 from parenv.process.doorbell import Doorbell
 from parenv.protocol.frames import Sender
 from parenv.remote.board_transfer import WorkerRows
-from parenv.remote.messages import CHUNK_BYTES, Answers, Ring, RowPlan
+from parenv.remote.host_messages import CHUNK_BYTES, Answers, Ring, RowPlan
 
 
 class HostRows:
@@ -41,7 +41,7 @@ class HostRows:
             self._bells.pop(before).close()
             self._rows.pop(before, None)
         self._bells[sender] = self._local.bell(sender.worker)
-        progress = Progress(self._head, sender.worker)
+        progress = StatusSlot(self._head, sender.worker)
         progress.said[0] = progress.has_infos[0] = 0
 
     def obey(self, sender: Sender, message: RowPlan | Ring) -> None:

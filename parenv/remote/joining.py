@@ -5,7 +5,7 @@ from __future__ import annotations
 from parenv.memory.maps import WeightsMap
 from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
 from parenv.remote.net.curve import HostListener
-from parenv.remote.net.keys import AllowList, DriverKeys, ephemeral_keys, read_driver_keys
+from parenv.remote.net.host_keys import AllowList, DriverKeys, ephemeral_keys, read_driver_keys
 from parenv.remote.placement import HostsPlacement
 from parenv.remote.ray import RayHosts
 

@@ -14,24 +14,24 @@ from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
-from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import StatusSlot
 from parenv.options import RemotePlacement
 from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
-from parenv.remote import messages as wire
+from parenv.remote import host_messages as wire
 from parenv.remote.boards import HostBell, HostsPoller
 from parenv.remote.exchange import Exchange, check_end, take_status
 from parenv.remote.hearing import check_head, heard
 from parenv.remote.host_scheduler import HostScheduler
+from parenv.remote.host_versions import disagreement
 from parenv.remote.net.curve import HostListener
 from parenv.remote.ray import RayHosts
 from parenv.remote.rejections import Rejections
 from parenv.remote.validation import harmless
-from parenv.remote.versions import disagreement
 from parenv.transport.zeromq import remaining
 
 PROBE_S = 0.5
@@ -93,7 +93,7 @@ class HostsPlacement:
         for worker in workers:
             if worker not in here:
                 self._scheduler.want(worker)
-                Progress(self._head, worker.worker).begin("waiting for a host")
+                StatusSlot(self._head, worker.worker).begin("waiting for a host")
         self._place()
 
     def lay_out(self, slots: SlotMap) -> None:
@@ -223,7 +223,7 @@ class HostsPlacement:
 
     def _place(self) -> None:
         for worker, host in [] if self._closed else self._scheduler.place():
-            Progress(self._head, worker.worker).begin("starting")
+            StatusSlot(self._head, worker.worker).begin("starting")
             self._tell(host, wire.Start(), worker)
 
     def _tell(self, host: bytes, message: wire.AnyMessage, about: tuple[int, int] = wire.HOST) -> None:

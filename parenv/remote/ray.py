@@ -18,7 +18,7 @@ from parenv.placement.base import KILL_TIMEOUT_S
 from parenv.process.restart_limit import RestartLimit
 
 if TYPE_CHECKING:
-    from parenv.remote.net.keys import HostKeys
+    from parenv.remote.net.host_keys import HostKeys
 
 _log = logging.getLogger("parenv")
 

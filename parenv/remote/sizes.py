@@ -8,7 +8,7 @@ from typing import Any
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import Sender, to_frames
 from parenv.protocol.messages import Commit, Failure, Reply
-from parenv.remote.messages import max_head_bytes
+from parenv.remote.host_messages import max_head_bytes
 
 FRAME_BYTES = 64
 """At most what a frame takes on its way beside what it holds."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parenv.memory.maps import WeightsMap
-from parenv.remote.messages import Weights
+from parenv.remote.host_messages import Weights
 
 Encoding = Literal["exact", "bfloat16"]
 

@@ -20,7 +20,7 @@ from parenv.errors import (
     WorkerTimeoutError,
     span,
 )
-from parenv.memory.progress import WAITING_FOR_A_HOST
+from parenv.memory.status_slot import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
 from parenv.placement.base import Launch
 from parenv.process.restart_limit import RestartLimit

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.maps import SlotMap
-from parenv.memory.progress import Progress
+from parenv.memory.status_slot import StatusSlot
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
@@ -68,7 +68,7 @@ class Workers:
     def __init__(
         self,
         placement: Placement,
-        progress: Sequence[Progress],
+        progress: Sequence[StatusSlot],
         shares: Sequence[int],
         first_env_id: int = 0,
         first_worker: int = 0,
@@ -111,7 +111,7 @@ class Workers:
         return (*self._progress[worker].liveness_token, len(process.credits), len(process.open_calls))
 
     def busy_with(self, worker: int, asked: bool) -> str:
-        """One of :data:`~parenv.memory.progress.DOING`; empty while nothing is asked of it, by messages or else."""
+        """One of :data:`~parenv.memory.status_slot.DOING`; empty while nothing is asked of it, by messages or else."""
         process = self._processes[worker]
         return self._progress[worker].doing if asked or process.credits or process.open_calls else ""
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from parenv.memory.board import Board, BoardSpec
 from parenv.protocol.messages import Actions, SideData
-from parenv.vector.spaces import SpacesOfWorker
+from parenv.vector.joined_spaces import SpacesOfWorker
 
 
 @dataclass(frozen=True)

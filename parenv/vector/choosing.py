@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from parenv.errors import WorkerTimeoutError
 from parenv.process.cores import usable_cores
-from parenv.vector.configuration import VectorPlan
 from parenv.vector.process_backend import ProcessBackend
-from parenv.vector.session import Session
+from parenv.vector.vector_plan import VectorPlan
+from parenv.vector.vector_session import VectorSession
 
 ROUND_TRIPS = 20
 STEP_OVERHEAD_S = 20e-6
 """What a parallel step costs beside stepping and waking, more than one in this process: an estimate."""
 
 
-def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | None]:
+def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, float | None]:
     """Begin a session, without workers where a measurement is to decide and they do not pay.
 
     Returns:
@@ -28,7 +28,7 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | No
     Raises:
         Exception: of a sub-environment, when it is made.
     """
-    session = Session(plan, copy)
+    session = VectorSession(plan, copy)
     if not plan.measured:
         return plan, session, None
     try:
@@ -46,12 +46,12 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, Session, float | No
             stacklevel=2,
         )
         plan = replace(plan, measured=False)
-        return plan, Session(plan, copy), None
+        return plan, VectorSession(plan, copy), None
     if parallel_pays(step_s, plan.shares, usable_cores(), waking_s):
         return plan, session, step_s
     session.close(plan.options.close_timeout_s)
     plan = replace(plan, job=replace(plan.job, shares=(plan.num_envs,)), inline=True)
-    return plan, Session(plan, copy), step_s
+    return plan, VectorSession(plan, copy), step_s
 
 
 def round_trip_s(backend: ProcessBackend, timeout_s: float) -> float:

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from parenv.memory.board import Board
 
 
-class Ends:
+class EpisodeEnds:
     """Whose episode ended with its last step, whether or not anybody received that.
 
     Args:

@@ -15,8 +15,8 @@ from parenv.process.forks import Owner
 from parenv.supervision.partition import at_least
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
-from parenv.vector.configuration import Given, ObservationMode, OnWorkerDeath, make_vector_plan
-from parenv.vector.session import Session, StepResults
+from parenv.vector.vector_plan import Given, ObservationMode, OnWorkerDeath, make_vector_plan
+from parenv.vector.vector_session import StepResults, VectorSession
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
 _IDLE = ""
@@ -344,6 +344,6 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
 
 
-def _close(owner: Owner, session: Session, timeout_s: float) -> None:
+def _close(owner: Owner, session: VectorSession, timeout_s: float) -> None:
     if owner.is_here:
         session.close(timeout_s)

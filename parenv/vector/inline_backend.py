@@ -11,7 +11,7 @@ import numpy as np
 
 from parenv.envs.board_rows import EnvError
 from parenv.memory.board import Board, BoardSpec
-from parenv.memory.progress import Progress, header_bytes
+from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
 from parenv.supervision.failures import raise_all, say_where, where_it_happened
@@ -32,7 +32,7 @@ class InlineBackend:
     beginning: Sequence[int] = ()
 
     def __init__(self, job: StepJob) -> None:
-        self._progress = Progress(np.zeros(header_bytes(1), np.uint8), 0)
+        self._progress = StatusSlot(np.zeros(header_bytes(1), np.uint8), 0)
         self._cleanup = contextlib.ExitStack()
         try:
             job.set_up(0, self._progress, self._cleanup)

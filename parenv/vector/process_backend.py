@@ -15,8 +15,8 @@ from parenv.memory.board import Board, BoardSpec
 from parenv.memory.layout import leaves_as_data
 from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
-from parenv.memory.progress import Progress, header_bytes, status_slots
 from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
 from parenv.placement.base import Launch, Poller
 from parenv.process.doorbell import Doorbell
 from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
@@ -27,9 +27,9 @@ from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.transport.waiting import MAX_WAIT_S
 from parenv.vector.backend import Members
-from parenv.vector.configuration import VectorPlan
+from parenv.vector.joined_spaces import rebuilt
 from parenv.vector.requests import Requests
-from parenv.vector.spaces import rebuilt
+from parenv.vector.vector_plan import VectorPlan
 
 MESSAGE_TIMEOUT_S = 60.0
 
@@ -53,7 +53,9 @@ class ProcessBackend:
         self._requests = Requests(plan.shares, [self._placement.bell(worker) for worker in range(num_workers)])
         self._answers = Doorbell()
         self._poller: Poller | None = None
-        self.workers = Workers(self._placement, [Progress(head, worker) for worker in range(num_workers)], plan.shares)
+        self.workers = Workers(
+            self._placement, [StatusSlot(head, worker) for worker in range(num_workers)], plan.shares
+        )
         product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, plan.options, product)
         self._questions = self._supervisor.questions

@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from parenv.envs.fitting import Fit, not_finite, of_one_kind
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.board import Board
-from parenv.memory.infos import Announced, InfoReader
+from parenv.memory.board_infos import Announced, InfoReader
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.options import WorkerOptions
 from parenv.protocol.messages import SideData

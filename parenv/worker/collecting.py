@@ -18,8 +18,8 @@ from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble
 from parenv.experience.rollout import Rollout, map_trees
 from parenv.memory.layout import RolloutSpec, slot_layout
-from parenv.memory.progress import Progress, code
 from parenv.memory.spaces import Leaf
+from parenv.memory.status_slot import StatusSlot, code
 from parenv.worker.acting import NO_INFOS, Actor
 from parenv.worker.writing import OpenEpisodes, RolloutWriter, to_array
 
@@ -62,7 +62,7 @@ class Collector:
         rows: Sequence[Any],
         env_ids: Any,
         worker: int,
-        progress: Progress,
+        progress: StatusSlot,
         restarted: bool = False,
         infos: Sequence[Found] = (),
     ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, evaluation_seed
 from parenv.envs.stepping import Stepper, make_stepper
-from parenv.memory.progress import Progress
+from parenv.memory.status_slot import StatusSlot
 from parenv.worker.collecting import Collector, private_writer, reset
 from parenv.worker.job import Job
 
@@ -29,7 +29,7 @@ class Evaluation:
         progress: where to say what is going on.
     """
 
-    def __init__(self, job: Job, training: Collector, env_ids: Any, worker: int, progress: Progress) -> None:
+    def __init__(self, job: Job, training: Collector, env_ids: Any, worker: int, progress: StatusSlot) -> None:
         self._job, self._training, self._env_ids = job, training, env_ids
         self._worker, self._progress = worker, progress
         self._stepper: Stepper | None = None

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
-from parenv.memory.progress import Progress, header_bytes
+from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.options import WorkerOptions
 
 
@@ -52,7 +52,7 @@ class WorkerJob:
     first_env_id: int = 0
     cores: tuple[int, ...] | None = None
 
-    def set_up(self, worker: int, progress: Progress, cleanup: contextlib.ExitStack) -> None:
+    def set_up(self, worker: int, progress: StatusSlot, cleanup: contextlib.ExitStack) -> None:
         """Do what the user wants done before sub-environments are made, and note what is to be done behind them."""
         if self.options.cleanup_fn is not None:
             cleanup.callback(self.options.cleanup_fn, self.first_worker + worker)

@@ -12,7 +12,7 @@ from parenv.envs.infos import Found, InfoRows
 from parenv.envs.stepping import Stepper
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import Info, RolloutSpec
-from parenv.memory.progress import Progress
+from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, private_writer, reset
 
@@ -63,7 +63,7 @@ def infos_in(names: Sequence[str], taken: Collection[str], of_each: Sequence[Fou
 
 
 def played(
-    make: Callable[[], Stepper], actor: Actor, spec: RolloutSpec, missing: Sequence[str], progress: Progress
+    make: Callable[[], Stepper], actor: Actor, spec: RolloutSpec, missing: Sequence[str], progress: StatusSlot
 ) -> tuple[Info, ...]:
     """What infos are like that only steps return, from an episode of a sub-environment that is made for it.
 
@@ -93,7 +93,7 @@ def played(
     )
 
 
-def _episode(stepper: Stepper, actor: Actor, spec: RolloutSpec, progress: Progress) -> Iterator[list[Found]]:
+def _episode(stepper: Stepper, actor: Actor, spec: RolloutSpec, progress: StatusSlot) -> Iterator[list[Found]]:
     batch = stepper.num_envs
     spec = replace(spec, rollout_length=1)
     rows, first = reset(stepper, spec.observations, list(range(batch)))

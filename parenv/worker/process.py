@@ -9,8 +9,8 @@ from typing import Any
 
 import cloudpickle
 
-from parenv.memory.progress import code
 from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import code
 from parenv.process.doorbell import Doorbell, rung
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.frames import Sender, from_frames, to_frames

@@ -9,7 +9,7 @@ from parenv.envs.seeding import environment_seed
 from parenv.envs.stepping import EnvStepper
 from parenv.envs.values import Rows
 from parenv.errors import ConfigurationError
-from parenv.memory.progress import Progress
+from parenv.memory.status_slot import StatusSlot
 from parenv.process.restart_limit import RestartLimit
 from parenv.worker.collecting import Collector
 from parenv.worker.job import Job
@@ -30,7 +30,7 @@ class Replacements:
         causes: ``[env_id, doing, exception as text]`` of every replacement since somebody emptied the list.
     """
 
-    def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, progress: Progress) -> None:
+    def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, progress: StatusSlot) -> None:
         if not isinstance(stepper, EnvStepper):
             raise ConfigurationError(
                 'on_env_error="restart_env" needs single sub-environments, but env_fn makes a VectorEnv: use '

@@ -21,8 +21,8 @@ from parenv.memory.layout import (
     infos_from_data,
     leaves_as_data,
 )
-from parenv.memory.progress import Progress
 from parenv.memory.spaces import describe
+from parenv.memory.status_slot import StatusSlot
 from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
@@ -30,12 +30,12 @@ from parenv.worker.acting import Actor
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.collecting import Collector, StopCollectingError
 from parenv.worker.differentiating import Differentiator
-from parenv.worker.episodes import EpisodeCollector
 from parenv.worker.evaluation import Evaluation
 from parenv.worker.failing import Outlet
 from parenv.worker.job import Job
 from parenv.worker.replacing import Replacements, ReplacingCollector
 from parenv.worker.starting import start
+from parenv.worker.whole_episodes import EpisodeCollector
 from parenv.worker.writing import SlotWriters
 
 
@@ -51,7 +51,7 @@ class RolloutTask:
     """
 
     def __init__(
-        self, job: Job, sender: Sender, load_job: Callable[[], Job], progress: Progress, outlet: Outlet
+        self, job: Job, sender: Sender, load_job: Callable[[], Job], progress: StatusSlot, outlet: Outlet
     ) -> None:
         self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
         self._started = start(sender, job, load_job, progress, outlet.warn)

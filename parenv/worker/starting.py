@@ -18,8 +18,8 @@ from parenv.envs.seeding import RandomState, environment_seed
 from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import RolloutSpec
-from parenv.memory.progress import Progress
 from parenv.memory.spaces import leaves
+from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.frames import Sender
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, reset
@@ -28,7 +28,7 @@ from parenv.worker.naming import infos_in, played
 from parenv.worker.probing import probe, probe_postprocess
 
 
-class Started(NamedTuple):
+class StartedEnvs(NamedTuple):
     """A worker whose sub-environments exist and wait in their first observations.
 
     Args:
@@ -48,8 +48,8 @@ class Started(NamedTuple):
 
 
 def start(
-    sender: Sender, job: Job, load_job: Callable[[], Job], progress: Progress, warn: Callable[[str], object]
-) -> Started:
+    sender: Sender, job: Job, load_job: Callable[[], Job], progress: StatusSlot, warn: Callable[[str], object]
+) -> StartedEnvs:
     """Make and reset the sub-environments, and, in worker 0, find out what a rollout holds."""
     env_ids = job.env_ids(sender.worker)
     first, count = env_ids.start, len(env_ids)
@@ -66,7 +66,7 @@ def start(
     rows, infos = reset(stepper, spec.observations, seeds)
     if sender.worker == 0:
         spec = _probe(load_job, stepper, spec, rows, infos, progress, fit)
-    return Started(stepper, spec, rows, infos, fit)
+    return StartedEnvs(stepper, spec, rows, infos, fit)
 
 
 def prepare_process(seed: int, job: WorkerJob, worker: int) -> None:
@@ -96,7 +96,7 @@ def _probe(
     spec: RolloutSpec,
     rows: Sequence[Any],
     infos: Sequence[Found],
-    progress: Progress,
+    progress: StatusSlot,
     fit: Fit,
 ) -> RolloutSpec:
     """What a rollout holds; with another copy of the job, whose policy is thrown away, and another random state."""

@@ -18,12 +18,12 @@ from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.board import Board, BoardSpec
-from parenv.memory.infos import InfoWriter
+from parenv.memory.board_infos import InfoWriter
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.layout import leaves_from_data
-from parenv.memory.progress import Progress
 from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe, each_once
+from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Rows, SideData, StepReady
@@ -46,7 +46,7 @@ class StepTask:
         outlet: where to say what does not go on the board.
     """
 
-    def __init__(self, job: StepJob, sender: Sender, progress: Progress, outlet: Outlet) -> None:
+    def __init__(self, job: StepJob, sender: Sender, progress: StatusSlot, outlet: Outlet) -> None:
         self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
         self._env_ids = job.env_ids(sender.worker)
         self.envs = make_envs(job.factories, self._env_ids, progress)

@@ -11,8 +11,8 @@ import cloudpickle
 
 from parenv.envs.board_rows import EnvError
 from parenv.envs.seeding import RandomState, worker_seed
-from parenv.memory.progress import Progress
 from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import (
@@ -89,7 +89,7 @@ class Worker:
         self._warnings: deque[str] = deque()
         self._random_state: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._cleanup = contextlib.ExitStack()
-        self.progress = Progress(memory.map(), sender.worker)
+        self.progress = StatusSlot(memory.map(), sender.worker)
         # Which messages it gets is settled by the conversation: those for rollouts and for steps exclude each other.
         self.task: Any = None
         self.open = True

@@ -25,7 +25,7 @@ from parenv.memory.spaces import describe, leaves, rebuild
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import KINDS as OF_WORKERS
 from parenv.protocol.messages import Ready, Reply, StepReady
-from parenv.remote.messages import HOST_KINDS
+from parenv.remote.host_messages import HOST_KINDS
 
 KINDS = (*OF_WORKERS, *HOST_KINDS)
 

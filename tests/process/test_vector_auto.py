@@ -179,7 +179,7 @@ class Deadly(gym.Wrapper[Any, Any, Any, Any]):
 def test_where_an_environment_cannot_be_measured_there_is_one_worker_per_core_and_a_warning(
     kind: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parenv.vector.configuration.usable_cores", lambda: 2)
+    monkeypatch.setattr("parenv.vector.vector_plan.usable_cores", lambda: 2)
     with pytest.warns(UserWarning, match=f'num_workers="auto" .* {why}'):
         envs = ParallelVectorEnv([lambda: kind(cheap())] * N, num_workers="auto")
     with contextlib.closing(envs):

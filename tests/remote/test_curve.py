@@ -20,7 +20,7 @@ from parenv.errors import ConfigurationError
 from parenv.options import RemotePlacement
 from parenv.protocol.data import Buffer
 from parenv.remote.net.curve import HostListener, HostSocket
-from parenv.remote.net.keys import AllowList, ephemeral_keys
+from parenv.remote.net.host_keys import AllowList, ephemeral_keys
 from parenv.remote.net.stream import BIG_BYTES
 from parenv.remote.net.window import WINDOW
 from parenv.transport import zeromq
@@ -309,7 +309,7 @@ def test_a_driver_survives_a_host_that_dies_while_nobody_reads_it() -> None:
     script = (
         "import threading, zmq\n"
         "from parenv.remote.net.curve import HostListener\n"
-        "from parenv.remote.net.keys import AllowList, ephemeral_keys\n"
+        "from parenv.remote.net.host_keys import AllowList, ephemeral_keys\n"
         "from parenv.remote.net.stream import Stream\n"
         "driver, keys = ephemeral_keys()\n"
         "allowed = AllowList([keys.public.decode()])\n"

@@ -17,7 +17,7 @@ from network import Network, why_not
 from sampling import one_in
 
 from parenv import AsyncWorkerPool, Stop
-from parenv.memory.progress import WAITING_FOR_A_HOST
+from parenv.memory.status_slot import WAITING_FOR_A_HOST
 from parenv.testing import LedgerEnv, check_ledger
 
 pytestmark = [

@@ -17,12 +17,12 @@ from sampling import one_in
 from parenv import HostLostError, ParallelVectorEnv
 from parenv.errors import ProtocolError
 from parenv.memory.board import Board, BoardSpec
-from parenv.memory.progress import STATUS_SLOT_BYTES
 from parenv.memory.spaces import describe, leaves
+from parenv.memory.status_slot import STATUS_SLOT_BYTES
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Call, Reply, Rows, SideData, StepReady
 from parenv.remote.board_transfer import WorkerRows
-from parenv.remote.messages import (
+from parenv.remote.host_messages import (
     HOST,
     Answers,
     Gone,
@@ -34,9 +34,9 @@ from parenv.remote.messages import (
     Start,
     Started,
 )
+from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostSocket
-from parenv.remote.net.keys import read_host_keys
-from parenv.remote.versions import own_versions
+from parenv.remote.net.host_keys import read_host_keys
 from parenv.transport.waiting import Waiting
 
 OBSERVED, ACTED = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)

@@ -21,7 +21,7 @@ from scripts import printed_by
 from parenv.remote.net import curve
 from parenv.remote.net.admission import REASONS
 from parenv.remote.net.curve import HostListener, HostSocket
-from parenv.remote.net.keys import (
+from parenv.remote.net.host_keys import (
     AllowList,
     DriverKeys,
     HostKeys,
@@ -613,7 +613,7 @@ def test_nobody_knows_the_name_of_the_next_connection() -> None:
     script = (
         "import zmq\n"
         "from parenv.remote.net.curve import HostListener, HostSocket\n"
-        "from parenv.remote.net.keys import AllowList, ephemeral_keys\n"
+        "from parenv.remote.net.host_keys import AllowList, ephemeral_keys\n"
         "driver, host = ephemeral_keys()\n"
         "allowed = AllowList([host.public.decode()])\n"
         "listener = HostListener('tcp://127.0.0.1:*', driver, allowed, max_message_bytes=1024)\n"

@@ -23,10 +23,10 @@ from parenv.memory.spaces import describe, leaves
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData
 from parenv.remote import exchange
-from parenv.remote.messages import HOST, Chunks, Gone, Goodbye, Heartbeat, Join, Refuse, Start, Started, Welcome
+from parenv.remote.host_messages import HOST, Chunks, Gone, Goodbye, Heartbeat, Join, Refuse, Start, Started, Welcome
+from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostListener, HostSocket
-from parenv.remote.net.keys import AllowList, read_driver_keys, read_host_keys
-from parenv.remote.versions import own_versions
+from parenv.remote.net.host_keys import AllowList, read_driver_keys, read_host_keys
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.waiting import Waiting
 

@@ -28,7 +28,7 @@ import parenv
 from parenv import ConfigurationError, HostLostError, ParallelVectorEnv, WorkerDiedError, WorkerTimeoutError
 from parenv.errors import NotDataError
 from parenv.remote.host import serve
-from parenv.remote.net.keys import read_host_keys
+from parenv.remote.net.host_keys import read_host_keys
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
 

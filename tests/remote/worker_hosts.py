@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from parenv import RemotePlacement
-from parenv.remote.net.keys import create_keys
+from parenv.remote.net.host_keys import create_keys
 
 MARK = "PARENV_TEST_HOST"
 

@@ -13,8 +13,8 @@ from parenv.envs.stepping import EnvStepper, Stepper
 from parenv.experience.assembly import assemble
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec
-from parenv.memory.progress import Progress
 from parenv.memory.spaces import leaves
+from parenv.memory.status_slot import StatusSlot
 from parenv.testing import check_ledger
 from parenv.worker.collecting import private_writer, reset
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
@@ -47,9 +47,9 @@ class Scripted(gym.Env[Any, Any]):
         return shown
 
 
-def quiet() -> Progress:
+def quiet() -> StatusSlot:
     """A line of progress that nobody reads."""
-    return Progress(np.zeros(256, np.uint8), 0)
+    return StatusSlot(np.zeros(256, np.uint8), 0)
 
 
 class Run:

@@ -10,7 +10,7 @@ import pytest
 
 import parenv
 from parenv.cli.main import main, parser
-from parenv.remote.net.keys import AllowList, create_keys, read_host_keys
+from parenv.remote.net.host_keys import AllowList, create_keys, read_host_keys
 
 BROKEN = """
 import gymnasium as gym

@@ -15,7 +15,7 @@ from parenv.errors import ProtocolError
 from parenv.protocol.frames import PROTOCOL_VERSION, Sender, from_frames, to_frames
 from parenv.protocol.messages import KINDS as OF_WORKERS
 from parenv.protocol.messages import Close, Commit, Credit, Failure
-from parenv.remote.messages import HOST_KINDS, AnyMessage
+from parenv.remote.host_messages import HOST_KINDS, AnyMessage
 
 KINDS = (*OF_WORKERS, *HOST_KINDS)
 

@@ -20,8 +20,8 @@ from parenv.memory.spaces import MAX_SPACE_BYTES
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import KINDS as OF_WORKERS
 from parenv.protocol.messages import Reply
-from parenv.remote.messages import HOST_KINDS
-from parenv.remote.messages import AnyMessage as Message
+from parenv.remote.host_messages import HOST_KINDS
+from parenv.remote.host_messages import AnyMessage as Message
 
 KINDS = (*OF_WORKERS, *HOST_KINDS)
 

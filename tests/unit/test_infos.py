@@ -13,8 +13,8 @@ from comparison import assert_same
 from gymnasium.vector import VectorEnv
 from hypothesis import example, given, settings
 
-from parenv.memory import infos as module
-from parenv.memory.infos import InfoReader, InfoWriter
+from parenv.memory import board_infos as module
+from parenv.memory.board_infos import InfoReader, InfoWriter
 from parenv.memory.kinds import is_kind
 from parenv.protocol.data import pack, unpack
 from parenv.vector.results import add_info

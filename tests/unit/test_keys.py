@@ -14,8 +14,8 @@ import zmq
 from parenv.cli.main import main
 from parenv.errors import ConfigurationError
 from parenv.options import RemotePlacement
-from parenv.remote.net import keys as keys_module
-from parenv.remote.net.keys import (
+from parenv.remote.net import host_keys as keys_module
+from parenv.remote.net.host_keys import (
     AllowList,
     DriverKeys,
     HostKeys,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parenv.remote.net.connections import TcpTraffic
-from parenv.remote.net.keys import Known
+from parenv.remote.net.host_keys import Known
 from parenv.remote.net.limits import (
     MAX_STRANGERS,
     MOST_TO_STRANGERS,

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from parenv.memory.maps import WeightsMap
 from parenv.policy.snapshots import flat_layout, float32_parts
-from parenv.remote.messages import Weights
+from parenv.remote.host_messages import Weights
 from parenv.remote.weight_transfer import chunks_of, from_bfloat16, to_bfloat16, write_chunk
 
 

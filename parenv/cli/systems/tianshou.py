@@ -12,7 +12,7 @@ NAME, PACKAGE = "Tianshou", "tianshou"
 KINDS = {"DummyVectorEnv": True, "ShmemVectorEnv": False}
 
 
-class Envs:
+class TianshouEnvs:
     """Stepped with the resets that they need."""
 
     def __init__(self, envs: Any, num_envs: int) -> None:
@@ -27,6 +27,6 @@ class Envs:
             self.envs.reset(ended)
 
 
-def make(kind: str, factories: Sequence[Callable[[], Any]], start_method: str | None = None) -> Envs:
+def make(kind: str, factories: Sequence[Callable[[], Any]], start_method: str | None = None) -> TianshouEnvs:
     """Vector envs of this kind; their start method cannot be chosen for all kinds."""
-    return Envs(getattr(import_module("tianshou.env"), kind)(list(factories)), len(factories))
+    return TianshouEnvs(getattr(import_module("tianshou.env"), kind)(list(factories)), len(factories))

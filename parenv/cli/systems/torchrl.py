@@ -16,7 +16,7 @@ def wrapped(factory: Callable[[], Any]) -> Any:
     return import_module("torchrl.envs").GymWrapper(factory(), categorical_action_encoding=True)
 
 
-class Envs:
+class TorchRLEnvs:
     """Stepped from one batch of data to the next."""
 
     def __init__(self, envs: Any, num_envs: int) -> None:
@@ -33,9 +33,9 @@ class Envs:
         _, self._data = self.envs.step_and_maybe_reset(self._data.set("action", torch.as_tensor(actions)))
 
 
-def make(kind: str, factories: Sequence[Callable[[], Any]], start_method: str | None = None) -> Envs:
+def make(kind: str, factories: Sequence[Callable[[], Any]], start_method: str | None = None) -> TorchRLEnvs:
     """Batched envs of this kind."""
     makers = {id(factory): partial(wrapped, factory) for factory in factories}  # The same one counts as the same task.
     more = {} if KINDS[kind] else {"mp_start_method": start_method}
     envs = getattr(import_module("torchrl.envs"), kind)
-    return Envs(envs(len(factories), [makers[id(factory)] for factory in factories], **more), len(factories))
+    return TorchRLEnvs(envs(len(factories), [makers[id(factory)] for factory in factories], **more), len(factories))

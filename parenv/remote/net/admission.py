@@ -19,7 +19,7 @@ from zmq.utils import z85
 from parenv.errors import ConfigurationError
 from parenv.process.doorbell import Doorbell
 from parenv.remote.net.connections import UNKNOWN, peer_of, shut, traffic
-from parenv.remote.net.keys import AllowList, Known
+from parenv.remote.net.host_keys import AllowList, Known
 from parenv.remote.net.limits import OVERHEAD_BYTES, Connection, Limits, objections, surplus_strangers
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"

@@ -22,7 +22,7 @@ from parenv.errors import ConfigurationError, ProtocolError
 from parenv.options import tcp_address
 from parenv.protocol.data import Buffer
 from parenv.remote.net.admission import Admission, host_of
-from parenv.remote.net.keys import AllowList, DriverKeys, HostKeys, Known
+from parenv.remote.net.host_keys import AllowList, DriverKeys, HostKeys, Known
 from parenv.remote.net.link import EVENTS, Link, State
 from parenv.remote.net.stream import Stream, Streams
 from parenv.remote.net.tcp import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parenv.remote.net.connections import TcpTraffic
-from parenv.remote.net.keys import Known
+from parenv.remote.net.host_keys import Known
 
 MAX_STRANGERS = 256
 """How many connections may be open that have not been let in; they are counted apart from hosts."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import zmq
 
 from parenv.errors import ProtocolError
-from parenv.remote.net.keys import DriverKeys, HostKeys
+from parenv.remote.net.host_keys import DriverKeys, HostKeys
 from parenv.remote.net.limits import OVERHEAD_BYTES, Limits
 from parenv.remote.net.window import WINDOW, WINDOW_BYTES
 

@@ -13,7 +13,7 @@ from parenv.cli.help import add_command
 from parenv.errors import ConfigurationError
 from parenv.process.cores import usable_cores
 from parenv.remote.host import PATIENCE_S, serve
-from parenv.remote.net.keys import read_host_keys
+from parenv.remote.net.host_keys import read_host_keys
 
 
 def add_worker_command(commands: Any) -> None:

@@ -219,7 +219,7 @@ class Heartbeat:
 
     Args:
         workers: indices.
-        status_slots: theirs, see :mod:`~parenv.memory.progress`, one behind the other.
+        status_slots: theirs, see :mod:`~parenv.memory.status_slot`, one behind the other.
     """
 
     workers: Any
@@ -232,7 +232,7 @@ class Answers:
 
     Args:
         rows: counted from the worker's first one, rising.
-        status_slot: the worker's, see :mod:`parenv.memory.progress`.
+        status_slot: the worker's, see :mod:`parenv.memory.status_slot`.
         data: these rows, column by column, and the infos of those that have one.
     """
 

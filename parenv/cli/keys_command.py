@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from parenv.cli.help import Run, add_command
-from parenv.remote.net.keys import DRIVER_FILE, HOSTS_FILE, add_host, create_keys, listed_hosts, remove_host
+from parenv.remote.net.host_keys import DRIVER_FILE, HOSTS_FILE, add_host, create_keys, listed_hosts, remove_host
 
 HOST_HELP = "name of a machine that may run workers, such as gpu-7; names need not be those of the network"
 

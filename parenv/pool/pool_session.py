@@ -12,16 +12,16 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.pool.arrival import Arrival
-from parenv.pool.configuration import Plan
 from parenv.pool.driver_timer import DriverTimer
+from parenv.pool.env_questions import EnvQuestion
 from parenv.pool.events import Asked, Delivered, Evaluated, Observer, Published, Questioned, telling
 from parenv.pool.opening import opened
-from parenv.pool.questions import Question
+from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics, mean
 from parenv.process.forks import Owner
 
 
-class Session:
+class PoolSession:
     """What a pool does with its workers, versions and feed.
 
     Args:
@@ -114,7 +114,7 @@ class Session:
 
         A run whose order matters waits until no rollout is under way, so that it can be repeated.
         """
-        question = Question(self.workers, method, env_ids, arguments)
+        question = EnvQuestion(self.workers, method, env_ids, arguments)
         while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
             self._queue.listen()
         self._tell(Questioned(method))

@@ -50,11 +50,11 @@ def status_slot(buffer: Any, worker: int) -> memoryview:
 
 
 def status_slots(buffer: Any, num_workers: int) -> Any:
-    """Those of all workers, int64 ``[num_workers, 4]``: the numbers of :class:`Progress`."""
+    """Those of all workers, int64 ``[num_workers, 4]``: the numbers of :class:`StatusSlot`."""
     return np.ndarray((num_workers, 4), "<i8", buffer, ALIGNMENT, (ALIGNMENT, 8))
 
 
-class Progress:
+class StatusSlot:
     """One worker's status slot.
 
     Args:

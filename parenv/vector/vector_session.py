@@ -18,19 +18,19 @@ from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
-from parenv.vector.configuration import VectorPlan
-from parenv.vector.ends import Ends
+from parenv.vector.ends import EpisodeEnds
 from parenv.vector.inline_backend import InlineBackend
+from parenv.vector.joined_spaces import board_spec, join_spaces
 from parenv.vector.process_backend import ProcessBackend
 from parenv.vector.restarts import Restarts
 from parenv.vector.results import Results
-from parenv.vector.spaces import board_spec, join_spaces
+from parenv.vector.vector_plan import VectorPlan
 
 _ALL = slice(None)
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
-class Session:
+class VectorSession:
     """A backend, its board, and where each request stands.
 
     Args:
@@ -55,7 +55,7 @@ class Session:
         self._results = Results(self._board, self.spaces.first_observation, copy, plan.options, plan.strict_infos)
         self.read_infos = self._results.infos
         self._restarts = Restarts(self._board, self._results, plan.job.autoreset_mode, plan.options.restart is not None)
-        self._ends = Ends(self._board, plan.job.autoreset_mode)
+        self._ends = EpisodeEnds(self._board, plan.job.autoreset_mode)
         self._tracks_ends = self._restarts.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0

@@ -11,7 +11,7 @@ from parenv.supervision.supervisor import Supervisor
 from parenv.supervision.workers import Workers
 
 
-class Question:
+class EnvQuestion:
     """A question that has been checked and not been asked yet.
 
     Args:

@@ -20,7 +20,7 @@ from parenv.memory.sampling import set_generators
 from parenv.memory.spaces import alike, each_once, leaves, rebuild
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import StepReady
-from parenv.vector.configuration import ObservationMode
+from parenv.vector.vector_plan import ObservationMode
 
 INFO_BYTES = 1024
 NAMES = ("observation_space", "action_space")
