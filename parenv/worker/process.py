@@ -79,6 +79,8 @@ def _heed_doorbell(worker: Worker, socket: WorkerSocket, answers: Doorbell, bell
     progress = worker.progress
     cell, waiting = progress.cell, code("waiting")
     _work_off(worker)
+    # A driver that waits for others to step is to hear at once that this one is ready in the place of another.
+    answers.ring(1)
     while worker.open:
         cell[0] = waiting
         echoes, messages, all_rows, orders = rung(bell.take())

@@ -32,6 +32,7 @@ from parenv import (
 from parenv.process import launcher
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
+from parenv.vector import process_backend
 
 MODES = list(AutoresetMode)
 N = 6
@@ -587,3 +588,21 @@ def test_rows_are_flagged_after_a_replacement_that_raises_in_its_first_reset(tmp
         assert truncated.tolist() == infos["worker_restarted"].tolist() == [False, False, True, True]
         assert rewards[2:].tolist() == [0, 0]
         assert np.array_equal(np.stack(list(infos["final_obs"][2:])), last[2:])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_the_driver_is_woken_by_a_worker_that_is_back(
+    mode: AutoresetMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_backend, "MAX_WAIT_S", 3600.0)  # Nothing but a bell wakes it.
+    patient = WorkerOptions(step_timeout_s=None, reset_timeout_s=None)
+    envs = ParallelVectorEnv(
+        some_faulty("step", kill_me, once=tmp_path / "done"),
+        num_workers=2,
+        autoreset_mode=mode,
+        on_worker_death="restart",
+        workers=patient,
+    )
+    with contextlib.closing(envs):
+        envs.reset(seed=1)
+        assert envs.step(actions_for(3))[4]["worker_restarted"].tolist() == [False] * 3 + [True] * 3
