@@ -314,6 +314,8 @@ class VectorSubject:
         self.workers = session.backend.workers
         self._stepping, self._everybody = stepping, np.arange(NUM_ENVS)
         self._last = self._envs.reset()[0]
+        # What a restart says once more, where the step before it has raised and so delivered nothing.
+        self._delivered = self._last.copy()
         if not stepping:
             self._envs.send(np.zeros(NUM_ENVS, np.int64))
 
@@ -331,9 +333,10 @@ class VectorSubject:
         observations, rows = results[0], results[4].get("env_id", self._everybody)
         restarted = results[4].get("worker_restarted", np.zeros(len(rows), bool))
         for row, env_id in enumerate(rows.tolist()):
-            found.wrong[wrong_with_row(self._last[env_id].tolist(), row, results)] += 1
+            last = self._delivered if restarted[row] else self._last
+            found.wrong[wrong_with_row(last[env_id].tolist(), row, results)] += 1
         found.transitions += len(rows)
-        self._last[rows] = observations
+        self._last[rows] = self._delivered[rows] = observations
         if not self._stepping:
             self._envs.send(np.zeros(len(rows), np.int64), rows)
         for worker in sorted({int(env_id) // ENVS_PER_WORKER for env_id in rows[restarted]}):
