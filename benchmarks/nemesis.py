@@ -147,6 +147,9 @@ class Nemesis:
         # A pid of -1 would be everybody's.
         if pid <= 0 or self._orders[env_id]:
             return
+        # The end of a pause would wake one that has been stopped for good.
+        if fault == "pauses" and (worker, generation) in self.down:
+            return
         if fault not in HARMLESS:
             self.down.setdefault((worker, generation), time.monotonic())
         self.made[fault] += 1
