@@ -19,7 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parenv import ParallelVectorEnv, WorkerTimeoutError
-from parenv.vector import choosing, configuration
+from parenv.vector import choosing, vector_plan
 from parenv.worker import step_task
 
 N = 4
@@ -29,7 +29,7 @@ COSTLY_S = 0.05
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """And waking others takes so long that a cheap step is cheap on a busy machine, too."""
-    for module in (choosing, configuration):
+    for module in (choosing, vector_plan):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
     monkeypatch.setattr(choosing, "STEP_OVERHEAD_S", COSTLY_S)
 

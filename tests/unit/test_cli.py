@@ -19,7 +19,7 @@ from parenv.cli import bench as bench_module
 from parenv.cli import plot as plot_module
 from parenv.cli.advise import advise
 from parenv.cli.agent import RandomNetwork
-from parenv.cli.bench import StatusSlot, bench
+from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.display import LiveDisplay, PlainDisplay, make_display
 from parenv.cli.environment import environment_factory, named_object, tried_out
@@ -340,7 +340,7 @@ def test_plain_lines_without_a_terminal_and_a_live_table_in_one() -> None:
     for file in (plain, terminal):
         with make_display(file) as display:
             for repeat in (0, 1, 1):
-                display.update(StatusSlot("the next one", repeat, 3, a_report().throughput))
+                display.update(Progress("the next one", repeat, 3, a_report().throughput))
             display.show(a_report())
         assert "ParallelVectorEnv, 2 workers" in file.getvalue()
         assert "AsyncVectorEnv, 8 envs failed: OSError" in file.getvalue()
@@ -369,7 +369,7 @@ def test_figures_are_whole_in_a_terminal_of_any_width(width: int, monkeypatch: p
 
 def test_a_live_table_leaves_nothing_behind_where_the_terminal_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    terminal, progress = Terminal(), StatusSlot("the next one", 1, 3, a_report().throughput)
+    terminal, progress = Terminal(), Progress("the next one", 1, 3, a_report().throughput)
     with make_display(terminal) as display:
         assert isinstance(display, LiveDisplay)
         for width in (80, 34):
@@ -388,7 +388,7 @@ def test_square_brackets_are_text_and_no_markup() -> None:
     failed = Throughput("AsyncVectorEnv", 8, None, None, "OSError: lost :ok: at [/dev/sim0] [red]")
     report = replace(a_report(), throughput=(failed,))
     with make_display(terminal) as display:
-        display.update(StatusSlot("[/next]", 1, 3, report.throughput))
+        display.update(Progress("[/next]", 1, 3, report.throughput))
         display.show(report)
     assert "round 1 of 3: [/next]" in terminal.getvalue()
     assert "failed: OSError: lost :ok: at [/dev/sim0] [red]" in terminal.getvalue()
