@@ -310,7 +310,7 @@ class VectorSubject:
             on_worker_death="restart",
             step_timeout_s=1.0,
             workers=WorkerOptions(
-                restart=RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=1e-2), start_timeout_s=60.0
+                restart=RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=1e-2), start_timeout_s=20.0
             ),
         )
         session: Any = self._envs._session
