@@ -101,7 +101,7 @@ def test_the_driver_makes_no_environment_of_its_own() -> None:
 
 def _count_polls(envs: ParallelVectorEnv) -> list[int]:
     backend: Any = envs._session.backend
-    count, poll = [0], backend._poller
+    count, poll = [0], backend._poller or backend._placement.poller(backend._answers.fileno())
 
     class Counting:
         def poll(self, timeout: Any) -> Any:
