@@ -217,6 +217,8 @@ class ProcessBackend:
         """Nothing is asked of a worker that is gone, and no more awaited of it than what has been heard."""
         self._requests.away.add(worker)
         self._said[worker] = self.workers.heard[worker]
+        # What it waits for may have been closed: with the zygote, its socket goes as well.
+        self._poller = None
         if (reset := self._beginning.pop(worker, None)) is not None:
             self._questions.forget(reset)
 
@@ -233,7 +235,6 @@ class ProcessBackend:
         if worker is not None:
             self._requests.put(worker, self._placement.bell(worker))
             self._said[worker] = 0
-        # There may be another zygote to wait for.
         self._poller = None
         return replace(self._with_launch(self._memory.fd), descriptors=self._answers.descriptors)
 
