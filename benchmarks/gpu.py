@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
-from lib.common import interleaved, nature_body, save, summary
+from lib.common import interleaved, keep, nature_body, summary
 from torch import nn
 
 from parenv import AsyncWorkerPool, Rollout, TorchPolicy, WorkerOptions
@@ -190,13 +190,13 @@ def main() -> None:
         print("no CUDA device: nothing to compare")
         return
     cases = {name: case for name, case in CASES.items() if not only_cpu or case.learner == "cpu"}
-    results = {
-        f"{algorithm}, {net_name}": compare(net_name, algorithm, cases) for algorithm in ALGORITHMS for net_name in NETS
-    }
-    if only_cpu:
-        print(results)
-    else:
-        save("gpu", {"device": torch.cuda.get_device_name(), "seconds per update": results})
+    for algorithm in ALGORITHMS:
+        for net_name in NETS:
+            found = compare(net_name, algorithm, cases)
+            if only_cpu:
+                print(found)
+            else:
+                keep("gpu", f"{algorithm}, {net_name}", found)
 
 
 if __name__ == "__main__":

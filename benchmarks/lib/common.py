@@ -36,6 +36,7 @@ def machine() -> dict[str, Any]:
         "numpy": np.__version__,
         "gymnasium": gym.__version__,
         "date": date.today().isoformat(),
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
     }
 
 

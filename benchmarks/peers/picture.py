@@ -98,3 +98,38 @@ def _written(value: float) -> str:
 
 def _short(reason: str) -> str:
     return reason if len(reason) < 60 else f"{reason[:57]} ..."
+
+
+def draw_growth(name: str, panels: Mapping[str, Mapping[int, Mapping[str, float]]]) -> None:
+    """Draw ``results/NAME.png``: env steps per second over workers, a line per system, the limit dotted.
+
+    Args:
+        name: of the file.
+        panels: by their titles: what each system reached, by the number of workers.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.4), squeeze=False, layout="constrained")
+    for axis, (title, found) in zip(axes.flat, panels.items(), strict=True):
+        for system in dict.fromkeys(system for one in found.values() for system in one):
+            workers = [count for count, one in found.items() if system in one]
+            axis.plot(workers, [found[count][system] for count in workers], label=system, marker="o", **_line(system))
+        counts = list(found)
+        axis.set(title=title, xlabel="workers", xscale="log", yscale="log", ylabel="env steps/s")
+        axis.set_xticks(counts, counts)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize=7)
+    figure.savefig(RESULTS / f"{name}.png", dpi=110)
+
+
+def _line(name: str) -> dict[str, Any]:
+    if name == "limit":
+        return {"color": "black", "linestyle": ":"}
+    if name.startswith("parenv"):
+        return {"color": OURS, "linestyle": "-" if "step" in name or "async" in name else "--"}
+    return {}

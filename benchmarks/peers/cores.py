@@ -1,0 +1,100 @@
+"""How do stepping and rollouts grow with cores? 120 environments on 1, 2, 4, 8, 15 workers, and a core for the driver.
+
+Everybody, the peers and the limit too, is confined to that many cores and one more. The limit has a process per worker.
+
+python benchmarks/peers/cores.py                        all questions, as far as the machine has cores
+python benchmarks/peers/cores.py rollouts ...           some of: cartpole, halfcheetah, rollouts
+python benchmarks/peers/cores.py --ours ...             without the peers
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
+
+from asked import System, compared, summary
+from lib.common import keep
+from picture import draw_growth, read
+
+NUM_ENVS, ROLLOUT_LENGTH = 120, 128
+WORKERS = (1, 2, 4, 8, 15)
+STEPPING_S, ROLLOUTS_S, WARM_UP_S, REPEATS = 0.3, 1.0, 0.3, 5
+PEERS_STEPPING = (
+    ("Gymnasium SyncVectorEnv", "gymnasium_envs", {"kind": "SyncVectorEnv"}),
+    ("Gymnasium AsyncVectorEnv", "gymnasium_envs", {"kind": "AsyncVectorEnv"}),
+    ("SB3 SubprocVecEnv", "sb3_envs", {"kind": "SubprocVecEnv"}),
+)
+TITLES = {
+    "cartpole": "stepping 120 CartPoles",
+    "halfcheetah": "stepping 120 HalfCheetahs",
+    "rollouts": "rollouts of 120 CartPoles, an MLP acts",
+}
+
+
+def stepping(case: str, workers: int, with_peers: bool) -> list[System]:
+    """Who steps, and the limit."""
+    sizes = {"case": case, "num_envs": NUM_ENVS}
+    ours = {**sizes, "num_workers": workers}
+    peers = PEERS_STEPPING if with_peers else ()
+    return [
+        System("limit", "parenv", "loops", "limit", {**sizes, "num_processes": workers}),
+        System("parenv, step", "parenv", "ours", "stepping", ours),
+        System("parenv, send/recv of halves", "parenv", "ours", "ready", {**ours, "batch_size": NUM_ENVS // 2}),
+        *(System(name, "plain", module, "stepping", {**sizes, **kind}) for name, module, kind in peers),
+    ]
+
+
+def rollouts(workers: int, with_peers: bool) -> list[System]:
+    """Who collects rollouts, and the limit."""
+    alone = {"num_envs": NUM_ENVS, "rollout_length": ROLLOUT_LENGTH}
+    ours = {**alone, "num_workers": workers}
+    peers = [
+        System(
+            "CleanRL's loop, AsyncVectorEnv", "plain", "delivery", "plain_loop", {**alone, "kind": "AsyncVectorEnv"}
+        ),
+        System("SB3 PPO, SubprocVecEnv", "plain", "sb3_learning", "rollouts", {**alone, "kind": "SubprocVecEnv"}),
+    ]
+    return [
+        System("limit", "parenv", "delivery", "limit", {**alone, "num_processes": workers}),
+        *(
+            System(f"parenv, {mode}", "parenv", "our_pool", "rollouts", {**ours, "mode": mode})
+            for mode in ("async", "sync")
+        ),
+        *(peers if with_peers else ()),
+    ]
+
+
+def measure(question: str, workers: int, with_peers: bool) -> None:
+    """Keep the answer for that many workers."""
+    print(question, workers, flush=True)
+    asked = rollouts(workers, with_peers) if question == "rollouts" else stepping(question, workers, with_peers)
+    seconds = ROLLOUTS_S if question == "rollouts" else STEPPING_S
+    keep("peers_cores", f"{question}-{workers}", summary(compared(asked, REPEATS, seconds, WARM_UP_S), "limit"))
+
+
+def main() -> None:
+    """All questions, each with as many workers as leave the driver a core."""
+    asked = [name for name in sys.argv[1:] if not name.startswith("-")] or list(TITLES)
+    cores = sorted(os.sched_getaffinity(0))
+    for workers in (count for count in WORKERS if count < len(cores)):
+        os.sched_setaffinity(0, cores[: workers + 1])
+        for question in asked:
+            measure(question, workers, "--ours" not in sys.argv)
+    os.sched_setaffinity(0, cores)
+    draw_growth("peers_cores", {TITLES[question]: _by_workers(question) for question in TITLES})
+
+
+def _by_workers(question: str) -> dict[int, dict[str, float]]:
+    """What each has reached, by the number of workers."""
+    found = {int(key.split("-")[1]): value for key, value in read("peers_cores").items() if key.startswith(question)}
+    return {
+        workers: {name: one["median"] for name, one in found[workers].items() if "median" in one}
+        for workers in sorted(found)
+    }
+
+
+if __name__ == "__main__":
+    main()
