@@ -41,6 +41,7 @@ from parenv.pool.statistics import PoolStatistics
 from parenv.process.cores import recommended_num_workers
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.make import make_vec
+from parenv.vector.vector_statistics import VectorStatistics
 
 if TYPE_CHECKING:
     from parenv import adapters as adapters
@@ -85,6 +86,7 @@ __all__ = [
     "SubEnvironmentError",
     "TorchPolicy",
     "Transitions",
+    "VectorStatistics",
     "WorkerDiedError",
     "WorkerError",
     "WorkerMemoryError",
