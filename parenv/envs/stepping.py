@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -108,11 +107,11 @@ class EnvStepper:
         """
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
-        named = bool(infos)
-        together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
-        for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
-            cell[0] = step_code
-            observation, rewards[column], terminated, truncated, info = step_env(action)
+        named, split, codes, steps = bool(infos), self._split(actions), self._step_codes, self._steps
+        # By index, because to put lists side by side costs one sub-environment as much as its step.
+        for column in range(first, self.num_envs):
+            cell[0] = codes[column]
+            observation, rewards[column], terminated, truncated, info = steps[column](split[column])
             if named:
                 infos.write(step, column, info)
             if terminated or truncated:

@@ -31,7 +31,10 @@ class ActionFit:
 
     def __init__(self, actions: Sequence[Leaf], fit: Fit) -> None:
         self._actions, self._fit = actions, fit
-        self._batch, self._like = -1, list[tuple[Any, tuple[int, ...]]]()
+        # What a single array must look like to be taken without a look at anything else; None matches nothing.
+        single = is_single(actions)
+        self._dtype = np.dtype(actions[0].dtype) if single else None
+        self._shape = actions[0].shape if single else ()
 
     def fitted(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
         """Actions by leaf as arrays, or lists, that can be written into rows of their space.
@@ -39,13 +42,11 @@ class ActionFit:
         Raises:
             PolicyOutputError: they do not fit the space.
         """
-        if batch != self._batch:
-            self._batch = batch
-            self._like = [(leaf.dtype and np.dtype(leaf.dtype), (batch, *leaf.shape)) for leaf in self._actions]
-        for values, (dtype, shape) in zip(by_leaf, self._like, strict=True):
-            if type(values) is not np.ndarray or values.dtype is not dtype or values.shape != shape:
-                return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
-        return by_leaf
+        if self._dtype is not None:
+            values = to_array(by_leaf[0])
+            if type(values) is np.ndarray and values.dtype is self._dtype and values.shape == (batch, *self._shape):
+                return (values,)
+        return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
 
     def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
         array = to_array(values)
@@ -176,14 +177,41 @@ class Actor:
         Raises:
             PolicyOutputError: the actions are not nested as the space is.
         """
+        return self.act_on(self._observe(rows), carry, infos)
+
+    def act_on(
+        self, observations: Any, carry: Any, infos: Mapping[str, Any] = NO_INFOS
+    ) -> tuple[Sequence[Any], Mapping[str, Any], Any]:
+        """As :meth:`act`, on observations as :meth:`observing` makes them."""
         if infos:
             infos = {name: self._convert(value) for name, value in infos.items() if name in self.infos_taken}
         if self._policy.takes_tensors:
             with self._context():
-                actions, extras, carry = self._act(self._observe(rows), carry, **infos)
-        else:  # Entering and leaving even a null context costs as much as a step of a cheap environment.
-            actions, extras, carry = self._act(self._observe(rows), carry, **infos)
+                actions, extras, carry = self._act(observations, carry, **infos)
+        # Entering and leaving even a null context costs as much as a step of a cheap environment, and so does an empty
+        # dict of arguments.
+        elif infos:
+            actions, extras, carry = self._act(observations, carry, **infos)
+        else:
+            actions, extras, carry = self._act(observations, carry)
         return (actions,) if self._one_action else self.actions.by_leaf(actions), extras, carry
+
+    def observing(self, blocks: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Callable[[int], Any]:
+        """What makes the policy's observations of a row of a rollout, given its number.
+
+        Args:
+            blocks: one array ``[T + 1, B, ...]`` or list of rows per leaf.
+            rows: the same cut up, each with one array or list per leaf.
+        """
+        if not is_single(self._observations) or self.device != "cpu":
+            return lambda step: self._observe(rows[step])
+        if not self._policy.takes_tensors:
+            # Every row of it is a new one, which the policy may keep, and cannot be written to.
+            return _read_only(blocks[0]).__getitem__  # type: ignore[no-any-return]
+        import torch
+
+        with self._context():
+            return torch.from_numpy(blocks[0]).unbind().__getitem__
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments from another one."""
@@ -223,7 +251,9 @@ class Actor:
         if self._policy.takes_tensors:
             import torch
 
-            self._context = torch.inference_mode
+            # One for all times, of which none is within another: to make it takes as long as to enter it.
+            context = torch.inference_mode()
+            self._context = lambda: context
             on_cpu = is_single(self._observations) and self.device == "cpu"
             self._observe = self._observer(torch.from_numpy if on_cpu else self._tensor)
 

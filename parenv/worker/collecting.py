@@ -156,15 +156,16 @@ class Collector:
         """
         clock, stepper = time.perf_counter, self.stepper
         cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
-        environment = acting = 0.0
+        acting, first_began = 0.0, clock()
         writer.restarted[:], self._restarted[:] = self._restarted, False
         initial = self.actor.initial_carry(stepper.num_envs)
-        rows = writer.begin(self._rows)
+        writer.begin(self._rows)
         writer.infos.begin(self._seen)
         writer.write_carry(self._carry)
-        act, write, step_envs = self.actor.act, writer.write_actions, self._step
+        act, write, step_envs = self.actor.act_on, writer.write_actions, self._step
         fitted, batch = self.actor.actions.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
+        observe = self.actor.observing(writer.observation_blocks, observations)
         seen, finite = writer.infos.seen or repeat(NO_INFOS), self.actor.fit.finite
         for step, infos in zip(range(self.spec.rollout_length), seen, strict=False):
             if closing[0]:
@@ -173,9 +174,9 @@ class Collector:
             cell[0] = ACT
             heartbeat[0] += 1
             self._carry_before = self._carry
-            actions, extras, self._carry = act(rows, self._carry, infos)
+            actions, extras, self._carry = act(observe(step), self._carry, infos)
             written = write(step, fitted(actions, batch), extras)
-            acted = clock()
+            acting += clock() - began
             known, rows = len(ends), observations[step + 1]
             if finite:
                 self._check_finite(written, step)
@@ -184,13 +185,13 @@ class Collector:
             except ObservationError as error:
                 error.args = (f"in env step {self._env_steps + step + 1}: {error.args[0]}",)
                 raise
-            if len(ends) > known and initial is not None:
-                columns = [end.column for end in ends[known:] if end.step == step]
-                self._carry = self.actor.with_rows(self._carry, initial, columns)
-            acting += acted - began
-            environment += clock() - acted
-            if enough is not None and len(ends) > known and enough(ends[known:]):
-                break
+            if len(ends) > known:
+                if initial is not None:
+                    columns = [end.column for end in ends[known:] if end.step == step]
+                    self._carry = self.actor.with_rows(self._carry, initial, columns)
+                if enough is not None and enough(ends[known:]):
+                    break
+        environment = clock() - first_began - acting
         self._env_steps += step + 1
         self._progress.begin("commit")
         self._rows = [row.copy() for row in rows]

@@ -26,7 +26,8 @@ class RolloutWriter:
 
     Attributes:
         plain: this worker's part of the fields that are in a rollout just as they lie here, by name.
-        observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
+        observation_blocks: all observations, 0 to T, one array ``[T + 1, B, ...]`` or list of rows per leaf.
+        observations: rows of them at every step, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
         infos: rows of the infos that were named.
     """
@@ -45,6 +46,7 @@ class RolloutWriter:
         self.columns = columns
         self.ends: list[End] = []
         self.finals: list[Any] = []
+        self.observation_blocks: Rows = []
         self.observations: list[Rows] = []
         self.action_rows: list[Rows] = []
 
@@ -64,7 +66,7 @@ class RolloutWriter:
         if objects or not self.observations:
             # Cut up once for all rollouts in this slot: at every step, a slice costs as much as a cheap environment.
             observations = [blocks["observations", i] for i in range(len(self._spec.observations))]
-            self.observations = list(zip(*observations, strict=True))
+            self.observation_blocks, self.observations = observations, list(zip(*observations, strict=True))
             self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(self._spec.actions))), strict=True))
         written = self.observations[0]
         for block, row in zip(written, rows, strict=True):
@@ -74,10 +76,15 @@ class RolloutWriter:
     def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
         written = self.action_rows[step]
-        for row, values in zip(written, actions, strict=True):
-            row[:] = values if type(values) is np.ndarray else to_array(values)
-        for name, value in extras.items():
-            self._extras[name][step] = to_array(value)
+        # Of most there is one, and a pair of lists to go through costs as much as a step of a cheap environment.
+        if len(written) == 1 and type(actions[0]) is np.ndarray:
+            written[0][:] = actions[0]
+        else:
+            for row, values in zip(written, actions, strict=True):
+                row[:] = to_array(values)
+        if extras:
+            for name, value in extras.items():
+                self._extras[name][step] = to_array(value)
         return written
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
@@ -188,11 +195,14 @@ class OpenEpisodes:
             float64 ``[K]`` and int64 ``[K]``.
         """
         T, B = rewards.shape
+        if not ends:  # As in most rollouts of long episodes.
+            self._returns += _sums(rewards, np.arange(B) * T)
+            self._lengths += T
+            return np.empty(0), np.empty(0, np.int64)
         steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))
         last = columns * T + steps
         begins = np.sort(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
-        with np.errstate(all="ignore"):
-            sums = np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
+        sums = _sums(rewards, begins)
         counts = np.diff(begins, append=B * T)
         segment = np.searchsorted(begins, last, "right") - 1
         goes_on = begins[segment] == columns * T
@@ -206,3 +216,9 @@ class OpenEpisodes:
         self._returns[begins[still_open] // T] += sums[still_open]
         self._lengths[begins[still_open] // T] += counts[still_open]
         return returns, lengths
+
+
+def _sums(rewards: Any, begins: Any) -> Any:
+    """Of rewards ``[T, B]``, column behind column, from each of these places to the next."""
+    with np.errstate(all="ignore"):
+        return np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
