@@ -164,15 +164,21 @@ class EnvStepper:
             env.close()
 
     def _end(self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any) -> Any:
-        recorded, cell = recorded_in(info), self._progress.cell
-        seconds, counts = self._episodes.end(column, recorded)
-        self._write(target.finals, len(target.ends), observation)
-        target.ends.append(End(step, column, *how, seconds, recorded, counts))
+        cell = self._progress.cell
+        self._keep_end(target, step, column, observation, how, info)
         cell[0] = self._reset_codes[column]
         observation, info = self.envs[column].reset()
         target.infos.write_first(step + 1, column, info)
         cell[0] = self._step_codes[column]
         return observation
+
+    def _keep_end(
+        self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any
+    ) -> None:
+        recorded = recorded_in(info)
+        seconds, counts = self._episodes.end(column, recorded)
+        self._write(target.finals, len(target.ends), observation)
+        target.ends.append(End(step, column, *how, seconds, recorded, counts))
 
     def _check_spaces(self) -> None:
         for column, env in enumerate(self.envs):
@@ -303,17 +309,29 @@ Stepper = EnvStepper | VectorStepper
 """A worker's sub-environments, however they are held."""
 
 
-def make_stepper(envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> Stepper:
+def make_stepper(
+    envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None, step_threads: int = 1
+) -> Stepper:
     """Hold environments of one kind: single ones, or one ``VectorEnv``.
 
     Raises:
-        ConfigurationError: a ``VectorEnv`` that cannot give real transitions only, or different spaces.
+        ConfigurationError: a ``VectorEnv`` that cannot give real transitions only, or is to be stepped in threads, or
+            different spaces.
     """
     if isinstance(envs[0], VectorEnv):
         (vector_env,) = envs
         if type(vector_env) is not SyncVectorEnv:
+            if step_threads > 1:
+                raise ConfigurationError(
+                    f"step_threads={step_threads} needs single sub-environments, but env_fn makes a "
+                    f"{type(vector_env).__name__}, which steps its own: give a factory of single ones"
+                )
             return VectorStepper(vector_env, first_env_id, progress, fit)
         envs = vector_env.envs
+    if step_threads > 1 and len(envs) > 1:
+        from parenv.envs.threaded_stepping import ThreadedStepper
+
+        return ThreadedStepper(envs, first_env_id, progress, fit, min(step_threads, len(envs)))
     return EnvStepper(envs, first_env_id, progress, fit)
 
 

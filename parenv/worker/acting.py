@@ -13,80 +13,13 @@ from parenv.envs.fitting import Fit
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
 from parenv.memory.layout import Extra
-from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
+from parenv.memory.spaces import Leaf, is_single, unflatten
 from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
-from parenv.worker.writing import to_array
+from parenv.worker.fitting_actions import ActionFit
+from parenv.worker.writing import RolloutWriter, to_array
 
 NO_INFOS: Mapping[str, Any] = {}
-
-
-class ActionFit:
-    """Makes what the policy returns fit the action space.
-
-    Args:
-        actions: leaves of the space.
-        fit: how they must fit.
-    """
-
-    def __init__(self, actions: Sequence[Leaf], fit: Fit) -> None:
-        self._actions, self._fit = actions, fit
-        # What a single array must look like to be taken without a look at anything else; None matches nothing.
-        single = is_single(actions)
-        self._dtype = np.dtype(actions[0].dtype) if single else None
-        self._shape = actions[0].shape if single else ()
-
-    def fitted(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
-        """Actions by leaf as arrays, or lists, that can be written into rows of their space.
-
-        Raises:
-            PolicyOutputError: they do not fit the space.
-        """
-        if self._dtype is not None:
-            values = to_array(by_leaf[0])
-            if type(values) is np.ndarray and values.dtype is self._dtype and values.shape == (batch, *self._shape):
-                return (values,)
-        return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
-
-    def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
-        array = to_array(values)
-        if leaf.dtype is None:
-            return array
-        array = np.asarray(array)
-        self._check(leaf, array, batch)
-        return array
-
-    def by_leaf(self, actions: Any) -> list[Any]:
-        """What the policy returned, taken apart.
-
-        Raises:
-            PolicyOutputError: it is not nested as the space is.
-        """
-        try:
-            return flatten(self._actions, actions)
-        except (KeyError, IndexError, TypeError) as error:
-            raise PolicyOutputError(
-                f"the policy must return actions nested as the action space is, with {_named(self._actions)}: "
-                f"{type(error).__name__} {error}"
-            ) from error
-
-    def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
-        wanted = (batch, *leaf.shape)
-        if array.shape == wanted and array.dtype == leaf.dtype:
-            return
-        if array.shape == wanted:
-            guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
-            problem = None if guise else self._fit.problem("action", leaf, array)
-            if problem is None:
-                return
-        else:
-            problem = "its shape is another"
-        raise PolicyOutputError(
-            f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
-            f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
-            'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
-            'outputs=("actions", ...)) or a callable that picks the actions'
-        )
 
 
 class Actor:
@@ -199,22 +132,17 @@ class Actor:
             actions, extras, carry = self._act(observations, carry)
         return (actions,) if self._one_action else self.actions.by_leaf(actions), extras, carry
 
-    def observing(self, blocks: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Callable[[int], Any]:
-        """What makes the policy's observations of a row of a rollout, given its number.
-
-        Args:
-            blocks: one array ``[T + 1, B, ...]`` or list of rows per leaf.
-            rows: the same cut up, each with one array or list per leaf.
-        """
+    def observing(self, writer: RolloutWriter) -> Callable[[int], Any]:
+        """What makes the policy's observations of a row of a rollout that is being written, given its number."""
         if not is_single(self._observations) or self.device != "cpu":
-            return lambda step: self._observe(rows[step])
+            return lambda step: self._observe(writer.observations[step])
         if not self._policy.takes_tensors:
             # Every row of it is a new one, which the policy may keep, and cannot be written to.
-            return _read_only(blocks[0]).__getitem__  # type: ignore[no-any-return]
+            return _read_only(writer.observation_block).__getitem__  # type: ignore[no-any-return]
         import torch
 
         with self._context():
-            return torch.from_numpy(blocks[0]).unbind().__getitem__
+            return torch.from_numpy(writer.observation_block).unbind().__getitem__
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments from another one."""
@@ -299,10 +227,6 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
             )
             if not space.contains(action):
                 raise PolicyOutputError(f"the policy returned the action {action!r}, which is not in {space}")
-
-
-def _named(of: Sequence[Leaf]) -> str:
-    return ", ".join(leaf.name or "values without a fixed size" for leaf in of)
 
 
 def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> tuple[Extra, ...]:

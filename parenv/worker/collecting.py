@@ -165,7 +165,7 @@ class Collector:
         act, write, step_envs = self.actor.act_on, writer.write_actions, self._step
         fitted, batch = self.actor.actions.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
-        observe = self.actor.observing(writer.observation_blocks, observations)
+        observe = self.actor.observing(writer)
         seen, finite = writer.infos.seen or repeat(NO_INFOS), self.actor.fit.finite
         for step, infos in zip(range(self.spec.rollout_length), seen, strict=False):
             if closing[0]:

@@ -26,8 +26,7 @@ class RolloutWriter:
 
     Attributes:
         plain: this worker's part of the fields that are in a rollout just as they lie here, by name.
-        observation_blocks: all observations, 0 to T, one array ``[T + 1, B, ...]`` or list of rows per leaf.
-        observations: rows of them at every step, one array or list ``[B, ...]`` per leaf.
+        observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
         infos: rows of the infos that were named.
     """
@@ -46,7 +45,6 @@ class RolloutWriter:
         self.columns = columns
         self.ends: list[End] = []
         self.finals: list[Any] = []
-        self.observation_blocks: Rows = []
         self.observations: list[Rows] = []
         self.action_rows: list[Rows] = []
 
@@ -66,12 +64,17 @@ class RolloutWriter:
         if objects or not self.observations:
             # Cut up once for all rollouts in this slot: at every step, a slice costs as much as a cheap environment.
             observations = [blocks["observations", i] for i in range(len(self._spec.observations))]
-            self.observation_blocks, self.observations = observations, list(zip(*observations, strict=True))
+            self.observations = list(zip(*observations, strict=True))
             self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(self._spec.actions))), strict=True))
         written = self.observations[0]
         for block, row in zip(written, rows, strict=True):
             block[:] = row
         return written
+
+    @property
+    def observation_block(self) -> Any:
+        """All observations of a space that is a single array, ``[T + 1, B, ...]``."""
+        return self._own["observations", 0]
 
     def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
