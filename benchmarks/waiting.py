@@ -24,13 +24,14 @@ from lib.subjects import Sleeper, zeros
 from parenv import AsyncWorkerPool, ParallelVectorEnv, WorkerOptions
 
 NUM_ENVS, ROLLOUT_LENGTH, WARM_UP_S, WINDOW_S, WINDOWS = 64, 128, 0.4, 1.5, 15
+PRELOAD = ("lib.subjects",)
 STEPPING = ("steps by hand", "send/recv")
 Run = Callable[[float], int]
 
 
 def pool(num_workers: int, step_threads: int) -> tuple[Run, Sequence[int], Callable[[], None]]:
     """What takes rollouts of a pool for a while, its workers, and what closes it."""
-    options = WorkerOptions(step_threads=step_threads)
+    options = WorkerOptions(step_threads=step_threads, preload=PRELOAD)
     opened = AsyncWorkerPool(
         Sleeper, zeros, num_envs=NUM_ENVS, num_workers=num_workers, rollout_length=ROLLOUT_LENGTH, workers=options
     )
@@ -47,7 +48,8 @@ def pool(num_workers: int, step_threads: int) -> tuple[Run, Sequence[int], Calla
 
 def vector_env() -> tuple[Run, Sequence[int], Callable[[], None]]:
     """``send`` and ``recv`` of 8 at a time."""
-    envs = ParallelVectorEnv([Sleeper] * NUM_ENVS, num_workers=NUM_ENVS, batch_size=8)
+    options = WorkerOptions(preload=PRELOAD)
+    envs = ParallelVectorEnv([Sleeper] * NUM_ENVS, num_workers=NUM_ENVS, batch_size=8, workers=options)
     envs.reset(seed=0)
     envs.send(np.zeros(NUM_ENVS, np.int64), np.arange(NUM_ENVS))
     actions = np.zeros(8, np.int64)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from parenv.process.zygote import die_with_parent
+
 OBSERVATION = 4
 
 
@@ -136,9 +138,11 @@ def _serve(
 
 
 def _forked(run: Callable[[], None]) -> int:
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
+            die_with_parent(parent)
             run()
         finally:
             os._exit(0)
