@@ -24,6 +24,7 @@ NAMES = (
     "startup",
     "vector_env",
     "waiting",
+    "by_hand",
     "gradients",
     "learning_curves",
     "gradient_curves",
