@@ -121,6 +121,20 @@ class EnvStepper:
             else:
                 write(rows, column, observation)
 
+    @property
+    def writes_arrays(self) -> bool:
+        """Whether observations are single arrays that are written as they come."""
+        return self._dtype is not None
+
+    def only(self) -> tuple[Any, ...]:
+        """What a loop over the steps of the only environment needs.
+
+        Its step, that step's code, what makes actions of rows, dtype and shape of an array that fits, and what writes
+        another one and what ends an episode.
+        """
+        (step,), (step_code,) = self._steps, self._step_codes
+        return step, step_code, self._split, self._dtype, self._shape, self._write, self._end
+
     def replace(self, column: int, env: Any) -> None:
         """Put another environment into a column, and close the one that was there."""
         with contextlib.suppress(Exception):

@@ -132,6 +132,12 @@ class Actor:
             actions, extras, carry = self._act(observations, carry)
         return (actions,) if self._one_action else self.actions.by_leaf(actions), extras, carry
 
+    @property
+    def plain_act(self) -> Callable[[Any, Any], Any] | None:
+        """The policy's own ``act``, if it takes one array of numpy's for another and nothing else matters."""
+        plain = self._one_action and is_single(self._observations) and not self.fit.finite
+        return self._act if plain and not self._policy.takes_tensors else None
+
     def observing(self, writer: RolloutWriter) -> Callable[[int], Any]:
         """What makes the policy's observations of a row of a rollout that is being written, given its number."""
         if not is_single(self._observations) or self.device != "cpu":

@@ -19,14 +19,18 @@ class ActionFit:
     Args:
         actions: leaves of the space.
         fit: how they must fit.
+
+    Attributes:
+        dtype: of the space, if that is a single array, or else ``None``.
+        shape: of one action, likewise.
     """
 
     def __init__(self, actions: Sequence[Leaf], fit: Fit) -> None:
         self._actions, self._fit = actions, fit
         # What a single array must look like to be taken without a look at anything else; None matches nothing.
         single = is_single(actions)
-        self._dtype = np.dtype(actions[0].dtype) if single else None
-        self._shape = actions[0].shape if single else ()
+        self.dtype = np.dtype(actions[0].dtype) if single else None
+        self.shape = actions[0].shape if single else ()
 
     def fitted(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
         """Actions by leaf as arrays, or lists, that can be written into rows of their space.
@@ -34,9 +38,9 @@ class ActionFit:
         Raises:
             PolicyOutputError: they do not fit the space.
         """
-        if self._dtype is not None:
+        if self.dtype is not None:
             values = to_array(by_leaf[0])
-            if type(values) is np.ndarray and values.dtype is self._dtype and values.shape == (batch, *self._shape):
+            if type(values) is np.ndarray and values.dtype is self.dtype and values.shape == (batch, *self.shape):
                 return (values,)
         return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
 

@@ -76,6 +76,11 @@ class RolloutWriter:
         """All observations of a space that is a single array, ``[T + 1, B, ...]``."""
         return self._own["observations", 0]
 
+    @property
+    def action_block(self) -> Any:
+        """All actions of a space that is a single array, ``[T, B, ...]``."""
+        return self._own["actions", 0]
+
     def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
         written = self.action_rows[step]
@@ -86,9 +91,13 @@ class RolloutWriter:
             for row, values in zip(written, actions, strict=True):
                 row[:] = to_array(values)
         if extras:
-            for name, value in extras.items():
-                self._extras[name][step] = to_array(value)
+            self.write_extras_of_step(step, extras)
         return written
+
+    def write_extras_of_step(self, step: int, extras: Mapping[str, Any]) -> None:
+        """Write what the policy returned beside the actions, in arrays, lists or tensors."""
+        for name, value in extras.items():
+            self._extras[name][step] = to_array(value)
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
         """Write anew what the policy returned for one column."""
