@@ -12,7 +12,7 @@ import numpy as np
 
 from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
-from parenv.envs.stepping import End, Stepper
+from parenv.envs.stepping import Stepper
 from parenv.envs.values import Rows, copied
 from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble
@@ -144,12 +144,12 @@ class Collector:
         self._rows, infos = reset(self.stepper, self.spec.observations, seeds)
         self._seen = first_seen(self.spec.infos, infos)
 
-    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[End]], bool] | None = None) -> Seconds:
+    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
         """Fill a rollout.
 
         Args:
             writer: where to.
-            enough: is told which episodes have ended, and may end the rollout before it is full.
+            enough: is told in which columns episodes have ended, and may end the rollout before it is full.
 
         Raises:
             StopCollectingError: the driver wants this worker to end.
@@ -158,6 +158,7 @@ class Collector:
         cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
         environment = acting = 0.0
         writer.restarted[:], self._restarted[:] = self._restarted, False
+        writer.plain["resetting"][:] = stepper.resetting
         initial = self.actor.initial_carry(stepper.num_envs)
         rows = writer.begin(self._rows)
         writer.infos.begin(self._seen)
@@ -176,7 +177,7 @@ class Collector:
             actions, extras, self._carry = act(rows, self._carry, infos)
             written = write(step, fitted(actions, batch), extras)
             acted = clock()
-            known, rows = len(ends), observations[step + 1]
+            known, rows = writer.num_ends, observations[step + 1]
             if finite:
                 self._check_finite(written, step)
             try:
@@ -184,19 +185,19 @@ class Collector:
             except ObservationError as error:
                 error.args = (f"in env step {self._env_steps + step + 1}: {error.args[0]}",)
                 raise
-            if len(ends) > known and initial is not None:
-                columns = [end.column for end in ends[known:] if end.step == step]
+            if initial is not None and len(columns := stepper.begun(ends[known:], step)):
                 self._carry = self.actor.with_rows(self._carry, initial, columns)
             acting += acted - began
             environment += clock() - acted
-            if enough is not None and len(ends) > known and enough(ends[known:]):
+            if enough is not None and writer.num_ends > known and enough(writer.ended_since(known)):
                 break
         self._env_steps += step + 1
         self._progress.begin("commit")
         self._rows = [row.copy() for row in rows]
         self._seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
-        writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
+        closed = ((), ()) if stepper.sums_rewards else self._open.close(writer.rewards[: step + 1], writer.ends)
+        writer.write_ends(*closed)
         return Seconds(environment, acting)
 
     def _check_finite(self, actions: Rows, step: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import InfoRows
-from parenv.envs.stepping import End
-from parenv.envs.values import Rows
+from parenv.envs.targets import End
+from parenv.envs.values import Rows, as_array
 from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot, slot_layout
 from parenv.memory.spaces import flatten
@@ -37,21 +37,27 @@ class RolloutWriter:
         self.arrays = arrays
         self.plain = {name: self._own[name, 0] for name in PLAIN}
         self.rewards = self.plain["rewards"]
-        self.restarted = self.plain["restarted"]
         self._extras = {extra.name: self._own["extras", extra.name] for extra in spec.extras}
         self._carry = [self._own["carry", i] for i in range(len(spec.carry))]
         self.gradient = self._own["gradients", 0][0] if spec.gradient_bytes else None
         self.infos = InfoRows(spec.infos, self._own)
         self.columns = columns
         self.ends: list[End] = []
+        self._added_ends = 0
         self.finals: list[Any] = []
         self.observations: list[Rows] = []
         self.action_rows: list[Rows] = []
 
+    @property
+    def restarted(self) -> Any:
+        """Columns whose first row does not follow the rollout before."""
+        return self.plain["restarted"]
+
     def begin(self, rows: Rows) -> Rows:
         """Begin a rollout with these observations; the rows they were written to."""
         T, B = self._spec.rollout_length, self.columns.stop - self.columns.first
-        self.ends = []
+        self.ends, self._added_ends = [], 0
+        self.plain["terminated"][:] = self.plain["truncated"][:] = False
         objects: dict[tuple[str, Any], Any] = {}
         for name, of, length in (("observations", self._spec.observations, T + 1), ("actions", self._spec.actions, T)):
             objects |= {
@@ -97,12 +103,21 @@ class RolloutWriter:
         for name, value in extras.items():
             self._extras[name][:] = value
 
+    @property
+    def num_ends(self) -> int:
+        """How many episodes have ended so far."""
+        return len(self.ends) + self._added_ends
+
+    def add_ends(self, records: Any) -> None:
+        """Write ends of a whole batch, given as :data:`~parenv.memory.layout.END_DTYPE`, with their statistics."""
+        self._added_ends += len(records)
+        table = self.end_records()[-len(records) :]
+        table[:] = records
+        table["column"] += self.columns.first
+
     def write_ends(self, returns: Any, lengths: Any) -> None:
-        """Write where and how episodes ended, with the return and length of each, ``[K]``."""
-        count = len(self.ends)
-        self.plain["terminated"][:] = False
-        self.plain["truncated"][:] = False
-        if count:
+        """Write where and how episodes of single environments ended, with the return and length of each, ``[K]``."""
+        if self.ends:
             steps, columns, terminated, truncated, seconds, _, counts = map(list, zip(*self.ends, strict=True))
             self.plain["terminated"][steps, columns] = terminated
             self.plain["truncated"][steps, columns] = truncated
@@ -111,11 +126,18 @@ class RolloutWriter:
             table["column"] += self.columns.first
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
             table["counts"] = counts
-        self._own["commits", 0]["num_ends"] = count
+            table["known"], table["resets_next"] = True, False
+        self._own["commits", 0]["num_ends"] = self.num_ends
 
     def end_records(self) -> Any:
         """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
-        return self._own["ends", 0][: len(self.ends)]
+        return self._own["ends", 0][: self.num_ends]
+
+    def ended_since(self, known: int) -> list[int]:
+        """Columns of the ends behind so many."""
+        if self.ends:
+            return [end.column for end in self.ends[known:]]
+        return (self.end_records()[known:]["column"] - self.columns.first).tolist()  # type: ignore[no-any-return]
 
     def stamp(self, **commit: float) -> None:
         """Write the commit record, field by field, ``sequence`` last: from then on the slot holds this rollout."""
@@ -149,9 +171,7 @@ class SlotWriters(dict[int, RolloutWriter]):
 
 def to_array(value: Any) -> Any:
     """A tensor, array or number as a numpy array; lists stay lists."""
-    if type(value) is np.ndarray or type(value) is list:
-        return value
-    return value.numpy(force=True) if hasattr(value, "detach") else np.asarray(value)
+    return value if type(value) is list else as_array(value)
 
 
 class OpenEpisodes:
