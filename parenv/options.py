@@ -18,6 +18,7 @@ Mode = Literal["sync", "async"]
 Parallelism = Literal["experience", "gradient"]
 OnStale = Literal["pace", "drop"]
 OnEnvError = Literal["raise", "restart_env", "restart_worker"]
+StartMethod = Literal["fork", "spawn"]
 Reduction = Literal["mean", "weighted_mean", "sum"] | Callable[[Any, Any], Any]
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9._*-]+):([0-9]{1,5}|\*)")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
@@ -98,6 +99,9 @@ class WorkerOptions:
         threads: intra-op threads per worker (OpenMP, BLAS, torch), set before anything is imported.
         environment: environment variables, set before anything is imported.
         preload: modules imported once and shared by all workers: slow ones, that start no threads of their own.
+        start_method: ``"fork"``: workers are forked, in milliseconds, from a small process that has imported what all
+            need; ``"spawn"``: each is a fresh interpreter that imports everything for itself, ``preload`` or not: for
+            what must not be forked once it is loaded, such as JAX.
         setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
             counted over all learners, so that ports and files chosen by them are different.
         cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
@@ -125,6 +129,7 @@ class WorkerOptions:
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
+    start_method: StartMethod = "fork"
     setup_fn: Callable[[int], object] | None = None
     cleanup_fn: Callable[[int], object] | None = None
     restart: RestartPolicy | None = field(default_factory=RestartPolicy)
@@ -154,6 +159,8 @@ class WorkerOptions:
         for name in ("setup_fn", "cleanup_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")
+        if self.start_method not in ("fork", "spawn"):
+            raise ConfigurationError(f"WorkerOptions.start_method must be 'fork' or 'spawn', got {self.start_method!r}")
         if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
 
