@@ -25,7 +25,7 @@ test-lowest: .venv-lowest/done
 
 soak: .venv/dev
 	$(PIP) --group vector-envs
-	.venv/bin/pytest tests/process/test_jax.py tests/process/test_libraries_of_vector_envs.py
+	.venv/bin/pytest -m "not soak" tests/process/test_jax.py tests/process/test_libraries_of_vector_envs.py
 	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 3 --dist worksteal --ignore tests/soak
 	.venv/bin/pytest -m soak --timeout 1200 -s tests/soak
 
