@@ -48,5 +48,5 @@ class Target(Protocol):
     def num_ends(self) -> int:
         """How many episodes have ended so far."""
 
-    def add_ends(self, records: Any) -> None:
-        """Add ends of a whole batch, given as :data:`~parenv.memory.layout.END_DTYPE`, with their statistics."""
+    def add_ends(self, columns: Any) -> Any:
+        """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""

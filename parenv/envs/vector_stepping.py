@@ -17,7 +17,6 @@ from parenv.envs.recorded import is_recorded, recorded_in_columns
 from parenv.envs.targets import End, Target
 from parenv.envs.values import Rows, as_array, check_finite, copied
 from parenv.errors import ConfigurationError, ObservationError
-from parenv.memory.layout import END_DTYPE
 from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
 from parenv.memory.status_slot import StatusSlot
 
@@ -68,7 +67,7 @@ class VectorStepper:
         self._arrays.settle(flatten(self._leaves, observations))
         self._write(rows, observations)
         self._resets.clear()
-        self._episodes.begin(slice(None))
+        self._episodes.begin()
         return [row_of(infos, column) for column in range(self.num_envs)]
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
@@ -87,10 +86,8 @@ class VectorStepper:
         columns = np.flatnonzero(ended)
         self._resets.begun = columns
         if self._mode is AutoresetMode.NEXT_STEP:
-            self._resets.take_step(ended)
-            if len(begun := self._resets.begun):
-                row[begun] = 0
-                self._episodes.begin(begun, steps=-1)
+            self._resets.take_step(ended, columns)
+            row[self._resets.begun] = 0
         self._episodes.add(row)
         if len(columns):
             observations = self._end(target, step, columns, observations, infos)
@@ -121,11 +118,11 @@ class VectorStepper:
     def _end(self, target: Target, step: int, columns: Any, observations: Any, infos: Any) -> Any:
         """Note which episodes have ended and how; the observations that the next step begins with."""
         known = self._finals.write(target, columns, observations, infos)
-        records = self._episodes.end(columns, infos)
-        records["step"], records["known"] = step, known
-        records["resets_next"] = self._mode is AutoresetMode.NEXT_STEP
-        target.add_ends(records)
-        if self._mode is AutoresetMode.NEXT_STEP:
+        resets_next = self._mode is AutoresetMode.NEXT_STEP
+        records = target.add_ends(columns)
+        records["step"], records["known"], records["resets_next"] = step, known, resets_next
+        self._episodes.end(columns, infos, records, later=resets_next)
+        if resets_next:
             return observations
         if self._mode is AutoresetMode.DISABLED:
             return self._reset(target, step, columns, observations)
@@ -185,14 +182,19 @@ class Resets:
         """All have been reset."""
         self.pending: Any = np.zeros(self._env.num_envs, bool)
         self.begun: Any = NOBODY
+        self._ended: Any = NOBODY
 
-    def take_step(self, ended: Any) -> None:
-        """A step in ``NEXT_STEP`` mode, which has ended the episodes of some.
+    def take_step(self, ended: Any, columns: Any) -> None:
+        """A step in ``NEXT_STEP`` mode.
+
+        Args:
+            ended: whose episodes it has ended, bool ``[B]``.
+            columns: the same as int64 ``[K]``.
 
         Raises:
             ConfigurationError: one that must only reset has ended an episode.
         """
-        self.begun = np.flatnonzero(self.pending)
+        self.begun, self._ended, self.pending = self._ended, columns, ended
         if ended[self.begun].any():
             env_id = self._first + self.begun[ended[self.begun]][0]
             raise ConfigurationError(
@@ -200,7 +202,6 @@ class Resets:
                 f"env_id {env_id}, which must only reset, has ended an episode again. Correct "
                 'metadata["autoreset_mode"] (parenv.testing.check_vector_env says what it does)'
             )
-        self.pending = ended
 
 
 class EpisodeSums:
@@ -212,33 +213,42 @@ class EpisodeSums:
     """
 
     def __init__(self, batch: int, is_recorded: bool) -> None:
-        self._returns, self._lengths, self._began = np.zeros(batch), np.zeros(batch, np.int64), np.zeros(batch)
+        self._returns, self._began = np.zeros(batch), np.zeros(batch)
+        self._steps, self._steps_before = 0, np.zeros(batch, np.int64)
         self._recorded = np.full(batch, is_recorded)
 
-    def begin(self, columns: Any, steps: int = 0) -> None:
-        """Episodes begin, with so many steps."""
-        self._returns[columns], self._lengths[columns] = 0.0, steps
-        self._began[columns] = time.perf_counter()
+    def begin(self) -> None:
+        """All begin an episode."""
+        self._returns[:], self._steps_before[:] = 0.0, self._steps
+        self._began[:] = time.perf_counter()
 
     def add(self, rewards: Any) -> None:
         """Every sub-environment has taken a step."""
         self._returns += rewards
-        self._lengths += 1
+        self._steps += 1
 
-    def end(self, columns: Any, infos: Any) -> Any:
-        """Episodes end; what is to be written of them. Those about which a recorder says nothing are only lives."""
-        is_said, returns, lengths = recorded_in_columns(infos, columns)
-        self._recorded[columns] |= is_said
-        counts = is_said | ~self._recorded[columns]
-        records = np.zeros(len(columns), END_DTYPE)
+    def end(self, columns: Any, infos: Any, records: Any, later: int) -> None:
+        """Episodes end. Those about which a recorder says nothing are only lives.
+
+        Args:
+            columns: whose, int64 ``[K]``.
+            infos: of the step.
+            records: where to write their statistics, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``.
+            later: steps until the next ones begin.
+        """
         now = time.perf_counter()
-        records["column"], records["counts"] = columns, counts
+        records["counts"] = True
         records["seconds"] = now - self._began[columns]
-        records["return"] = np.where(is_said, returns, self._returns[columns])
-        records["length"] = np.where(is_said, lengths, self._lengths[columns])
-        self._returns[columns], self._lengths[columns] = 0.0, 0
-        self._began[columns[counts]] = now
-        return records
+        records["return"], records["length"] = self._returns[columns], self._steps - self._steps_before[columns]
+        counted = columns
+        if self._recorded.any() or "episode" in infos or "final_info" in infos:
+            is_said, returns, lengths = recorded_in_columns(infos, columns)
+            self._recorded[columns] |= is_said
+            records["counts"] = counts = is_said | ~self._recorded[columns]
+            records["return"][is_said], records["length"][is_said] = returns[is_said], lengths[is_said]
+            counted = columns[counts]
+        self._returns[columns], self._steps_before[columns] = 0.0, self._steps + later
+        self._began[counted] = now
 
 
 class Arrays:

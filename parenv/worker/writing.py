@@ -108,12 +108,12 @@ class RolloutWriter:
         """How many episodes have ended so far."""
         return len(self.ends) + self._added_ends
 
-    def add_ends(self, records: Any) -> None:
-        """Write ends of a whole batch, given as :data:`~parenv.memory.layout.END_DTYPE`, with their statistics."""
-        self._added_ends += len(records)
-        table = self.end_records()[-len(records) :]
-        table[:] = records
-        table["column"] += self.columns.first
+    def add_ends(self, columns: Any) -> Any:
+        """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
+        self._added_ends += len(columns)
+        records = self.end_records()[-len(columns) :]
+        records["column"] = columns + self.columns.first
+        return records
 
     def write_ends(self, returns: Any, lengths: Any) -> None:
         """Write where and how episodes of single environments ended, with the return and length of each, ``[K]``."""
