@@ -102,6 +102,9 @@ class WorkerOptions:
         start_method: ``"fork"``: workers are forked, in milliseconds, from a small process that has imported what all
             need; ``"spawn"``: each is a fresh interpreter that imports everything for itself, ``preload`` or not: for
             what must not be forked once it is loaded, such as JAX.
+        step_workers: for pools: processes that step the sub-environments of each worker, which acts for all of them, in
+            two half batches that take turns; ``None``: it steps them itself. For policies of which one forward for all
+            costs less than one in every worker, as on a GPU. ``num_workers`` is 1 by default.
         setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
             counted over all learners, so that ports and files chosen by them are different.
         cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
@@ -130,6 +133,7 @@ class WorkerOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     start_method: StartMethod = "fork"
+    step_workers: int | None = None
     setup_fn: Callable[[int], object] | None = None
     cleanup_fn: Callable[[int], object] | None = None
     restart: RestartPolicy | None = field(default_factory=RestartPolicy)
@@ -145,6 +149,7 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         _check_whole(self, "threads")
         _check_whole(self, "max_memory_bytes", or_none=True)
+        _check_whole(self, "step_workers", or_none=True)
         _check_positive(self, "start_timeout_s", "close_timeout_s", what="positive seconds")
         _check_positive(self, "step_timeout_s", "reset_timeout_s", what="positive seconds", or_none=True)
         if self.max_memory_bytes is not None and sys.platform != "linux":

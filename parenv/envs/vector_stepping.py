@@ -20,6 +20,8 @@ from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
 from parenv.memory.status_slot import StatusSlot
 
+WORKER_RESTARTED = "worker_restarted"
+"""Among the infos of a :class:`~parenv.ParallelVectorEnv`: whose process was gone."""
 NOBODY: Any = np.zeros(0, np.int64)
 
 
@@ -34,16 +36,23 @@ class VectorStepper:
         first_env_id: env_id of the first sub-environment.
         progress: where to say what is going on.
         fit: how observations must fit their space.
-
+        overlaps: whether :meth:`send` returns at once, by ``step_async`` of the environment.
     """
 
     sums_rewards = True
     """Whether it says returns and lengths of episodes, also where no wrapper does."""
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None
+        self,
+        env: VectorEnv[Any, Any, Any],
+        first_env_id: int,
+        progress: StatusSlot,
+        fit: Fit | None = None,
+        overlaps: bool = False,
     ) -> None:
         self._env, self._mode = env, autoreset_mode(env)
+        self._send: Callable[[Any], Any] = getattr(env, "step_async" if overlaps else "step")
+        self._overlaps = overlaps
         self.envs = [env]
         self.num_envs = batch = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
@@ -72,9 +81,19 @@ class VectorStepper:
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; what the mode leaves to be done where an episode ends is done too."""
+        self.send(actions)
+        self.receive(rows, step, target)
+
+    def send(self, actions: Rows) -> None:
+        """Have all take a step."""
         self._progress.begin("step")
         batch = unflatten(self._action_leaves, self._arrays.actions([values.copy() for values in actions]))
-        observations, rewards, *flags, infos = self._env.step(batch)
+        self._returned = self._send(batch)
+
+    def receive(self, rows: Rows, step: int, target: Target) -> None:
+        """Wait until they have, and write what came of it."""
+        returned = self._env.step_wait() if self._overlaps else self._returned  # type: ignore[attr-defined]
+        observations, rewards, *flags, infos = returned
         per_env = (self.num_envs,)
         terminated, truncated = (self._arrays.read(name, of, per_env) for name, of in zip(_FLAGS, flags, strict=True))
         row = target.rewards[step]
@@ -92,6 +111,10 @@ class VectorStepper:
         if len(columns):
             observations = self._end(target, step, columns, observations, infos)
         self._write(rows, observations)
+
+    def take_over(self) -> None:
+        """All are where somebody else has reset them."""
+        self._episodes.begin()
 
     def begun(self, ends: Sequence[End], step: int) -> Any:
         """Columns in which an episode begins with the observation after the last step."""
@@ -122,6 +145,9 @@ class VectorStepper:
         records = target.add_ends(columns)
         records["step"], records["known"], records["resets_next"] = step, known, resets_next
         self._episodes.end(columns, infos, records, later=resets_next)
+        if WORKER_RESTARTED in infos:
+            records["void"] = infos[WORKER_RESTARTED][columns]
+            records["counts"] &= 1 - records["void"]
         if resets_next:
             return observations
         if self._mode is AutoresetMode.DISABLED:
@@ -318,7 +344,7 @@ def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
     """What its ``reset`` takes: only Gymnasium's own two document a list."""
     if None in seeds:
         return None
-    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or hasattr(env.unwrapped, "parts"):
         return list(seeds)
     return int(seeds[0] or 0) % 2**31
 

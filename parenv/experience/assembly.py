@@ -107,7 +107,7 @@ def _ends_of(spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, shift
             mine.objects["finals", i] if leaf.dtype is None else arrays["finals", i][begin : begin + count]
             for i, leaf in enumerate(spec.observations)
         ]
-    about = records["known"] != 0, records["resets_next"] != 0
+    about = (records[name] != 0 for name in ("known", "resets_next", "void"))
     return Ends(steps, columns, unflatten(spec.observations, finals), *about), records
 
 

@@ -27,6 +27,7 @@ class Ends:
         observations: ``[K, *obs]``, nested as the space is; NaN, or 0 in integers, where one is not known.
         known: bool ``[K]``: whether the environment has given the observation; ``None``: all.
         resets_next: bool ``[K]``: whether the step after it only resets the sub-environment; ``None``: nowhere.
+        void: bool ``[K]``: whether nothing was stepped there, since the process that was to do it was gone; likewise.
     """
 
     steps: Any
@@ -34,6 +35,7 @@ class Ends:
     observations: Tree
     known: Any = None
     resets_next: Any = None
+    void: Any = None
 
     @classmethod
     def joined(cls, parts: Sequence[Ends]) -> Ends:
@@ -44,7 +46,7 @@ class Ends:
             np.concatenate([part.steps for part in parts]),
             np.concatenate([part.columns for part in parts]),
             map_trees(concatenated, *(part.observations for part in parts)),
-            *(_flags_of(name, parts) for name in ("known", "resets_next")),
+            *(_flags_of(name, parts) for name in ("known", "resets_next", "void")),
         )
 
 
@@ -126,7 +128,8 @@ class Rollout:
         """Which ``[t, b]`` are transitions, bool ``[T, B]``.
 
         False only where a ``VectorEnv`` in ``NEXT_STEP`` mode resets: there the observation is the final one of the
-        episode before, the next one the first of another episode, the action was not taken, the reward is 0.
+        episode before, the next one the first of another episode, the action was not taken, the reward is 0. And where
+        one of ``WorkerOptions.step_workers`` was gone: there an episode is truncated by a step that nobody has taken.
         All true otherwise, without an array of its own.
         """
         if not self._has_resets:
@@ -137,6 +140,8 @@ class Rollout:
         if self._ends.resets_next is not None:
             inside = self._ends.resets_next & (self._ends.steps < len(valid) - 1)
             valid[self._ends.steps[inside] + 1, self._ends.columns[inside]] = False
+        if self._ends.void is not None:
+            valid[self._ends.steps[self._ends.void], self._ends.columns[self._ends.void]] = False
         return valid
 
     @cached_property
@@ -249,8 +254,8 @@ class Rollout:
     @cached_property
     def _has_resets(self) -> bool:
         """Whether there is a step that is no transition."""
-        after = [part.resets_next for part in self.ends if part.resets_next is not None]
-        return any(bool(flags.any()) for flags in (self.resetting, *after) if flags is not None)
+        flags = [self.resetting, *(flag for part in self.ends for flag in (part.resets_next, part.void))]
+        return any(bool(flag.any()) for flag in flags if flag is not None)
 
     def _with_finals(self, shifted: Any, finals: Any) -> Any:
         filled = _copy(shifted)

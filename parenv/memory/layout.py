@@ -53,14 +53,15 @@ END_DTYPE = np.dtype(
         ("length", "<i8"),
         ("return", "<f8"),
         ("seconds", "<f8"),
-        ("counts", "<i8"),
+        ("counts", "<i4"),
+        ("void", "<i4"),
         ("known", "<i4"),
         ("resets_next", "<i4"),
     ]
 )
-"""One episode end: row and column in the rollout, the statistics of the episode, whether it counts as one, whether the
-observation that it ended with is known, and whether the step after it only resets (``NEXT_STEP``): then it is the
-observation of the next row."""
+"""One episode end: row and column in the rollout, the statistics of the episode, whether it counts as one, whether its
+row is no step but says that whoever was to step is gone, whether the observation that it ended with is known, and
+whether the step after it only resets (``NEXT_STEP``): then it is the observation of the next row."""
 
 
 @dataclass(frozen=True)

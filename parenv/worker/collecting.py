@@ -179,7 +179,7 @@ class Collector:
             acted = clock()
             known, rows = writer.num_ends, observations[step + 1]
             if finite:
-                self._check_finite(written, step)
+                self.check_actions(written, step)
             try:
                 step_envs(written, rows, step, writer)
             except ObservationError as error:
@@ -192,19 +192,31 @@ class Collector:
             if enough is not None and writer.num_ends > known and enough(writer.ended_since(known)):
                 break
         self._env_steps += step + 1
+        self._settle(writer, step)
+        return Seconds(environment, acting)
+
+    def _settle(self, writer: RolloutWriter, step: int) -> None:
+        """Keep what the next rollout begins with, and say which episodes have ended until this step."""
+        stepper = self.stepper
         self._progress.begin("commit")
-        self._rows = [row.copy() for row in rows]
+        self._rows = [row.copy() for row in writer.observations[step + 1]]
         self._seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
         closed = ((), ()) if stepper.sums_rewards else self._open.close(writer.rewards[: step + 1], writer.ends)
         writer.write_ends(*closed)
-        return Seconds(environment, acting)
 
-    def _check_finite(self, actions: Rows, step: int) -> None:
+    def check_actions(self, actions: Rows, step: int, first: int = 0) -> None:
+        """Check that actions from a column on are finite, if the user wants that.
+
+        Raises:
+            PolicyOutputError: they are not.
+        """
+        if not self.actor.fit.finite:
+            return
         for leaf, values in zip(self.spec.actions, actions, strict=True):
             for column in np.flatnonzero([not_finite(value) for value in values]) if leaf.dtype else ():
                 raise PolicyOutputError(
-                    f"the policy's action{leaf.name} for env_id {self._env_ids[column]} in env step "
+                    f"the policy's action{leaf.name} for env_id {self._env_ids[first + column]} in env step "
                     f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
                 )
 

@@ -15,6 +15,8 @@ from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot, slot_layout
 from parenv.memory.spaces import flatten
 from parenv.protocol.messages import Layout
 
+ALL = slice(None)
+
 
 class RolloutWriter:
     """One worker's columns of one slot; a target for steppers.
@@ -48,6 +50,11 @@ class RolloutWriter:
         self.observations: list[Rows] = []
         self.action_rows: list[Rows] = []
 
+    def infos_of(self, columns: slice) -> InfoRows:
+        """Rows of the infos that were named, of some columns."""
+        own = {key: array[:, columns] for key, array in self._own.items() if key[0] in ("infos", "seen")}
+        return InfoRows(self._spec.infos, own)
+
     @property
     def restarted(self) -> Any:
         """Columns whose first row does not follow the rollout before."""
@@ -77,13 +84,13 @@ class RolloutWriter:
             block[:] = row
         return written
 
-    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> Rows:
+    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any], columns: slice = ALL) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
         written = self.action_rows[step]
         for row, values in zip(written, actions, strict=True):
-            row[:] = values if type(values) is np.ndarray else to_array(values)
+            row[columns] = values if type(values) is np.ndarray else to_array(values)
         for name, value in extras.items():
-            self._extras[name][step] = to_array(value)
+            self._extras[name][step, columns] = to_array(value)
         return written
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
@@ -112,7 +119,7 @@ class RolloutWriter:
         """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
         self._added_ends += len(columns)
         records = self.end_records()[-len(columns) :]
-        records["column"] = columns + self.columns.first
+        records["column"], records["void"] = columns + self.columns.first, False
         return records
 
     def write_ends(self, returns: Any, lengths: Any) -> None:
@@ -126,7 +133,7 @@ class RolloutWriter:
             table["column"] += self.columns.first
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
             table["counts"] = counts
-            table["known"], table["resets_next"] = True, False
+            table["void"], table["known"], table["resets_next"] = False, True, False
         self._own["commits", 0]["num_ends"] = self.num_ends
 
     def end_records(self) -> Any:

@@ -148,6 +148,14 @@ def start_method(product: str, directory: Path) -> None:
     )
 
 
+def step_workers(product: str, directory: Path) -> None:
+    if product == "pool":
+        with contextlib.closing(opened(product, WorkerOptions(step_workers=1))) as it:
+            assert next(it.rollouts()).truncated.sum() == 0
+    else:
+        raised(ConfigurationError, "step_workers is for pools", product, WorkerOptions(step_workers=1), "", bool)
+
+
 def setup_fn(product: str, directory: Path) -> None:
     assert shown(product, WorkerOptions(setup_fn=say_hello), "variables")["HELLO"] == "1"
 
