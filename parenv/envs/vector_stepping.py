@@ -51,9 +51,7 @@ class VectorStepper:
         overlaps: bool = False,
     ) -> None:
         self._env, self._mode = env, autoreset_mode(env)
-        self._send: Callable[[Any], Any] = getattr(env, "step_async" if overlaps else "step")
-        self._overlaps = overlaps
-        self.envs = [env]
+        self._split = SplitStep(env, overlaps)
         self.num_envs = batch = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
         self.action_space: Space[Any] = env.single_action_space
@@ -63,6 +61,11 @@ class VectorStepper:
         self._arrays = Arrays(env)
         self._resets = Resets(env, first_env_id)
         self._episodes = EpisodeSums(batch, is_recorded(env))
+
+    @property
+    def envs(self) -> list[Any]:
+        """It."""
+        return [self._env]
 
     @property
     def resetting(self) -> Any:
@@ -88,12 +91,11 @@ class VectorStepper:
         """Have all take a step."""
         self._progress.begin("step")
         batch = unflatten(self._action_leaves, self._arrays.actions([values.copy() for values in actions]))
-        self._returned = self._send(batch)
+        self._split.send(batch)
 
     def receive(self, rows: Rows, step: int, target: Target) -> None:
         """Wait until they have, and write what came of it."""
-        returned = self._env.step_wait() if self._overlaps else self._returned  # type: ignore[attr-defined]
-        observations, rewards, *flags, infos = returned
+        observations, rewards, *flags, infos = self._split.wait()
         per_env = (self.num_envs,)
         terminated, truncated = (self._arrays.read(name, of, per_env) for name, of in zip(_FLAGS, flags, strict=True))
         row = target.rewards[step]
@@ -228,6 +230,26 @@ class Resets:
                 f"env_id {env_id}, which must only reset, has ended an episode again. Correct "
                 'metadata["autoreset_mode"] (parenv.testing.check_vector_env says what it does)'
             )
+
+
+class SplitStep:
+    """A step of an environment in two calls.
+
+    Args:
+        env: it.
+        overlaps: whether it steps between the two, by its ``step_async`` and ``step_wait``.
+    """
+
+    def __init__(self, env: Any, overlaps: bool) -> None:
+        self.send = env.step_async if overlaps else self._step
+        self.wait = env.step_wait if overlaps else self._take
+        self._env = env
+
+    def _step(self, actions: Any) -> None:
+        self._returned = self._env.step(actions)
+
+    def _take(self) -> Any:
+        return self._returned
 
 
 class EpisodeSums:
