@@ -91,8 +91,8 @@ def forward_place(own_s: float, half_s: float, num_workers: int, *, is_shared: b
     >>> forward_place(5e-3, 5e-3, 8, is_shared=True), forward_place(5e-3, 20e-3, 8, is_shared=False)
     ('central', 'local')
     """
-    local_s = own_s * (num_workers if is_shared else 1)
-    return "central" if num_workers > 1 and local_s >= WORTH * (2 * half_s + WAKE_UP_S) else "local"
+    part_s = 2 * half_s / (num_workers if is_shared else 1)
+    return "central" if num_workers > 1 and own_s >= WORTH * (WAKE_UP_S + part_s) else "local"
 
 
 def faster_device(seconds: Mapping[str, float]) -> str:

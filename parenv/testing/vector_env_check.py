@@ -43,6 +43,10 @@ class VectorEnvReport:
         ends: episodes that have ended meanwhile.
         problems: what is wrong, a sentence each.
         notes: what is good to know.
+
+    >>> print(VectorEnvReport(AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, 12, ["it says another mode"]))
+    says NEXT_STEP, does SAME_STEP; 12 episodes ended
+    WRONG: it says another mode
     """
 
     declared: AutoresetMode | None
