@@ -24,6 +24,8 @@ NAMES = (
     "startup",
     "vector_env",
     "by_hand",
+    "batches",
+    "central",
     "gradients",
     "learning_curves",
     "gradient_curves",

@@ -1,17 +1,15 @@
-"""Native vector envs: rollouts of a pool against a bare loop over the same vector env, in the same number of processes.
+"""Native vector envs: rollouts of a pool with one worker against a bare loop over the same vector env.
 
-A bare loop acts by the same policy and keeps nothing. Both in turns, in pairs, so that what else the machine does
-strikes both; the figure is the median of the ratios.
+The loop acts by the same policy and keeps nothing; ``keeping`` copies observations and rewards into arrays of a
+rollout, as whoever learns from them must. Those whose library is not installed are left out.
 
-    python benchmarks/batches.py [--pairs 7] [--seconds 3] [--only cartpole]
+python benchmarks/batches.py
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,92 +17,97 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
+from lib.common import interleaved, keep, summary
 
 from parenv import AsyncWorkerPool, WorkerOptions
 
+ROWS, REPEATS, SECONDS = 128, 5, 3.0
+BARE = "bare loop"
+
 
 def cartpoles() -> Any:
+    """Of Gymnasium, in NumPy."""
     return gym.make_vec("CartPole-v1", num_envs=4096, vectorization_mode="vector_entry_point").unwrapped
 
 
 def pongs() -> Any:
+    """Of EnvPool, in C++."""
     import envpool
 
     return envpool.make_gymnasium("Pong-v5", num_envs=8, num_threads=1)
 
 
 def jax_cartpoles() -> Any:
+    """Of gymnax, in JAX."""
     import gymnax
     from gymnax.wrappers.gym import GymnaxToVectorGymWrapper
 
     env, parameters = gymnax.make("CartPole-v1")
-    envs: Any = GymnaxToVectorGymWrapper(env, num_envs=1024, params=parameters)
+    envs: Any = GymnaxToVectorGymWrapper(env, num_envs=4096, params=parameters)
     envs.metadata = {**envs.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
     return envs
 
 
 def lean(observations: Any) -> Any:
+    """To where the pole leans."""
     return (np.asarray(observations)[:, 2] > 0).astype(np.int64)
 
 
 def zeros(observations: Any) -> Any:
+    """Nothing."""
     return np.zeros(len(observations), np.int64)
 
 
-CASES: dict[str, tuple[str, Callable[[], Any], Any, int]] = {
-    "cartpole": ("gymnasium", cartpoles, lean, 4096),
-    "pong": ("envpool", pongs, zeros, 8),
-    "gymnax": ("gymnax", jax_cartpoles, lean, 1024),
+CASES: dict[str, tuple[str, Callable[[], Any], Any]] = {
+    "CartPole, 4096, Gymnasium": ("gymnasium", cartpoles, lean),
+    "Pong, 8, EnvPool": ("envpool", pongs, zeros),
+    "CartPole, 4096, gymnax": ("gymnax", jax_cartpoles, lean),
 }
-ROWS = 128
 
 
-def bare(make: Any, policy: Any, batch: int, seconds: float) -> float:
-    """Steps of sub-environments per second of a loop that does nothing else, resets among them."""
+def bare(make: Any, policy: Any, keeping: bool) -> float:
+    """Steps per second of a loop, those that only reset among them."""
     with contextlib.closing(make()) as env:
-        observations, _ = env.reset(seed=0)
-        for _ in range(20):
-            observations = env.step(policy(observations))[0]
-        began, steps = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
-            for _ in range(ROWS):
-                observations = env.step(policy(observations))[0]
-            steps += ROWS * batch
+        observations = np.asarray(env.reset(seed=0)[0])
+        kept = np.zeros((5, ROWS, *observations.shape), observations.dtype)
+        rewards = np.zeros((5, ROWS, len(observations)), np.float32)
+        began, steps, rollouts = 0.0, 0, 0
+        while not began or time.perf_counter() - began < SECONDS:
+            for row in range(ROWS):
+                stepped = env.step(policy(observations))
+                observations = stepped[0]
+                if keeping:
+                    kept[rollouts % 5, row], rewards[rollouts % 5, row] = observations, stepped[1]
+            rollouts += 1
+            if rollouts > 8:
+                began, steps = began or time.perf_counter(), steps + ROWS * len(observations) * (began > 0)
         return steps / (time.perf_counter() - began)
 
 
-def pooled(make: Any, policy: Any, batch: int, seconds: float) -> float:
-    """The same of a pool with one worker; a step that only resets is counted as it is in the bare loop."""
+def pooled(make: Any, policy: Any) -> float:
+    """The same of a pool."""
     options = WorkerOptions(start_method="spawn", start_timeout_s=300.0)
     with AsyncWorkerPool(make, policy, num_workers=1, rollout_length=ROWS, workers=options) as pool:
         rollouts = iter(pool.rollouts())
-        for _ in range(3):
+        for _ in range(8):
             next(rollouts)
         began, steps = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began < SECONDS:
             steps += next(rollouts).rewards.size
         return steps / (time.perf_counter() - began)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--only", choices=CASES)
-    arguments = parser.parse_args()
-    for name, (library, make, policy, batch) in CASES.items():
-        if arguments.only not in (None, name) or importlib.util.find_spec(library) is None:
-            continue
-        ratios, rates = [], []
-        for _ in range(arguments.pairs):
-            alone = bare(make, policy, batch, arguments.seconds)
-            together = pooled(make, policy, batch, arguments.seconds)
-            ratios.append(together / alone)
-            rates.append((alone, together))
-        alone, together = (statistics.median(column) for column in zip(*rates, strict=True))
-        ratio = statistics.median(ratios)
-        print(f"{name}, {batch}: bare {alone:,.0f} steps/s, pool {together:,.0f}, ratio {ratio:.2f}", flush=True)
+def measure(make: Any, policy: Any) -> Any:
+    """All, interleaved."""
+    measures = {
+        BARE: lambda: bare(make, policy, keeping=False),
+        "bare loop, keeping": lambda: bare(make, policy, keeping=True),
+        "pool": lambda: pooled(make, policy),
+    }
+    return summary(interleaved(measures, REPEATS, alternating=True), BARE)
 
 
 if __name__ == "__main__":
-    main()
+    for name, (library, make, policy) in CASES.items():
+        if importlib.util.find_spec(library) is not None:
+            keep("batches", name, measure(make, policy))

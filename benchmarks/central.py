@@ -3,21 +3,23 @@
 The policy is a forward on a device that serves one at a time, as a GPU does: it takes a lock and sleeps, so many
 milliseconds whatever the number of rows; or a real convolution net on the CPU, which every worker has a core for.
 
-    python benchmarks/central.py [--processes 4] [--rounds 3] [--step-us 200]
+python benchmarks/central.py
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+from lib.common import interleaved, keep, summary
 
 from parenv import AsyncWorkerPool, TorchPolicy, WorkerOptions
 from parenv.advice import forward_place
@@ -25,7 +27,9 @@ from parenv.advice import forward_place
 FORWARDS_MS = (0.1, 1.0, 5.0, 20.0)
 ENVS = (8, 16, 32, 64)
 SHAPE = (1, 32, 32)
-ROWS = 16
+ROWS, ROUNDS, REPEATS = 16, 3, 3
+PROCESSES, STEP_US = 4, 200.0
+LOCAL, CENTRAL = "local", "central"
 
 
 class Busy(gym.Env[Any, Any]):
@@ -53,6 +57,10 @@ class OnDevice:
     def __init__(self, path: str, milliseconds: float) -> None:
         self._path, self._seconds = path, milliseconds / 1e3
 
+    def takes(self, rows: int) -> float:
+        """Seconds of a forward."""
+        return self._seconds
+
     def __call__(self, observations: Any) -> Any:
         """Act, alone."""
         with open(self._path) as device:
@@ -77,14 +85,14 @@ class Convolution(torch.nn.Module):
         return self.layers(observations).argmax(-1)
 
 
-def rate(policy: Any, num_envs: int, processes: int, step_us: float, central: bool, rounds: int) -> float:
+def rate(policy: Any, num_envs: int, central: bool) -> float:
     """Env steps per second."""
-    options = WorkerOptions(step_workers=processes if central else None)
+    options = WorkerOptions(step_workers=PROCESSES if central else None)
     with AsyncWorkerPool(
-        lambda: Busy(step_us),
+        lambda: Busy(STEP_US),
         policy,
         num_envs=num_envs,
-        num_workers=1 if central else processes,
+        num_workers=1 if central else PROCESSES,
         mode="sync",
         rollout_length=ROWS,
         workers=options,
@@ -92,35 +100,22 @@ def rate(policy: Any, num_envs: int, processes: int, step_us: float, central: bo
         rollouts = iter(pool.rollouts())
         next(rollouts)
         times = []
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             began = time.perf_counter()
             next(rollouts)
             times.append(time.perf_counter() - began)
         return ROWS * num_envs / statistics.median(times)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--step-us", type=float, default=200.0)
-    arguments = parser.parse_args()
-    about = arguments.processes, arguments.step_us
-    with tempfile.NamedTemporaryFile() as device:
-        cases = [(f"device {ms} ms", OnDevice(device.name, ms), ms / 1e3, True) for ms in FORWARDS_MS]
-        cases.append(("convolution on the CPU", TorchPolicy(Convolution(), "act", ("actions",)), 0.0, False))
-        for name, policy, seconds, is_shared in cases:
-            for num_envs in ENVS:
-                local, central = (rate(policy, num_envs, *about, where, arguments.rounds) for where in (False, True))
-                measured = "central" if central > local else "local"
-                rows = (num_envs // arguments.processes, num_envs // 2)
-                own_s, half_s = (seconds if is_shared else timed(policy, count) for count in rows)
-                advised = forward_place(own_s, half_s, arguments.processes, is_shared=is_shared)
-                print(
-                    f"{name}, {num_envs} envs: local {local:,.0f} steps/s, central {central:,.0f}: {measured}, "
-                    f"advised {advised}",
-                    flush=True,
-                )
+def compared(policy: Any, own_s: Callable[[int], float], is_shared: bool) -> dict[str, Any]:
+    """By sub-environments: both, and what is advised."""
+    found = {}
+    for num_envs in ENVS:
+        measures = {where: partial(rate, policy, num_envs, where == CENTRAL) for where in (LOCAL, CENTRAL)}
+        rates = interleaved(measures, REPEATS, alternating=True)
+        advised = forward_place(own_s(num_envs // PROCESSES), own_s(num_envs // 2), PROCESSES, is_shared=is_shared)
+        found[f"{num_envs} sub-environments"] = {**summary(rates, LOCAL), "advised": advised}
+    return found
 
 
 def timed(policy: Any, rows: int) -> float:
@@ -137,4 +132,9 @@ def timed(policy: Any, rows: int) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    with tempfile.NamedTemporaryFile() as device:
+        for milliseconds in FORWARDS_MS:
+            policy = OnDevice(device.name, milliseconds)
+            keep("central", f"{milliseconds} ms on a device", compared(policy, policy.takes, True))
+    network: Any = TorchPolicy(Convolution(), "act", ("actions",))
+    keep("central", "convolutions on the CPU", compared(network, partial(timed, network), False))
