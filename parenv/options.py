@@ -161,6 +161,11 @@ class WorkerOptions:
             )
         if self.on_env_error != "raise" and self.restart is None:
             raise ConfigurationError(f"on_env_error={self.on_env_error!r} needs a RestartPolicy, but restart=None")
+        if self.on_env_error == "restart_env" and self.step_workers is not None:
+            raise ConfigurationError(
+                'on_env_error="restart_env" needs sub-environments that the worker steps itself: with step_workers, '
+                'use "restart_worker"'
+            )
         for name in ("setup_fn", "cleanup_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")

@@ -124,6 +124,10 @@ class VectorStepper:
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """The sub-environments of a ``VectorEnv`` of the user's are its own: only all of them can be asked at once."""
+        if hasattr(self._env, "parts"):
+            raise ConfigurationError(
+                f"{name} needs sub-environments that the worker steps itself: with step_workers they are elsewhere"
+            )
         raise ConfigurationError(
             f"{name} needs single sub-environments, but the factory makes a {type(self._env).__name__}: "
             "give a factory of single environments"

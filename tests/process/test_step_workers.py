@@ -162,3 +162,46 @@ def test_what_does_not_fit_is_said_before_a_process_starts() -> None:
         AsyncWorkerPool("CartPole-v1", lean, num_envs=4, num_workers=2, workers=WorkerOptions(step_workers=4))
     with pytest.raises(ConfigurationError, match=r"step_workers must be an integer of at least 1, got 0"):
         WorkerOptions(step_workers=0)
+    with pytest.raises(ConfigurationError, match=r"on_env_error=.restart_env. needs .* use .restart_worker."):
+        WorkerOptions(step_workers=2, on_env_error="restart_env")
+
+
+def test_sub_environments_that_are_elsewhere_cannot_be_asked() -> None:
+    with (
+        AsyncWorkerPool("CartPole-v1", lean, num_envs=2, num_workers=0, workers=WorkerOptions(step_workers=2)) as pool,
+        pytest.raises(ConfigurationError, match="get_attr needs sub-environments that the worker steps itself"),
+    ):
+        pool.get_attr("spec")
+
+
+def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
+    class Broken(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            raise RuntimeError("out of order")
+
+    options = WorkerOptions(step_workers=2)
+    makers = [functools.partial(LedgerEnv, 0), functools.partial(Broken, 1)]
+    with (
+        pytest.raises(RuntimeError, match="out of order"),
+        AsyncWorkerPool(makers, zeros, num_workers=1, workers=options) as pool,
+    ):
+        next(pool.rollouts())
+
+
+def test_a_step_that_hangs_is_cut_and_the_worker_that_acts_goes_on(tmp_path: Path, warnings_are_expected: None) -> None:
+    class Hanging(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            if (tmp_path / "hang").exists():
+                (tmp_path / "hang").unlink(missing_ok=True)
+                signal.pause()
+            return super().step(action)
+
+    makers = [functools.partial(LedgerEnv, 0), functools.partial(Hanging, 1)]
+    options = WorkerOptions(step_workers=2, step_timeout_s=20.0)
+    with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
+        rollouts = pool.rollouts()
+        next(rollouts)
+        (tmp_path / "hang").touch()
+        lost = [int((~next(rollouts).valid).sum()) for _ in range(6)]
+        assert sum(lost) == 1
+        assert pool.statistics().worker_restarts == 0
