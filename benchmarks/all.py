@@ -25,6 +25,8 @@ NAMES = (
     "vector_env",
     "waiting",
     "by_hand",
+    "batches",
+    "central",
     "gradients",
     "learning_curves",
     "gradient_curves",

@@ -33,7 +33,8 @@ from parenv.errors import (
 )
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
-from parenv.experience.rollout import Rollout, Transitions
+from parenv.experience.rollout import Rollout
+from parenv.experience.transitions import Transitions
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
 from parenv.pool.pool import AsyncWorkerPool
