@@ -161,7 +161,7 @@ class PlayedVecEnv(VecEnv):
                 f"{name} was asked of the environments in the middle of a rollout, but the workers have collected it "
                 "to its end. Ask when a rollout begins or ends (_on_rollout_start, _on_rollout_end)"
             )
-        return list(self._pool.call(name, *args, env_ids=self._env_ids(indices), **kwargs))
+        return list(self._pool.call(name, *args, env_ids=self._env_ids(indices), **method_kwargs))
 
     def _env_ids(self, indices: VecEnvIndices) -> Sequence[int]:
         return [range(self.num_envs)[i] for i in self._get_indices(indices)]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from parenv.adapters.sb3.told_infos import infos_of
 from parenv.experience.rollout import Rollout, map_trees
 from parenv.pool.pool import AsyncWorkerPool
 
@@ -25,7 +26,7 @@ class Round:
         self.rollout, self._played = rollout, 0
         self._dones = rollout.terminated | rollout.truncated
         self._by_limit = (rollout.truncated & ~rollout.terminated).tolist()
-        self._infos: list[dict[int, dict[str, Any]]] = [dict(of_steps) for of_steps, _, _ in told]
+        self._infos: list[dict[int, dict[str, Any]]] = [infos_of(of_steps) for of_steps, _, _ in told]
         steps, columns = (index.tolist() for index in rollout.final_index)
         self._finals = {place: k for k, place in enumerate(zip(steps, columns, strict=True))}
         self.reset_infos = [dict(of_reset) for _, of_reset, _ in told]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 from gymnasium import Wrapper
 
+from parenv.adapters.sb3.told_infos import InfoLog
 from parenv.protocol.plain import plain_info
 from parenv.worker.pickled_env import PickledEnv
 
@@ -28,14 +28,14 @@ class ToldEnv(Wrapper[Any, Any, Any, Any]):
     >>> for _ in range(2):
     ...     observation, *_ = env.step(1)
     >>> env.told()
-    ([], {}, None)
+    (([], []), {}, None)
     """
 
     def __init__(self, env: Any, env_id: int) -> None:
         super().__init__(env)
         self._env_id = env_id
         self._step = 0
-        self._of_steps: list[tuple[int, dict[str, Any]]] = []
+        self._of_steps = InfoLog()
         self._of_reset: dict[str, Any] = {}
 
     def reset(self, **options: Any) -> Any:
@@ -47,7 +47,7 @@ class ToldEnv(Wrapper[Any, Any, Any, Any]):
         """As the environment does it."""
         stepped = self.env.step(action)
         if info := stepped[4]:
-            self._of_steps.append((self._step, copy.deepcopy(info)))
+            self._of_steps.add(self._step, info)
         self._step += 1
         return stepped
 
@@ -57,10 +57,9 @@ class ToldEnv(Wrapper[Any, Any, Any, Any]):
         Args:
             with_random_state: whether the first sub-environment says torch's random state too.
         """
-        found = [(step, plain_info(info)[0]) for step, info in self._of_steps]
-        self._step, self._of_steps = 0, []
+        self._step = 0
         random_state = _random_state() if with_random_state and self._env_id == 0 else None
-        return found, plain_info(self._of_reset)[0], random_state
+        return self._of_steps.take(), plain_info(self._of_reset)[0], random_state
 
     def set_outermost(self, name: str, value: Any) -> None:
         """Set an attribute on the outermost wrapper that the user knows."""
