@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvW
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from parenv.adapters.sb3.parallel_vec_env import ParallelVecEnv
+from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.errors import ConfigurationError, NotPicklableError
 from parenv.supervision.pickling import find_unpicklable
 from parenv.worker.pickled_env import PickledEnv
@@ -67,8 +68,8 @@ def factories_of(env: VecEnv) -> list[PickledEnv]:
         return [_pickled(env_id, one) for env_id, one in enumerate(env.envs)]
     if isinstance(env, SubprocVecEnv):
         why = "does not keep what made its environments"
-    elif isinstance(env, ParallelVecEnv):
-        why = "steps in workers already"
+    elif isinstance(env, ParallelVecEnv | PlayedVecEnv):
+        why = "has its environments in workers already"
     else:
         why = "is not known here"
     raise ConfigurationError(

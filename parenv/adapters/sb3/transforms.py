@@ -131,6 +131,11 @@ def transforms_of(wrappers: Sequence[VecEnvWrapper], exact: bool) -> list[Transf
     return found
 
 
+def unknown_wrapper(wrappers: Sequence[VecEnvWrapper]) -> VecEnvWrapper | None:
+    """The first of them of which nobody knows what it does to observations."""
+    return next((one for one in wrappers if _transform_of(one, "", False) is None), None)
+
+
 def statistics_of(wrappers: Sequence[VecEnvWrapper]) -> dict[str, Any]:
     """The settings that bring newer statistics to the transforms of :func:`transforms_of`."""
     return {
@@ -158,5 +163,6 @@ def _transform_of(wrapper: Any, name: str, exact: bool) -> Transform | None:
 
 def _without_venv(wrapper: VecNormalize) -> VecNormalize:
     copied = VecNormalize.__new__(VecNormalize)
-    copied.__setstate__(wrapper.__getstate__())
+    # What is left out of its state has to be there for it to be pickled once more.
+    vars(copied).update(wrapper.__getstate__(), venv=None, class_attributes={}, returns=None)
     return copied

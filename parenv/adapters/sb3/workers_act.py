@@ -12,6 +12,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
+from parenv.adapters.sb3.checks import check_callbacks
 from parenv.adapters.sb3.exploring import (
     EXPLORATION_RATE,
     NOISE_MATRICES,
@@ -79,10 +80,12 @@ def playing_methods(model: BaseAlgorithm, envs: PlayedVecEnv) -> dict[str, Calla
     """What the model does otherwise meanwhile."""
     of = type(model)
 
-    def setup_learn(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def setup_learn(self: Any, total_timesteps: int, callback: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, OnPolicyAlgorithm):
+            check_callbacks(callback)
         if envs.is_between:  # The learn before was stopped in the middle of a rollout, at whose end the workers are.
             self._last_obs = None
-        return of._setup_learn(self, *args, **kwargs)
+        return of._setup_learn(self, total_timesteps, callback, *args, **kwargs)
 
     def sample_action(self: Any, *args: Any, **kwargs: Any) -> Any:
         (actions,) = envs.acted("buffer_actions")
