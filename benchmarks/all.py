@@ -27,6 +27,7 @@ NAMES = (
     "learning_curves",
     "gradient_curves",
     "learners",
+    "sb3_accelerate",
     "nemesis",
     "faults",
     "remote",

@@ -423,6 +423,14 @@ def test_async_learns_with_noise_and_wrappers(kind: Any, settings: Any, wrap: An
     assert len(model.ep_info_buffer) > 0
 
 
+def test_async_repeats_with_the_same_seed() -> None:
+    models = []
+    for _ in range(2):
+        models.append(model := model_of(SAC, pendulum, **OFF_POLICY, action_noise=NOISE))
+        learned(model, 120, num_workers=2, mode="async")
+    assert_same_models(*models)
+
+
 def test_async_hindsight_has_its_rewards_computed_by_the_environments() -> None:
     model = model_of(DQN, bits, replay_buffer_class=HerReplayBuffer, **OFF_POLICY)
     learned(model, 200, num_workers=1, mode="async")

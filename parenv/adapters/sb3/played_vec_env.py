@@ -10,7 +10,7 @@ from gymnasium import Wrapper
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from parenv.adapters.sb3.rounds import Round, Rounds
+from parenv.adapters.sb3.played_rounds import PlayedRounds, Round
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves, unflatten
 from parenv.pool.pool import AsyncWorkerPool
@@ -40,7 +40,7 @@ class PlayedVecEnv(VecEnv):
     ) -> None:
         self._pool, self._policy, self._settings, self._ahead = pool, policy, settings, ahead
         self._render_mode, self._writers = original.render_mode, writers
-        self.rounds = Rounds(pool, with_random_state=not ahead)
+        self.rounds = PlayedRounds(pool, with_random_state=not ahead)
         self._round: Round | None = None
         self.steps = 0
         super().__init__(original.num_envs, original.observation_space, original.action_space)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from parenv.adapters.sb3.timed import Seconds
 from parenv.advice.recommendations import NEARLY, WORTH, Recommendation, in_seconds, in_steps
 from parenv.errors import ConfigurationError
 from parenv.process.cores import usable_cores
@@ -22,9 +21,10 @@ class RunCosts:
         off_policy: whether the other mode is possible.
         steps: that all environments have made together.
         waiting_s: seconds that the model has waited for environments.
-        seconds: of the model.
+        collecting_s: seconds of the model in ``collect_rollouts``, waiting included.
+        learning_s: seconds of the model in ``train``.
 
-    >>> RunCosts(16, 2, "sync", False, 1000, 3.0, Seconds(4.0, 4.0)).shares
+    >>> RunCosts(16, 2, "sync", False, 1000, 3.0, 4.0, 4.0).shares
     {'waiting for environments': 0.375, 'acting and storing': 0.125, 'learning': 0.5}
     """
 
@@ -34,17 +34,18 @@ class RunCosts:
     off_policy: bool
     steps: int
     waiting_s: float
-    seconds: Seconds
+    collecting_s: float
+    learning_s: float
 
     @property
     def storing_s(self) -> float:
         """In ``collect_rollouts`` beside waiting: acting, where the model does it, wrappers, callbacks, the buffer."""
-        return max(0.0, self.seconds.collecting - self.waiting_s)
+        return max(0.0, self.collecting_s - self.waiting_s)
 
     @property
     def total_s(self) -> float:
         """All of these."""
-        return self.waiting_s + self.storing_s + self.seconds.learning
+        return self.waiting_s + self.storing_s + self.learning_s
 
     @property
     def shares(self) -> dict[str, float]:
@@ -52,16 +53,16 @@ class RunCosts:
         parts = {
             "waiting for environments": self.waiting_s,
             "acting and storing": self.storing_s,
-            "learning": self.seconds.learning,
+            "learning": self.learning_s,
         }
         return {name: seconds / self.total_s for name, seconds in parts.items()}
 
     def predicted_s(self, num_workers: int, mode: str) -> float:
-        """Seconds of another setting, as far as what was waited for divides among workers."""
+        """ModelSeconds of another setting, as far as what was waited for divides among workers."""
         waiting_s = self.waiting_s * max(1, self.num_workers) / max(1, num_workers)
         if mode == self.mode or mode == "sync":
-            return waiting_s + self.storing_s + self.seconds.learning
-        return max(waiting_s, self.seconds.learning) + self.storing_s
+            return waiting_s + self.storing_s + self.learning_s
+        return max(waiting_s, self.learning_s) + self.storing_s
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class RunAdvice:
         costs: of the run.
         recommendations: one for each setting.
 
-    >>> print(RunAdvice.of(RunCosts(16, 2, "sync", True, 1000, 3.0, Seconds(4.0, 4.0)), cores=8))
+    >>> print(RunAdvice.of(RunCosts(16, 2, "sync", True, 1000, 3.0, 4.0, 4.0), cores=8))
     16 environments in 2 workers, sync: 2,000 env steps/s
     waiting for environments 38%, acting and storing 12%, learning 50%
     a step of all environments is waited for 3 ms and learned from in 4 ms
@@ -95,7 +96,7 @@ class RunAdvice:
         Raises:
             ConfigurationError: nothing has been learned yet.
         """
-        if not costs.steps or not costs.seconds.learning:
+        if not costs.steps or not costs.learning_s:
             raise ConfigurationError("there is no advice before the model has learned: call model.learn(...) first")
         workers = _workers(costs, usable_cores() if cores is None else cores)
         return cls(costs, (workers, _mode(costs, workers.value)))
@@ -140,7 +141,7 @@ def _lines(advice: RunAdvice) -> Iterator[str]:
     rate, steps = advice.env_steps_per_second, costs.steps
     yield f"{costs.num_envs} environments in {costs.num_workers} workers, {costs.mode}: {in_steps(rate)} env steps/s"
     yield ", ".join(f"{part} {share:.0%}" for part, share in costs.shares.items())
-    waiting, learning = in_seconds(costs.waiting_s / steps), in_seconds(costs.seconds.learning / steps)
+    waiting, learning = in_seconds(costs.waiting_s / steps), in_seconds(costs.learning_s / steps)
     yield f"a step of all environments is waited for {waiting} and learned from in {learning}"
     for one in advice.recommendations:
         value = f"{one.value}" if one.value == one.now else f"{one.value}, now {one.now}"

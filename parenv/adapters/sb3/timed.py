@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass
-class Seconds:
+class ModelSeconds:
     """Of the driver.
 
     Args:
@@ -20,7 +20,7 @@ class Seconds:
     learning: float = 0.0
 
 
-def timed(of: type[Any], seconds: Seconds, **methods: Any) -> type[Any]:
+def timed(of: type[Any], seconds: ModelSeconds, **methods: Any) -> type[Any]:
     """A class of models like another one that also counts seconds; its models save as those of the other.
 
     Args:

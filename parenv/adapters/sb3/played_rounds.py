@@ -65,7 +65,7 @@ class Round:
         return observations, rollout.rewards[step].copy(), self._dones[step].copy(), infos
 
 
-class Rounds:
+class PlayedRounds:
     """Asks a pool for one round after the other, ahead of time if it is told to.
 
     Args:
