@@ -93,6 +93,23 @@ def pendulum() -> gym.Env[Any, Any]:
     return gym.make("Pendulum-v1", max_episode_steps=20)
 
 
+class Images(gym.Env[Any, Any]):
+    """Small ones."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observe(), float(action), bool(self.np_random.random() < 0.1), False, {}
+
+    def observe(self) -> Any:
+        return self.np_random.integers(0, 255, (36, 36, 1), np.uint8)
+
+
 def envs_of(make: Callable[[], Any], wrap: Callable[[VecEnv], VecEnv] = lambda envs: envs, n: int = N) -> VecEnv:
     return wrap(make_vec_env(make, n, seed=SEED))
 
@@ -197,6 +214,10 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "PPO, VecNormalize of rewards": (PPO, pendulum, PPO_SETTINGS, lambda envs: VecNormalize(envs, norm_obs=False)),
     "PPO, VecNormalize at rest": (PPO, pendulum, PPO_SETTINGS, lambda envs: VecNormalize(envs, training=False)),
     "PPO, VecFrameStack": (PPO, cartpole, PPO_SETTINGS, lambda envs: VecFrameStack(VecCheckNan(envs), 3)),
+    "PPO, images": (
+        PPO, Images, {"policy": "CnnPolicy", "n_steps": 16, "batch_size": 24, "n_epochs": 1},
+        lambda envs: VecFrameStack(envs, 2),
+    ),
     "PPO, VecMonitor": (PPO, cartpole, PPO_SETTINGS, monitored),
     "DQN": (DQN, cartpole, OFF_POLICY),
     "SAC": (SAC, pendulum, OFF_POLICY | {"action_noise": NOISE}),
@@ -209,7 +230,7 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "RecurrentPPO": (RecurrentPPO, cartpole, PPO_SETTINGS | {"policy": "MlpLstmPolicy"}),
     "TQC": (TQC, pendulum, OFF_POLICY),
     "QRDQN": (QRDQN, cartpole, OFF_POLICY),
-}
+}  # fmt: skip
 
 
 @pytest.mark.one_in(4)
@@ -421,6 +442,16 @@ def test_async_learns_with_noise_and_wrappers(kind: Any, settings: Any, wrap: An
     assert np.abs(actions).max() <= 2
     assert len(np.unique(actions)) > len(actions) / 2
     assert len(model.ep_info_buffer) > 0
+
+
+def test_async_begins_anew_where_a_learn_does_and_has_no_more_workers_than_environments() -> None:
+    model = model_of(DQN, cartpole, n=1, **OFF_POLICY)
+    with accelerate(model, num_workers=2, mode="async") as run:
+        model.learn(40)
+        model.learn(40)
+        model.learn(40, reset_num_timesteps=False)
+        assert run.advice().costs.num_workers == 1
+    assert (model.num_timesteps, model.replay_buffer.pos) == (80, 120)
 
 
 def test_async_repeats_with_the_same_seed() -> None:

@@ -19,6 +19,7 @@ from parenv.adapters.sb3.substitution import factories_of, innermost, places_of,
 from parenv.adapters.sb3.timed import ModelSeconds, timed
 from parenv.adapters.sb3.workers_act import played_envs, playing_forward, playing_methods, transforms_for
 from parenv.errors import ConfigurationError
+from parenv.process.cores import usable_cores
 
 
 def accelerate(
@@ -56,7 +57,8 @@ def accelerate(
     Args:
         model: with an environment: PPO, A2C, DQN, SAC, TD3, DDPG, and of sb3-contrib TRPO, MaskablePPO, RecurrentPPO,
             TQC, QRDQN.
-        num_workers: worker processes; ``None``: one per usable core; 0: everything in this process.
+        num_workers: worker processes, at most one per environment; ``None``: one per usable core; 0: everything in this
+            process.
         mode: ``"sync"`` or ``"async"``.
         max_policy_lag: async: bound on how many updates the policy that acts may be behind; 0: workers wait for the
             model, any other bound is kept by one rollout ahead.
@@ -90,8 +92,9 @@ class AcceleratedRun:
     ) -> None:
         check_settings(num_workers, mode, max_policy_lag)
         check_model(model, mode)
-        self._model, self._num_workers, self._mode = model, num_workers, mode
+        self._model, self._mode = model, mode
         self._original = innermost(model)
+        self._num_workers = min(usable_cores() if num_workers is None else num_workers, self._original.num_envs)
         self._factories = factories_of(self._original)
         self._transforms = transforms_for(model, mode)
         self._ahead = mode == "async" and max_policy_lag != 0

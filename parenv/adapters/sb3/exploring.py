@@ -118,7 +118,8 @@ class OnPolicyActor(WrappedPolicy):
     def _padded(self, observations: Any, own: slice) -> Any:
         if isinstance(observations, dict):
             return {name: self._padded(part, own) for name, part in observations.items()}
-        padded = np.zeros((self.num_envs, *observations.shape[1:]), observations.dtype)
+        # In the same order in memory, by which torch chooses how to convolve.
+        padded = np.zeros_like(observations, shape=(self.num_envs, *observations.shape[1:]))
         padded[own] = observations
         return padded
 

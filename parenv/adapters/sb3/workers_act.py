@@ -53,7 +53,7 @@ def played_envs(
     original: VecEnv,
     factories: Sequence[PickledEnv],
     transforms: Sequence[Transform],
-    num_workers: int | None,
+    num_workers: int,
     ahead: bool,
 ) -> PlayedVecEnv:
     """Start workers that act for a model."""
