@@ -94,8 +94,8 @@ class AcceleratedRun:
         check_model(model, mode)
         self._model, self._mode = model, mode
         self._original = innermost(model)
-        self._num_workers = min(usable_cores() if num_workers is None else num_workers, self._original.num_envs)
         self._factories = factories_of(self._original)
+        self._num_workers = min(usable_cores() if num_workers is None else num_workers, len(self._factories))
         self._transforms = transforms_for(model, mode)
         self._ahead = mode == "async" and max_policy_lag != 0
         self._seconds = ModelSeconds()
