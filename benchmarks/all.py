@@ -31,6 +31,7 @@ NAMES = (
     "learning_curves",
     "gradient_curves",
     "learners",
+    "sb3_accelerate",
     "nemesis",
     "faults",
     "remote",

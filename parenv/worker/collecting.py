@@ -129,12 +129,17 @@ class Collector:
         """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
         return []
 
-    def restart(self) -> None:
-        """Leave all episodes that are under way, and begin others."""
+    def restart(self, seeds: Sequence[int | None] | None = None) -> list[Any]:
+        """Leave all episodes that are under way, and begin others, with seeds for some of them.
+
+        Returns:
+            Their first observations, one array or list ``[B, ...]`` per leaf.
+        """
         batch = self.stepper.num_envs
-        self._begin_anew([None] * batch)
+        self._begin_anew(seeds or [None] * batch)
         self._open = OpenEpisodes(batch)
         self._carry = self.actor.initial_carry(batch)
+        return [copied(rows) for rows in self._rows]
 
     def _begin_anew(self, seeds: Sequence[int | None]) -> None:
         self._rows, infos = reset(self.stepper, self.spec.observations, seeds)

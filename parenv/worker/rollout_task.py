@@ -107,6 +107,7 @@ class RolloutTask:
             "get_state": self._get_state,
             "set_state": self._set_state,
             "load": self._load,
+            "restart": self._collector.restart,
         }
         return answers[method](*arguments)
 
