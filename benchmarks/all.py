@@ -27,6 +27,7 @@ NAMES = (
     "learning_curves",
     "gradient_curves",
     "learners",
+    "rock_paper_scissors",
     "nemesis",
     "faults",
     "remote",
