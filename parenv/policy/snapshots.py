@@ -143,7 +143,7 @@ class WeightsReader:
         module: the worker's copy of the module; its tensors become views of the block.
         memory: the shared memory.
         offset: where the first version lies, in bytes.
-        device: where the module acts.
+        device: where the module is.
     """
 
     def __init__(self, module: Any, memory: Any, offset: int, device: str) -> None:
@@ -151,7 +151,6 @@ class WeightsReader:
 
         layout, self._nbytes = flat_layout(module)
         self._memory, self._offset = memory, offset
-        module.to(device)
         self._flat = torch.empty(self._nbytes, dtype=torch.uint8, device=device)
         with torch.no_grad():
             for tensor, view in zip(tensors_of(module).values(), _views(self._flat, layout), strict=True):

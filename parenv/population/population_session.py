@@ -262,7 +262,10 @@ def _launch_for(plan: Plan) -> Any:
         "fitness": job.fitness,
         "workers": job.options,
     }
-    return local_launch(pickled(named, job), job.options)
+    payload = pickled(named, job)
+    # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
+    more = ("torch._dynamo",) if b"torch" in payload else ()
+    return local_launch(payload, replace(job.options, preload=(*job.options.preload, *more)))
 
 
 def _placement_for(plan: Plan) -> Placement:

@@ -120,6 +120,8 @@ class Actor:
         self._first = policy
         self._use(policy)
         module = module_of(policy)
+        if module is not None:
+            module.to(device)
         self._weights = None if module is None or weights is None else weights(module)
         self._settings: Mapping[str, Any] = dict(getattr(policy, "settings", {}))
 
@@ -156,9 +158,10 @@ class Actor:
             self._apply(self._settings)
 
     def initial_carry(self, batch: int) -> Any:
-        """The carry at the beginning of an episode."""
+        """The carry at the beginning of an episode; tensors of it are where the policy acts."""
         with self._context():
-            return self._policy.initial_carry(batch)
+            carry = self._policy.initial_carry(batch)
+        return carry if self.device == "cpu" else map_trees(self._placed, carry)
 
     def act(
         self, rows: Sequence[Any], carry: Any, infos: Mapping[str, Any] = NO_INFOS
@@ -241,10 +244,11 @@ class Actor:
     def _tensor(self, value: Any) -> Any:
         import torch
 
-        if isinstance(value, list):
-            return value
-        tensor = torch.from_numpy(value)
-        return tensor if self.device == "cpu" else tensor.to(self.device)
+        return value if isinstance(value, list) else self._placed(torch.from_numpy(value))
+
+    def _placed(self, value: Any) -> Any:
+        """A tensor where the policy acts; anything else as it is."""
+        return value.to(self.device) if hasattr(value, "to") else value
 
 
 def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch: int) -> None:

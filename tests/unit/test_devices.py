@@ -5,11 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 from torch import nn
 
+from parenv import TorchPolicy
+from parenv.memory.spaces import leaves
 from parenv.policy.devices import accelerator, device_of, on_device
+from parenv.worker.acting import Actor
 
 
 class OnAnotherDevice:
@@ -53,3 +57,13 @@ def test_what_torch_finds_beside_the_cpu_is_named(
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
     assert accelerator(nn.Linear(1, 1)) == found
     assert accelerator(len) is None
+
+
+def test_a_policy_that_is_only_asked_what_it_returns_has_moved_to_its_device_too() -> None:
+    module = nn.Linear(3, 2)
+    policy = TorchPolicy(module, "forward", ("actions",))
+    policy.initial_carry = lambda batch: {"hidden": torch.zeros(batch, 5)}  # type: ignore[method-assign]
+    space = gym.spaces.Box(-1, 1, (3,))
+    actor = Actor(policy, leaves(space), leaves(space), "meta")
+    assert {tensor.device.type for tensor in module.parameters()} == {"meta"}
+    assert actor.initial_carry(4)["hidden"].device.type == "meta"
