@@ -221,4 +221,4 @@ def _numbers(metrics: Any) -> dict[str, float]:
         return {}
     if not isinstance(metrics, Mapping):
         raise TypeError(f"learn must return a dict of numbers, or nothing, but returned {type(metrics).__name__}")
-    return {str(name): float(value) for name, value in metrics.items()}
+    return {str(name): float(value.detach() if hasattr(value, "detach") else value) for name, value in metrics.items()}
