@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def population(**more: Any) -> Population:
         "seed": 5,
         **more,
     }
+    given["workers"] = replace(given.get("workers", WorkerOptions()), preload=(__name__,))
     return Population(**given)
 
 
