@@ -170,9 +170,13 @@ class PopulationSession:
             if questions.answered(one.question):
                 del self._under_way[worker]
                 self._idle.add(worker)
-                self._count(one.turn.member, self._outcome(worker, questions.answers(one.question)[worker]))
+                self._count(one.turn.member, self._outcome(worker, one.question))
 
-    def _outcome(self, worker: int, answer: Mapping[str, Any]) -> Outcome:
+    def _outcome(self, worker: int, question: Question) -> Outcome:
+        try:
+            answer = self._supervisor.questions.answers(question)[worker]
+        except Exception as error:  # Such as SystemExit, which is none of the user's errors, and came as one of ours.
+            return _died_of(error)
         if "failure" in answer:
             workers = self._supervisor.workers
             failure = Failure(*answer["failure"])

@@ -12,6 +12,7 @@ import numpy as np
 from parenv.envs.factories import Factories
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
+from parenv.envs.normalising import Statistics, get_statistics, set_statistics
 from parenv.envs.seeding import RandomState, member_seed
 from parenv.envs.stepping import Stepper, make_stepper
 from parenv.experience.episodes import EpisodeStatistics
@@ -46,6 +47,7 @@ class Grounds:
     def __init__(self, factories: Factories, env_ids: range, progress: StatusSlot, fit: Fit) -> None:
         self._factories, self._env_ids, self._progress, self._fit = factories, env_ids, progress, fit
         self._stepper: Stepper | None = None
+        self._at_first: Statistics = []
 
     @property
     def stepper(self) -> Stepper:
@@ -53,7 +55,18 @@ class Grounds:
         if self._stepper is None:
             envs = make_envs(self._factories, self._env_ids, self._progress)
             self._stepper = make_stepper(envs, self._env_ids.start, self._progress, self._fit)
+            self._at_first = get_statistics(self._stepper.envs)
         return self._stepper
+
+    @property
+    def statistics(self) -> Statistics:
+        """By which the wrappers normalise."""
+        return get_statistics(self.stepper.envs)
+
+    def normalise_by(self, saved: Statistics | None, updating: bool = True) -> None:
+        """Have the wrappers normalise by these statistics; ``None``: by those of environments that are new."""
+        envs = self.stepper.envs
+        set_statistics(envs, self._at_first if saved is None else saved, updating)
 
     def collector(self, actor: Actor, spec: RolloutSpec, seed: int, worker: int) -> tuple[Collector, Sequence[Any]]:
         """A collector at the beginning of episodes that the seed decides, and their first observations."""
@@ -153,8 +166,10 @@ class MemberTask:
         began, job = time.perf_counter(), self._job
         self._progress.begin("loading the policy")
         member = made(job.make_member, number, hyperparameters, job.options.device)
-        if source >= 0:
-            restore(member, self._places.read(source))
+        state = self._places.read(source) if source >= 0 else None
+        if state is not None:
+            restore(member, state)
+        self._training.normalise_by(state and state["normalising"])
         actor = self._actor(member, self._fit)
         loaded = time.perf_counter()
         learned = self._learn(member, actor, seed)
@@ -162,7 +177,7 @@ class MemberTask:
         measured = self._measure(member, actor, seed)
         known = time.perf_counter()
         self._progress.begin("commit")
-        nbytes = self._places.write(target, state_of(member))
+        nbytes = self._places.write(target, {**state_of(member), "normalising": self._training.statistics})
         seconds = [loaded - began + time.perf_counter() - known, taught - loaded, known - taught]
         return {**learned, **measured, "state_bytes": nbytes, "seconds": seconds}
 
@@ -190,6 +205,7 @@ class MemberTask:
         episodes = EpisodeStatistics.of((), (), (), ())
         if fitness.episodes:
             with actor.deterministic(fitness.deterministic):
+                self._measuring.normalise_by(self._training.statistics, updating=False)
                 spec = replace(self._spec, rollout_length=CHUNK)
                 collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
                 episodes = play(collector, fitness.episodes, self._measuring.env_ids)

@@ -127,9 +127,19 @@ def after(path: Path, turns: int, **more: Any) -> tuple[Any, Any]:
 EVOLVES = [Tournament(size=2, every=32, resample=0.2), Generational(every=32, fraction=0.34)]
 
 
-@pytest.mark.parametrize("evolve", EVOLVES)
-def test_a_sync_population_comes_to_the_same_on_any_number_of_workers(evolve: Any, tmp_path: Path) -> None:
-    runs = [after(tmp_path / str(num_workers), 42, num_workers=num_workers, evolve=evolve) for num_workers in (0, 1, 3)]
+def make_normalised() -> Any:
+    env = gym.wrappers.NormalizeObservation(Short())
+    return gym.wrappers.NormalizeReward(env)
+
+
+@pytest.mark.parametrize(
+    ("evolve", "env_fn"), [(EVOLVES[0], Short), (EVOLVES[1], Short), (EVOLVES[0], make_normalised)]
+)
+def test_a_sync_population_comes_to_the_same_on_any_number_of_workers(evolve: Any, env_fn: Any, tmp_path: Path) -> None:
+    runs = [
+        after(tmp_path / str(num_workers), 42, num_workers=num_workers, evolve=evolve, env_fn=env_fn)
+        for num_workers in (0, 1, 3)
+    ]
     assert runs[0] == runs[1] == runs[2]
     lineage, known = runs[0]
     assert sum(row["event"] == "copy" for row in lineage) >= 3
@@ -384,6 +394,37 @@ def test_fitness_is_measured_in_environments_of_its_own() -> None:
     assert len(report.episodes) == 5
     assert 0 <= report.score <= 3
     assert report.score == report.episodes.mean_return
+
+
+def test_normalising_statistics_are_the_members_and_go_to_its_children() -> None:
+    envs: list[Any] = []
+
+    def make_env() -> Any:
+        envs.append(gym.wrappers.NormalizeObservation(Short()))
+        return envs[-1]
+
+    def learn_counts(member: Member, rollout: Any) -> dict[str, float]:
+        return {"count": float(envs[0].obs_rms.count)}
+
+    toy = {**TOY, "env_fn": make_env, "learn": learn_counts, "rollout_length": 30, "size": 3, "initial": ()}
+    toy["fitness"] = Fitness(episodes=4, score=lambda member, episodes: float(member.number == 0))
+    with population(**toy, evolve=Tournament(size=2, every=30), num_workers=0) as members:
+        reports = list(members.reports(Stop(env_steps=30 * 9)))
+        measuring = envs[1]
+        assert measuring.obs_rms.count == envs[0].obs_rms.count
+        assert not measuring.update_running_mean
+    counts = {(report.member, report.turn): report.metrics["count"] for report in reports if report.metrics}
+    # Thirty steps and eleven resets in each turn; a child goes on from what its parent has seen.
+    assert counts == {key: pytest.approx(41 * turn, abs=0.01) for key in counts for turn in [_observed(reports, *key)]}
+
+
+def _observed(reports: Any, member: int, turn: int) -> int:
+    """How many turns there are on the way from the first ancestor."""
+    line = {(report.member, report.turn): report for report in reports}
+    parent = line[member, turn].parent
+    if turn == 1:
+        return 1
+    return 1 + _observed(reports, member if parent is None else parent, turn - 1)
 
 
 def test_what_a_member_may_do_before_it_is_measured_is_said() -> None:
