@@ -41,7 +41,7 @@ from parenv.pool.statistics import PoolStatistics
 from parenv.population.evolving import Generational, Tournament
 from parenv.population.hyperparameters import LogUniform, Uniform
 from parenv.population.population import Population
-from parenv.population.report import PopulationStatistics, Report
+from parenv.population.turn_report import PopulationStatistics, Report
 from parenv.process.cores import recommended_num_workers
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.make import make_vec

@@ -68,7 +68,7 @@ class Turn(NamedTuple):
     target: int
 
 
-class Outcome(NamedTuple):
+class TurnOutcome(NamedTuple):
     """What came of a turn.
 
     Args:
@@ -84,12 +84,12 @@ class Outcome(NamedTuple):
     about: Any = None
 
 
-class Ended(NamedTuple):
+class TurnEnded(NamedTuple):
     """A turn that counts, and where the member stands after it."""
 
     member: int
     standing: Standing
-    outcome: Outcome
+    outcome: TurnOutcome
 
 
 class Copied(NamedTuple):
@@ -145,7 +145,7 @@ class Evolution:
         self._waiting = deque(range(len(self.members)))
         self._begun: dict[int, Turn] = {}
         self._again: deque[int] = deque()
-        self._arrived: dict[int, Outcome] = {}
+        self._arrived: dict[int, TurnOutcome] = {}
         self._due: list[int] = []
         self._held = Counter[int]()
         self._places = range(num_places)
@@ -172,12 +172,12 @@ class Evolution:
             self._again.append(member)
         return one.lost < MAX_LOST
 
-    def done(self, member: int, outcome: Outcome) -> list[Ended | Copied]:
+    def done(self, member: int, outcome: TurnOutcome) -> list[TurnEnded | Copied]:
         """A turn is over; what follows from it, and from others that had to wait for it."""
         self._arrived[member] = outcome
         if not self._in_order:
             return self._counted(member)
-        found: list[Ended | Copied] = []
+        found: list[TurnEnded | Copied] = []
         while self._begun and (first := next(iter(self._begun))) in self._arrived:
             found += self._counted(first)
         return found
@@ -206,7 +206,7 @@ class Evolution:
         self._waiting, self._due = deque(state["order"]), list(state["due"])
         self._held = Counter(one.place for one in self.members if one.place != NOWHERE)
 
-    def _counted(self, member: int) -> list[Ended | Copied]:
+    def _counted(self, member: int) -> list[TurnEnded | Copied]:
         turn, outcome, one = self._begun.pop(member), self._arrived.pop(member), self.members[member]
         one.turn += 1
         one.env_steps += outcome.env_steps
@@ -214,11 +214,11 @@ class Evolution:
         if not outcome.error:
             self._move(one, turn.target)
         self._let_go(turn.source, turn.target)
-        ended = Ended(member, replace(one), outcome)
+        ended = TurnEnded(member, replace(one), outcome)
         one.parent = None
         return [ended, *self._evolved(member)]
 
-    def _evolved(self, member: int) -> list[Ended | Copied]:
+    def _evolved(self, member: int) -> list[TurnEnded | Copied]:
         """Who is replaced now that a member has had its turn, or all have; they may all have another."""
         self._due.append(member)
         if self._evolve.all_at_once and len(self._due) < len(self.members):
@@ -227,6 +227,8 @@ class Evolution:
         self._waiting.extend(due)
         # Not of who is the last of a generation, which depends on who is faster.
         generator = np.random.default_rng(evolution_seed(self._seed, due[0], self.members[due[0]].turn))
+        if any(not one.turn for one in self.members):
+            return []  # The first of all would be chosen from a few, and be the ancestors of all.
         scores = {number: one.score for number, one in enumerate(self.members) if one.score is not None}
         parents = self._evolve.parents(due, scores, generator)
         return [self._copied(child, parent, generator) for child, parent in parents.items()]

@@ -19,6 +19,8 @@ Scores = Mapping[int, float]
 class Tournament:
     """Evolution without a clock: who has had its turn meets others, and becomes the child of the best if it loses.
 
+    Nobody meets anybody before all have had a turn.
+
     One is beaten by a higher score only, so that ties change nothing. NaN, and what a member that died has, is beaten
     by every number, and beats nobody.
 

@@ -19,7 +19,7 @@ from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range
 from parenv.population.population_plan import Given, make_plan
 from parenv.population.population_session import PopulationSession
-from parenv.population.report import PopulationStatistics, Report
+from parenv.population.turn_report import PopulationStatistics, Report
 from parenv.supervision.shortening import Shortened
 from parenv.worker.member import Fitness, Member
 

@@ -26,7 +26,7 @@ Given = SimpleNamespace
 
 
 @dataclass(frozen=True)
-class Plan:
+class PopulationPlan:
     """What a population is to be.
 
     Args:
@@ -65,7 +65,7 @@ class Plan:
         }
 
 
-def make_plan(given: Given) -> Plan:
+def make_plan(given: Given) -> PopulationPlan:
     """Check the arguments of a population.
 
     Raises:
@@ -78,7 +78,7 @@ def make_plan(given: Given) -> Plan:
     ranges = checked_ranges(given.hyperparameters)
     seed = _seed(given.seed)
     first = _first(given.initial, ranges, size, seed)
-    return Plan(
+    return PopulationPlan(
         job=_job(given, evolve, first, seed),
         inline=given.num_workers == 0,
         evolve=evolve,

@@ -17,10 +17,10 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
-from parenv.population.evolution import NOWHERE, Copied, Ended, Evolution, Outcome, Turn
-from parenv.population.lineage import Lineage
-from parenv.population.population_plan import Plan
-from parenv.population.report import PopulationStatistics, Report, report_of
+from parenv.population.evolution import NOWHERE, Copied, Evolution, Turn, TurnEnded, TurnOutcome
+from parenv.population.lineage_file import Lineage
+from parenv.population.population_plan import PopulationPlan
+from parenv.population.turn_report import PopulationStatistics, Report, report_of
 from parenv.process.forks import Owner
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure, Layout
@@ -54,7 +54,7 @@ class PopulationSession:
         evolution: where the members stand.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PopulationPlan) -> None:
         self.plan, self.owner = plan, Owner("the population")
         num_places = 2 * plan.size
         self.evolution = Evolution(plan.evolve, plan.ranges, plan.first, num_places, plan.job.seed, plan.in_order)
@@ -172,7 +172,7 @@ class PopulationSession:
                 self._idle.add(worker)
                 self._count(one.turn.member, self._outcome(worker, one.question))
 
-    def _outcome(self, worker: int, question: Question) -> Outcome:
+    def _outcome(self, worker: int, question: Question) -> TurnOutcome:
         try:
             answer = self._supervisor.questions.answers(question)[worker]
         except Exception as error:  # Such as SystemExit, which is none of the user's errors, and came as one of ours.
@@ -182,9 +182,9 @@ class PopulationSession:
             failure = Failure(*answer["failure"])
             return _died_of(from_failure(failure, worker, workers.pid(worker), workers.env_ids(worker)))
         self._check_memory(int(answer["state_bytes"]))
-        return Outcome(float(answer["score"]), int(answer["env_steps"]), about=answer)
+        return TurnOutcome(float(answer["score"]), int(answer["env_steps"]), about=answer)
 
-    def _count(self, member: int, outcome: Outcome) -> None:
+    def _count(self, member: int, outcome: TurnOutcome) -> None:
         """Take a turn for over, and say what follows from it."""
         began = time.perf_counter()
         if outcome.error:
@@ -200,7 +200,7 @@ class PopulationSession:
             self._died_of.add_note(f"All {self.plan.size} members of the population have died; this is the last.")
             raise self._died_of
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: TurnEnded) -> None:
         report = report_of(ended)
         self._figures = self._figures.after(report)
         self._lineage.ended(ended, self._figures.env_steps)
@@ -226,11 +226,11 @@ class PopulationSession:
         )
 
 
-def _died_of(error: Exception) -> Outcome:
-    return Outcome(float("nan"), 0, f"{type(error).__name__}: {error}", error)
+def _died_of(error: Exception) -> TurnOutcome:
+    return TurnOutcome(float("nan"), 0, f"{type(error).__name__}: {error}", error)
 
 
-def _opened(plan: Plan, num_places: int) -> tuple[SharedMemory, MemberPlaces, Supervisor]:
+def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, MemberPlaces, Supervisor]:
     """Start the workers and wait until all are ready. Where that fails, nothing is left."""
     job = plan.job
     with_launch = _launch_for(plan)
@@ -255,7 +255,7 @@ def _opened(plan: Plan, num_places: int) -> tuple[SharedMemory, MemberPlaces, Su
     return memory, places, supervisor
 
 
-def _launch_for(plan: Plan) -> Any:
+def _launch_for(plan: PopulationPlan) -> Any:
     job = plan.job
     if plan.inline:
         return lambda memory_fd: Launch(memory_fd, b"", (), {}, job.options.threads)
@@ -272,7 +272,7 @@ def _launch_for(plan: Plan) -> Any:
     return local_launch(payload, replace(job.options, preload=(*job.options.preload, *more)))
 
 
-def _placement_for(plan: Plan) -> Placement:
+def _placement_for(plan: PopulationPlan) -> Placement:
     if not plan.inline:
         return worker_placement(None, None, plan.job.options)
     return InlinePlacement(

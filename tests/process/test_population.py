@@ -132,6 +132,7 @@ def make_normalised() -> Any:
     return gym.wrappers.NormalizeReward(env)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("evolve", "env_fn"), [(EVOLVES[0], Short), (EVOLVES[1], Short), (EVOLVES[0], make_normalised)]
 )
@@ -165,6 +166,7 @@ def test_killed_workers_change_nothing_in_a_sync_population(tmp_path: Path) -> N
     assert (first_turns(tmp_path / "killed", 60), known) == undisturbed
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("evolve", EVOLVES)
 @pytest.mark.parametrize("turns", [7, 20])
 def test_a_run_goes_on_from_a_checkpoint_to_the_bit(evolve: Any, turns: int, tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from parenv import (
 )
 from parenv.memory.member_places import ROOM, MemberPlaces
 from parenv.memory.shared import SharedMemory
-from parenv.population.evolution import MAX_LOST, NOWHERE, Copied, Ended, Evolution, Outcome
+from parenv.population.evolution import MAX_LOST, NOWHERE, Copied, Evolution, TurnEnded, TurnOutcome
 from parenv.population.hyperparameters import check_values, checked_ranges
-from parenv.population.lineage import Lineage
+from parenv.population.lineage_file import Lineage
 from parenv.worker.member import made, restore, state_of
 
 NAN = float("nan")
@@ -129,7 +129,7 @@ class Simulation:
         self.histories: dict[int, tuple[Any, ...]] = {}
 
     def run(self, turns: int, workers: int) -> None:
-        while sum(isinstance(event, Ended) for event in self.events) < turns:
+        while sum(isinstance(event, TurnEnded) for event in self.events) < turns:
             while len(self.under_way) < workers and (turn := self.evolution.next()) is not None:
                 assert turn.member not in self.under_way
                 self.under_way[turn.member] = turn, self.places[turn.source]
@@ -145,8 +145,8 @@ class Simulation:
         assert all(one.place != turn.target for one in self.evolution.members), "somebody stands there"
         self.places[turn.target] = history
         score = float(hash(history) % 1000)
-        for event in self.evolution.done(member, Outcome(score, 10)):
-            if isinstance(event, Ended):
+        for event in self.evolution.done(member, TurnOutcome(score, 10)):
+            if isinstance(event, TurnEnded):
                 self.histories[event.member] = self.places[event.standing.place]
             else:
                 self.histories[event.member] = self.histories[event.parent]
@@ -177,7 +177,7 @@ def test_in_order_it_does_not_matter_who_is_faster_or_lost(evolve: Any, workers:
     assert [about(event) for event in many.events][:60] == [about(event) for event in alone.events][:60]
 
 
-def about(event: Ended | Copied) -> Any:
+def about(event: TurnEnded | Copied) -> Any:
     if isinstance(event, Copied):
         return event
     standing = event.standing
@@ -201,16 +201,15 @@ def test_one_that_goes_on_from_a_state_comes_to_the_same(evolve: Any, workers: i
 
 def test_a_child_has_its_parents_ancestor_and_is_not_copied_before_it_has_been_measured() -> None:
     one = evolution(Tournament(size=5), size=6, in_order=False)
-    turns = [one.next() for _ in range(6)]
-    assert [turn.member for turn in turns if turn] == list(range(6))
-    for member, score in enumerate([5.0, 4.0, 6.0]):
-        one.done(member, Outcome(score, 10))
-    # The second lost against the first; the third beats both of those that have a score.
-    assert one.members[1].parent == 0
-    assert one.members[1].ancestor == 0
-    assert one.members[1].score is None
+    for _ in range(6):
+        assert one.next()
+    found = [one.done(member, TurnOutcome(score, 10)) for member, score in enumerate([5.0, 4.0, 6.0, 1.0, 2.0, 3.0])]
+    # Only when all have had a turn somebody is met, and the last one loses against the best.
+    assert [len(events) for events in found] == [1, 1, 1, 1, 1, 2]
+    assert (one.members[5].parent, one.members[5].ancestor, one.members[5].score) == (2, 2, None)
     assert one.best == 2
-    (_, copied) = one.done(3, Outcome(5.5, 10))
+    assert one.next()
+    (_, copied) = one.done(0, TurnOutcome(5.5, 10))
     assert isinstance(copied, Copied)
     assert copied.parent == 2
     assert copied.inherited == one.members[2].hyperparameters
@@ -225,13 +224,13 @@ def test_a_member_that_takes_its_worker_with_it_again_and_again_has_died() -> No
         assert one.lost(0)
         assert one.next() == turn
     assert not one.lost(0)
-    (ended,) = one.done(0, Outcome(NAN, 0, "died"))
-    assert isinstance(ended, Ended)
+    (ended,) = one.done(0, TurnOutcome(NAN, 0, "died"))
+    assert isinstance(ended, TurnEnded)
     assert one.members[0].place == NOWHERE
     assert not one.all_died
     second = one.next()
     assert second is not None
-    one.done(second.member, Outcome(NAN, 0, "died too"))
+    one.done(second.member, TurnOutcome(NAN, 0, "died too"))
     assert one.all_died
     assert one.best is None
 

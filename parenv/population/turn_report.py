@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.population.evolution import Ended
+from parenv.population.evolution import TurnEnded
 
 NO_EPISODES = EpisodeStatistics.of((), (), (), ())
 
@@ -70,7 +70,7 @@ class Report:
         return cls(**{**data, "episodes": EpisodeStatistics.of(*data["episodes"])})
 
 
-def report_of(ended: Ended) -> Report:
+def report_of(ended: TurnEnded) -> Report:
     """What is said of a turn that counts."""
     standing, outcome = ended.standing, ended.outcome
     more: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from parenv.errors import ConfigurationError
-from parenv.population.evolution import Copied, Ended
+from parenv.population.evolution import Copied, TurnEnded
 
 
 class Lineage:
@@ -35,7 +35,7 @@ class Lineage:
         if self._path is not None and not self._path.parent.is_dir():
             raise ConfigurationError(f"cannot write the lineage to {path}: there is no directory {self._path.parent}")
 
-    def ended(self, one: Ended, env_steps: int) -> None:
+    def ended(self, one: TurnEnded, env_steps: int) -> None:
         """A turn that counts.
 
         Args:
