@@ -28,6 +28,7 @@ NAMES = (
     "gradient_curves",
     "learners",
     "rock_paper_scissors",
+    "evolving",
     "nemesis",
     "faults",
     "remote",

@@ -30,7 +30,7 @@ class League:
     >>> league.payoff().tolist()
     [[0.5, 0.0], [1.0, 0.5]]
     >>> {name: round(rating) for name, rating in league.elo().items()}
-    {'first': -111, 'second': 111}
+    {'first': -203, 'second': 203}
     >>> league.opponents("second", "prioritised")
     {'first': 1.0}
     """
