@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lib.common import RESULTS, keep
 
@@ -77,7 +76,6 @@ def run(evolve: Tournament, seed: int) -> dict[str, float]:
             if report.score >= SOLVED:
                 solved = min(solved, members.statistics().env_steps)
         seconds, figures = time.perf_counter() - began, members.statistics()
-        scores = [one for one in members.scores.values() if not np.isnan(one)]
         best = members.member(members.best)
     working = figures.switching_seconds + figures.learning_seconds + figures.fitness_seconds
     with AsyncWorkerPool(args.env_id, best.policy, num_envs=20, num_workers=WORKERS, seed=1000 + seed) as pool:
@@ -87,7 +85,6 @@ def run(evolve: Tournament, seed: int) -> dict[str, float]:
     hours = SIZE * seconds / 3600
     return {
         "return of the best, measured anew": anew,
-        "mean score in the end": statistics.fmean(scores),
         f"env steps until a member scored {SOLVED:g}": solved,
         "seconds": seconds,
         "copies": figures.copies,
