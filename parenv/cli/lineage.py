@@ -48,7 +48,7 @@ def lineage(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
             panel.set_yscale("log")
     panels[-1].set_xlabel("env steps of the population")
     survivors = {row["ancestor"] for row in last_turns(rows).values()}
-    panels[0].set_title(f"{about['size']} members, of {len(survivors)} ancestors in the end", fontsize=11)
+    panels[0].set_title(f"{about['size']} members, {len(survivors)} ancestors in the end", fontsize=11)
     figure.savefig(where, dpi=130)
     return where
 
