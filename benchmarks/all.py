@@ -23,6 +23,7 @@ NAMES = (
     "advice",
     "startup",
     "vector_env",
+    "waiting",
     "by_hand",
     "gradients",
     "learning_curves",

@@ -45,6 +45,7 @@ from parenv.population.turn_report import PopulationStatistics, Report
 from parenv.process.cores import recommended_num_workers
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.make import make_vec
+from parenv.vector.vector_statistics import VectorStatistics
 from parenv.worker.member import Fitness, Member
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ __all__ = [
     "Tournament",
     "Transitions",
     "Uniform",
+    "VectorStatistics",
     "WorkerDiedError",
     "WorkerError",
     "WorkerMemoryError",

@@ -69,7 +69,7 @@ class Evaluation:
         training, first = self._training, int(self._env_ids[0])
         env_ids = range(first, first + len(self._env_ids))
         envs = make_envs(self._job.factories, env_ids, self._progress, training.stepper.envs)
-        return make_stepper(envs, first, self._progress, training.actor.fit)
+        return make_stepper(envs, first, self._progress, training.actor.fit, self._job.options.step_threads)
 
 
 def play(collector: Collector, episodes: int, env_ids: Any) -> EpisodeStatistics:

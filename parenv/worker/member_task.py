@@ -42,10 +42,12 @@ class Grounds:
         env_ids: of them.
         progress: where to say what is going on.
         fit: how observations and actions must fit their spaces.
+        step_threads: how many are stepped at once.
     """
 
-    def __init__(self, factories: Factories, env_ids: range, progress: StatusSlot, fit: Fit) -> None:
+    def __init__(self, factories: Factories, env_ids: range, progress: StatusSlot, fit: Fit, step_threads: int) -> None:
         self._factories, self._env_ids, self._progress, self._fit = factories, env_ids, progress, fit
+        self._step_threads = step_threads
         self._stepper: Stepper | None = None
         self._at_first: Statistics = []
 
@@ -54,7 +56,7 @@ class Grounds:
         """The sub-environments."""
         if self._stepper is None:
             envs = make_envs(self._factories, self._env_ids, self._progress)
-            self._stepper = make_stepper(envs, self._env_ids.start, self._progress, self._fit)
+            self._stepper = make_stepper(envs, self._env_ids.start, self._progress, self._fit, self._step_threads)
             self._at_first = get_statistics(self._stepper.envs)
         return self._stepper
 
@@ -104,8 +106,8 @@ class MemberTask:
         self._job, self._worker, self._progress = job, sender.worker, progress
         fit = Fit.of(job.options, outlet.warn)
         env_ids = job.env_ids(sender.worker)
-        self._training = Grounds(job.factories, env_ids, progress, fit)
-        self._measuring = Grounds(job.fitness_factories, env_ids, progress, fit)
+        self._training = Grounds(job.factories, env_ids, progress, fit, job.options.step_threads)
+        self._measuring = Grounds(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
         stepper = self._training.stepper
         spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
         self._spec = self._probed(spec, fit)

@@ -33,6 +33,7 @@ from parenv.worker.differentiating import Differentiator
 from parenv.worker.evaluation import Evaluation
 from parenv.worker.failing import Outlet
 from parenv.worker.job import Job
+from parenv.worker.loads import Loads
 from parenv.worker.replacing import Replacements, ReplacingCollector
 from parenv.worker.starting import start
 from parenv.worker.whole_episodes import EpisodeCollector
@@ -57,6 +58,8 @@ class RolloutTask:
         self._started = start(sender, job, load_job, progress, outlet.warn)
         self._evaluation: Evaluation | None = None
         self._policy_version = -1
+        self.loads: Loads | None = None
+        """What the driver asks for by doorbell, once it is laid out."""
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
@@ -87,6 +90,7 @@ class RolloutTask:
         self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
         self._idle_since = time.perf_counter()
+        self.loads = Loads(mapping, len(job.shares), worker, self._load)
 
     def take(self, credit: Credit) -> None:
         """Produce the rollout of a credit, unless the driver wants this worker to end."""

@@ -29,6 +29,7 @@ from parenv.protocol.plain import as_data
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.failing import FailedCallError, failure_of
 from parenv.worker.job import MemberJob, StepJob
+from parenv.worker.loads import Loads
 from parenv.worker.member_task import MemberTask
 from parenv.worker.rollout_task import RolloutTask
 from parenv.worker.starting import prepare_process
@@ -96,6 +97,11 @@ class Worker:
         self.open = True
         self.failed = False
         self.answering = -1
+
+    @property
+    def loads(self) -> Loads | None:
+        """What the driver asks for by doorbell, once that can be done."""
+        return None if self.failed or self.task is None else self.task.loads
 
     def receive(self, message: Message) -> None:
         """Take a message. Nothing is done yet, except that ``Close`` ends the work."""
