@@ -32,6 +32,8 @@ NAMES = (
     "gradient_curves",
     "learners",
     "sb3_accelerate",
+    "rock_paper_scissors",
+    "evolving",
     "nemesis",
     "faults",
     "remote",

@@ -17,7 +17,7 @@ FLOORS = [
     {"envs", "policy", "worker"},
     {"remote"},
     {"supervision"},
-    {"pool", "vector"},
+    {"pool", "vector", "population"},
     {"records", "advice"},
     {"learning"},
     {"adapters", "cli", "progress", "testing"},
