@@ -13,6 +13,7 @@ from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.options import WorkerOptions
+from parenv.process.spinning import Spinning
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,11 @@ class StepJob(WorkerJob):
 
     Args:
         autoreset_mode: what happens where an episode ends.
+        spinning: how long they look for what is rung before they sleep; ``None``: not at all.
     """
 
     autoreset_mode: AutoresetMode
+    spinning: Spinning | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
