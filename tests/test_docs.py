@@ -115,6 +115,7 @@ def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
 
 def test_every_public_class_has_an_example_that_runs() -> None:
     modules = [parenv, parenv.learning, parenv.returns, parenv.progress, parenv.testing, parenv.adapters.sb3]
+    modules.append(parenv.exporting)
     classes = {
         found
         for module in modules

@@ -32,6 +32,18 @@ class OnnxPolicy(Policy):
 
     Raises:
         ConfigurationError: ONNX Runtime is not installed, or the file is none of these.
+
+    >>> import tempfile, torch
+    >>> from gymnasium.spaces import Box
+    >>> from parenv import export
+    >>> class Agent(torch.nn.Linear):
+    ...     def forward(self, observations):
+    ...         return super().forward(observations).argmax(-1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = export(Agent(4, 2), f"{folder}/agent.onnx", observation_space=Box(-1, 1, (4,)))
+    ...     policy = OnnxPolicy(found.path)
+    >>> policy.act(np.zeros((3, 4), np.float32), None).actions.shape
+    (3,)
     """
 
     def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
