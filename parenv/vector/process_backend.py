@@ -79,7 +79,7 @@ class ProcessBackend:
     @property
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
-        return bool(self._has_infos.any())
+        return any(self._has_infos.tolist())
 
     @property
     def has_side_data(self) -> bool:
@@ -147,12 +147,13 @@ class ProcessBackend:
         if self._poller is None:
             self._poller = self._placement.poller(self._answers.fileno())
         wait_s = max(0.0, min(timeout_s, due_s, MAX_WAIT_S))
-        ready = {descriptor for descriptor, _ in self._poller.poll(wait_s * 1000.0)}
-        if self._answers.fileno() in ready:
+        ready = self._poller.poll(wait_s * 1000.0)
+        rung = [found for found in ready if found[0] == self._answers.fileno()]
+        if rung:
             self._answers.take()
             if self._spinner is not None:
                 self._spinner.woke()
-        if due_s <= 0 or len(ready) > 1 or (ready and self._answers.fileno() not in ready):
+        if due_s <= 0 or len(ready) > len(rung):
             self._hear(0.0)
 
     def catch_up(self) -> bool:
