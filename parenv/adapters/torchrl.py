@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from parenv.adapters.versions import check_version
 from parenv.errors import ConfigurationError
 from parenv.options import Stop
 from parenv.policy.policy import Action, Policy, is_module
@@ -17,6 +18,8 @@ except ImportError as error:
     raise ImportError(
         'parenv.adapters.torchrl needs TorchRL, which is not installed: pip install "parenv[torchrl]"'
     ) from error
+
+check_version("torchrl", "0.9", 'pip install --upgrade "parenv[torchrl]"')
 
 
 class TensorDictPolicy(Policy):
