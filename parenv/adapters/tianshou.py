@@ -10,7 +10,7 @@ from gymnasium import Env, Space
 from gymnasium.spaces import Tuple
 from gymnasium.vector import AutoresetMode
 
-from parenv.adapters.versions import check_version
+from parenv.adapters.library_version import check_version
 from parenv.errors import ConfigurationError
 from parenv.options import WorkerOptions
 from parenv.vector.env import ParallelVectorEnv

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from parenv.adapters.versions import check_version
+from parenv.adapters.library_version import check_version
 from parenv.errors import ConfigurationError
 from parenv.options import Stop
 from parenv.policy.policy import Action, Policy, is_module

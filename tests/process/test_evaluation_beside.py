@@ -158,6 +158,20 @@ def test_it_disturbs_neither_environments_nor_random_states_nor_carry(num_worker
     assert run("sync", num_workers, True) == run("sync", num_workers, False)
 
 
+def test_an_asynchronous_run_with_evaluations_is_replayed_without_them(tmp_path: Path) -> None:
+    def play(beside: bool, **more: Any) -> list[Any]:
+        found = []
+        with AsyncWorkerPool("CartPole-v1", Noisy(), num_envs=4, num_workers=2, rollout_length=8, **more) as pool:
+            for rollout in pool.rollouts(Stop(env_steps=640)):
+                found.append((rollout.worker, rollout.observations.tobytes(), rollout.actions.tobytes()))
+                pool.publish(Noisy())
+                if beside:
+                    pool.evaluate(3, wait=False)
+        return found
+
+    assert play(True, record=tmp_path / "run.jsonl") == play(False, replay=tmp_path / "run.jsonl")
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_it_finds_what_an_evaluation_that_is_waited_for_finds(num_workers: int) -> None:
     def returns(wait: bool) -> list[Any]:

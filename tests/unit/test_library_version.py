@@ -6,7 +6,7 @@ import importlib.metadata
 
 import pytest
 
-from parenv.adapters.versions import check_version
+from parenv.adapters.library_version import check_version
 
 
 @pytest.mark.parametrize("version", ["0.8", "0.8.1", "0.8.99+cpu", "0.0.9"])
