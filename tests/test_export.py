@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -110,7 +112,15 @@ AGENTS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_thread_is_left_by_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With which torch shows how it exports, where it is installed."""
+    if importlib.util.find_spec("tqdm") is not None:
+        monkeypatch.setattr(importlib.import_module("tqdm").tqdm, "monitor_interval", 0)
+
+
 @FORMATS
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_exported_agent_acts_as_the_policy_does_on_batches_of_any_size(
     name: str, format: Any, tmp_path: Path

@@ -63,6 +63,7 @@ def layout_of_a_collector() -> Any:
     return layout(data)
 
 
+@pytest.mark.more
 def test_the_layout_is_that_of_a_collector_of_torchrl() -> None:
     wanted = layout_of_a_collector()  # Alone: TorchRL keeps the frames in which it makes environments.
     assert wanted == layout_of_a_rollout()
@@ -235,6 +236,7 @@ def test_a_pool_trains_under_a_trainer_of_torchrl() -> None:
     assert any(not torch.equal(before[name], tensor) for name, tensor in actor.state_dict().items())
 
 
+@pytest.mark.more
 def test_a_collector_publishes_what_it_is_given_and_goes_on_from_a_state() -> None:
     actor = make_actor()
     with make_pool(actor) as pool:
