@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-_SUB_ENVIRONMENT, _WORKER, _EVALUATION = 0, 1, 2
+_SUB_ENVIRONMENT, _WORKER, _EVALUATION, _EPISODE = 0, 1, 2, 3
 
 
 def environment_seed(seed: int, env_id: int, generation: int = 0, replaced: int = 0) -> int:
@@ -31,6 +31,11 @@ def worker_seed(seed: int, worker: int, generation: int = 0) -> int:
 def evaluation_seed(seed: int, worker: int, evaluation: int) -> int:
     """Seed of one worker's part of one evaluation."""
     return _spawned(seed, _EVALUATION, worker, evaluation)
+
+
+def episode_seed(seed: int, env_id: int, generation: int, number: int) -> int:
+    """Seed of what is drawn for an episode of a sub-environment, such as who plays."""
+    return _spawned(seed, _EPISODE, env_id, generation, number)
 
 
 def _spawned(seed: int, *key: int) -> int:

@@ -16,6 +16,7 @@ from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.env_questions import EnvQuestion
 from parenv.pool.events import Asked, Delivered, Evaluated, Observer, Published, Questioned, telling
 from parenv.pool.opening import opened
+from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics, mean
 from parenv.process.forks import Owner
@@ -56,6 +57,19 @@ class PoolSession:
     def version(self) -> int:
         """The newest version."""
         return self._versions.newest.number
+
+    def named_versions(self) -> PolicyVersions:
+        """Those of policies that have names.
+
+        Raises:
+            ConfigurationError: there is one policy, without a name.
+        """
+        if not isinstance(self._versions, PolicyVersions):
+            raise ConfigurationError(
+                "the pool has one policy, without a name: give policies by name, "
+                'AsyncWorkerPool(env_fn, {"runner": policy})'
+            )
+        return self._versions
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -174,6 +188,7 @@ class PoolSession:
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             refused_connections=dict(traffic.refused),
+            frozen_policies=self._versions.frozen,
         )
 
     def state(self) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class PoolStatistics:
         bytes_sent: bytes sent to them, before encryption.
         bytes_received: bytes that came from them.
         refused_connections: connections and messages from other machines that were refused, by reason.
+        frozen_policies: frozen versions of policies, and the bytes that each keeps.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -101,6 +102,7 @@ class PoolStatistics:
     bytes_sent: int
     bytes_received: int
     refused_connections: Mapping[str, int]
+    frozen_policies: Mapping[str, int]
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<12} {words}" for name, words in _rows(self).items() if words)

@@ -26,9 +26,10 @@ from parenv.protocol.messages import (
     as_warning,
 )
 from parenv.protocol.plain import as_data
+from parenv.worker.agents_task import AgentsTask
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.failing import FailedCallError, failure_of
-from parenv.worker.job import StepJob
+from parenv.worker.job import AgentsJob, StepJob
 from parenv.worker.rollout_task import RolloutTask
 from parenv.worker.starting import prepare_process
 from parenv.worker.step_task import StepTask
@@ -164,6 +165,8 @@ class Worker:
             job.set_up(self._sender.worker, self.progress, self._cleanup)
             if isinstance(job, StepJob):
                 self.task = StepTask(job, self._sender, self.progress, self)
+            elif isinstance(job, AgentsJob):
+                self.task = AgentsTask(job, self._sender, self._load_job, self.progress, self)
             else:
                 self.task = RolloutTask(job, self._sender, self._load_job, self.progress, self)
         self._cleanup.callback(self.task.close)
