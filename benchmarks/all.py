@@ -35,6 +35,7 @@ NAMES = (
     "peers/sleeping",
     "peers/startup",
     "peers/rollouts",
+    "peers/cores",
     "peers/weights",
     "peers/reduction",
     "peers/to_475",

@@ -21,7 +21,7 @@ from picture import draw_growth, read
 
 NUM_ENVS, ROLLOUT_LENGTH = 120, 128
 WORKERS = (1, 2, 4, 8, 15)
-STEPPING_S, ROLLOUTS_S, WARM_UP_S, REPEATS = 0.3, 1.0, 0.3, 5
+STEPPING_S, ROLLOUTS_S, WARM_UP_S, REPEATS = 0.3, 1.0, 0.2, 5
 PEERS_STEPPING = (
     ("Gymnasium SyncVectorEnv", "gymnasium_envs", {"kind": "SyncVectorEnv"}),
     ("Gymnasium AsyncVectorEnv", "gymnasium_envs", {"kind": "AsyncVectorEnv"}),

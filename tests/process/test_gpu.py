@@ -20,6 +20,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch fin
 ON_GPU = WorkerOptions(device="cuda")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_cuda_opens_once_is_open() -> None:
+    torch.zeros(1).pin_memory().cuda()
+
+
 def policies() -> dict[str, TorchPolicy]:
     """The same ones at each call; the carry that ``gru`` makes is always on the CPU."""
     torch.manual_seed(0)
