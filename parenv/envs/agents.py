@@ -119,7 +119,7 @@ def state_space(env: Any) -> Space[Any] | None:
     return found if isinstance(found, Space) and callable(getattr(env, "state", None)) else None
 
 
-class Asked:
+class QuestionedEnv:
     """An environment of several agents to which a user's questions are put: its attributes, as of Gymnasium's.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from parenv.envs.agents import Asked, acts_in_turns, check_has_agents, spaces_of, with_agents
+from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, spaces_of, with_agents
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed
@@ -46,7 +46,7 @@ class StartedAgents(NamedTuple):
 
     env_ids: range
     envs: Sequence[Any]
-    spaces: tuple[spaces.Dict, spaces.Dict]
+    spaces: tuple[Any, Any]
     first: Sequence[Any]
     about: dict[str, Any]
     fit: Fit
@@ -179,4 +179,4 @@ class AgentsTask:
     def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
         assert self._collector is not None
         method, positions = ENV_METHODS[name], iter(range(len(columns)))
-        return self._collector.each(name, lambda env: method(Asked(env), next(positions), *arguments), columns)
+        return self._collector.each(name, lambda env: method(QuestionedEnv(env), next(positions), *arguments), columns)
