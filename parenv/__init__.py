@@ -31,6 +31,7 @@ from parenv.errors import (
     WorkerMemoryError,
     WorkerTimeoutError,
 )
+from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, EpisodesByPolicy, RolloutsByPolicy
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout, Transitions
@@ -56,9 +57,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "AgentEpisodes",
+    "AgentRollout",
     "AsyncWorkerPool",
     "ConfigurationError",
     "EpisodeStatistics",
+    "EpisodesByPolicy",
     "Gradient",
     "GradientError",
     "GradientOptions",
@@ -81,6 +85,7 @@ __all__ = [
     "RestartLimitError",
     "RestartPolicy",
     "Rollout",
+    "RolloutsByPolicy",
     "Stop",
     "SubEnvironmentError",
     "TorchPolicy",

@@ -8,6 +8,9 @@ of step ``t``: the final one where an episode ended at ``t``, the last one at th
 
 A terminated step bootstraps nothing. A truncated step bootstraps from ``next_values`` and, like a terminated one,
 stops the recursion: what follows belongs to another episode.
+
+Where rows are agents, ``alive``, bool ``[T, B]``, says when they are there (:class:`~parenv.AgentRollout`). A step
+whose next one is not alive is like a truncated one, and the results are zero where nobody is.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ def gae(
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
+    alive: Any = None,
 ) -> tuple[Any, Any]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
@@ -58,6 +62,7 @@ def gae(
         truncated: bool ``[T, B]``.
         gamma: discount per step.
         gae_lambda: the lambda of the exponential average.
+        alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
         Advantages and return targets ``advantages + values``, each ``[T, B]``.
@@ -70,14 +75,17 @@ def gae(
     (rewards, values, next_values, terminated, truncated), as_given = _blocks(
         rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated
     )
+    there, truncated = _alive(alive, terminated, truncated)
     continues = ~(terminated | truncated)
     deltas = rewards + gamma * _unless(terminated, next_values) - values
     decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
     advantages = _backward_sum(deltas, decay)
-    return as_given(advantages), as_given(advantages + values)
+    return as_given(_unless(~there, advantages)), as_given(_unless(~there, advantages + values))
 
 
-def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99) -> Any:
+def discounted_returns(
+    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99, alive: Any = None
+) -> Any:
     """Discounted sum of rewards until the episode or the rollout ends, then bootstrapped (Sutton and Barto, eq. 3.8).
 
     Args:
@@ -86,6 +94,7 @@ def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncate
         terminated: bool ``[T, B]``.
         truncated: bool ``[T, B]``.
         gamma: discount per step.
+        alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
         ``[T, B]``.
@@ -97,15 +106,23 @@ def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncate
     (rewards, next_values, terminated, truncated), as_given = _blocks(
         rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
     )
+    there, truncated = _alive(alive, terminated, truncated)
     bootstraps = truncated & ~terminated
     continues = ~(terminated | truncated)
     bootstraps[-1:] |= continues[-1:]
     terms = rewards + gamma * _unless(~bootstraps, next_values)
-    return as_given(_backward_sum(terms, gamma * continues.astype(rewards.dtype)))
+    return as_given(_unless(~there, _backward_sum(terms, gamma * continues.astype(rewards.dtype))))
 
 
 def n_step_returns(
-    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, n: int, gamma: float = 0.99
+    rewards: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    n: int,
+    gamma: float = 0.99,
+    alive: Any = None,
 ) -> Any:
     """n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
 
@@ -119,6 +136,7 @@ def n_step_returns(
         truncated: bool ``[T, B]``.
         n: steps per target, at least 1.
         gamma: discount per step.
+        alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
         Targets ``[T, B]``.
@@ -132,13 +150,14 @@ def n_step_returns(
     (rewards, next_values, terminated, truncated), as_given = _blocks(
         rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
     )
+    there, truncated = _alive(alive, terminated, truncated)
     ended = terminated | truncated
     one_step = rewards + gamma * _unless(terminated, next_values)
     targets: Array = one_step.copy()
     for _ in range(min(n, len(rewards)) - 1):
         longer = rewards[:-1] + gamma * targets[1:]
         targets[:-1] = np.where(ended[:-1], one_step[:-1], longer)
-    return as_given(targets)
+    return as_given(_unless(~there, targets))
 
 
 def vtrace(
@@ -154,6 +173,7 @@ def vtrace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
     trace_lambda: float = 1.0,
+    alive: Any = None,
 ) -> VTrace:
     """V-trace targets for rollouts by an older policy (Espeholt et al. 2018, arXiv:1802.01561, eq. 1 and remark 2).
 
@@ -169,6 +189,7 @@ def vtrace(
         rho_bar: truncation of the importance weights in the temporal differences.
         c_bar: truncation of the importance weights in the trace.
         trace_lambda: the lambda of remark 2; 1 gives the n-step Bellman target on policy.
+        alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
         Value targets and policy-gradient advantages ``rho_t (r_t + gamma v_{t+1} - V(o_t))``.
@@ -188,13 +209,26 @@ def vtrace(
     )
     ratio = np.exp(np.minimum(target - behaviour, _MAX_LOG_RATIO))
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
+    there, truncated = _alive(alive, terminated, truncated)
     ended = terminated | truncated
     deltas = rho * (rewards + gamma * _unless(terminated, next_values) - values)
     targets: Array = values + _backward_sum(deltas, gamma * trace * ~ended)
     next_targets = np.array(next_values)
     next_targets[:-1] = np.where(ended[:-1], next_values[:-1], targets[1:])
     advantages = rho * (rewards + gamma * _unless(terminated, next_targets) - values)
-    return VTrace(as_given(targets), as_given(advantages))
+    return VTrace(as_given(_unless(~there, targets)), as_given(_unless(~there, advantages)))
+
+
+def _alive(alive: Any, terminated: Array, truncated: Array) -> tuple[Array, Array]:
+    """Where somebody is there, and what is truncated beside what the environment says: a last step before nobody is."""
+    if alive is None:
+        return np.ones_like(terminated), truncated
+    there: Array = np.asarray(alive.detach().cpu() if hasattr(alive, "detach") else alive).astype(bool)
+    if there.shape != terminated.shape:
+        raise ConfigurationError(_wrong_shape("alive", there.shape, terminated.shape))
+    cut = np.zeros_like(there)
+    cut[:-1] = there[:-1] & ~there[1:]
+    return there, truncated | (cut & ~terminated)
 
 
 def _backward_sum(terms: Array, decay: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,38 @@ class AgentEpisodes(EpisodeStatistics):
 
     agents: Sequence[str] = ()
     numbers: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def together(cls, parts: Sequence[Sequence[Any]]) -> AgentEpisodes:
+        """From the columns of several parts, as plain data."""
+        columns = [list(chain.from_iterable(column)) for column in zip(*parts, strict=True)]
+        returns, lengths, seconds, env_ids, agents, numbers = columns
+        plain = EpisodeStatistics.of(returns, lengths, seconds, env_ids)
+        return cls(**vars(plain), agents=agents, numbers=np.asarray(numbers, np.int64))
+
+
+@dataclass(frozen=True)
+class EpisodesByPolicy(EpisodeStatistics):
+    """Episodes of sub-environments of several agents: returns are sums over their agents.
+
+    Args:
+        by_policy: those of the agents, by the policy that they acted by; also ``episodes["runner"]``.
+    """
+
+    by_policy: Mapping[str, AgentEpisodes] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> AgentEpisodes:
+        return self.by_policy[name]
+
+
+def evaluated(answers: Sequence[Sequence[Any]]) -> EpisodeStatistics:
+    """The episodes that workers have played: returns, lengths, seconds and env_ids, and perhaps more by policy."""
+    whole = EpisodeStatistics.joined([EpisodeStatistics.of(*answer[:4]) for answer in answers])
+    if not any(answer[4:] for answer in answers):
+        return whole
+    names = {name for answer in answers for name in answer[4]}
+    parts = {name: [answer[4][name] for answer in answers if name in answer[4]] for name in sorted(names)}
+    return EpisodesByPolicy(**vars(whole), by_policy={n: AgentEpisodes.together(part) for n, part in parts.items()})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parenv.errors import ConfigurationError
+from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
@@ -121,7 +122,7 @@ class PoolSession:
         questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
         answers = self.ask_workers("evaluate", questions, newest[:2])
         self._tell(Evaluated(newest.number, began))
-        return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
+        return evaluated(list(answers.values()))
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
         """``call``, ``get_attr`` or ``set_attr`` on some sub-environments; the answers in the order of ``env_ids``.

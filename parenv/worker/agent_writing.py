@@ -104,6 +104,10 @@ class GroupWriter(RolloutWriter):
         self.write_ends(returns, lengths)
         self._numbers[: len(numbers)] = numbers
 
+    def ended(self) -> tuple[Any, list[int]]:
+        """The records of what has ended, and the numbers of the episodes."""
+        return self.end_records().copy(), [number for _, _, number in self._records]
+
 
 class AgentWriter:
     """One worker's part of one slot.

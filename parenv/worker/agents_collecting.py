@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from parenv.envs.stepping import End
 from parenv.errors import ObservationError
 from parenv.memory.status_slot import StatusSlot, code
@@ -77,8 +79,13 @@ class AgentsCollector:
         raise NotImplementedError
 
     def _carries(self, index: int) -> dict[str, Any]:
-        """The carry of each policy of a group before the first row."""
-        return {side.name: side.carry for side in self.roster.sides.values() if side.group == index}
+        """The carry of each policy of a group before the first row: of its own rows; the others begin anew with it."""
+        who = self.roster.groups[index].who
+        return {
+            side.name: side.carry_with_initial(np.flatnonzero(who != side.index).tolist())
+            for side in self.roster.sides.values()
+            if side.group == index
+        }
 
     def _begin_writing(self, writer: AgentWriter) -> None:
         self._writer = writer

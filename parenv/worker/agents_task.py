@@ -21,6 +21,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
 from parenv.worker.agent_writing import AgentWriters
 from parenv.worker.agents_collecting import AgentsCollector
+from parenv.worker.agents_evaluation import AgentsEvaluation, short
 from parenv.worker.agents_probing import probe_agents
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.casting import Cast
@@ -98,6 +99,7 @@ class AgentsTask:
         self._progress, self._outlet = progress, outlet
         self._started = start_agents(job, sender, load_job, progress, outlet.warn)
         self._collector: AgentsCollector | None = None
+        self._evaluation: AgentsEvaluation | None = None
         self._loaded = (-1, -1)
 
     def ready(self) -> Ready:
@@ -111,7 +113,8 @@ class AgentsTask:
         spec = agents_spec(job.rollout_length, *started.spaces, list(job.policy), layout.extras)
         self._writers = AgentWriters(spec, layout, len(started.envs), mapping)
         self._cast = Cast(job, self._load_job, spec, mapping, started.fit)
-        self._collector = self._collecting(spec, started.envs, started.first)
+        self._collector = self._collecting(job, spec, started.envs, started.first)
+        self._evaluation = AgentsEvaluation(job, self._sender.worker, self._cast)
         self._idle_since = time.perf_counter()
 
     def take(self, credit: Credit) -> None:
@@ -123,18 +126,24 @@ class AgentsTask:
         """Answer a call."""
         if method in ENV_METHODS:
             return self._ask_envs(method, *arguments)
-        answers: dict[str, Callable[..., Any]] = {"load": self._load}
+        answers: dict[str, Callable[..., Any]] = {"load": self._load, "evaluate": self._evaluate}
         return answers[method](*arguments)
 
     def close(self) -> None:
         """Close the sub-environments."""
-        for env in self._started.envs:
-            env.close()
+        try:
+            for env in self._started.envs:
+                env.close()
+        finally:
+            if self._evaluation is not None:
+                self._evaluation.close()
 
-    def _collecting(self, spec: AgentsSpec, envs: Sequence[Any], first: Sequence[Any] = ()) -> AgentsCollector:
+    def _collecting(
+        self, job: AgentsJob, spec: AgentsSpec, envs: Sequence[Any], first: Sequence[Any] = ()
+    ) -> AgentsCollector:
         kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
         started = self._started
-        roster = Roster(self._job, spec, self._cast, started.env_ids, self._sender.generation, started.fit)
+        roster = Roster(job, spec, self._cast, started.env_ids, self._sender.generation, started.fit)
         return kind(envs, roster, self._progress, first)
 
     def _load(self, version: int, serial: int, snapshot: bytes) -> int:
@@ -175,6 +184,20 @@ class AgentsTask:
         )
         report = [self._collector.env_steps, credit.weights_slot, self._collector.roster.indices_in_use]
         return Commit(credit.sequence, {}, report, [])
+
+    def _evaluate(
+        self, episodes: int, deterministic: bool, number: int, version: int, serial: int, snapshot: bytes
+    ) -> list[Any]:
+        assert self._evaluation is not None
+        self._load(version, serial, snapshot)
+        return self._evaluation.run(self._trial, episodes, deterministic, number)
+
+    def _trial(self, envs: Sequence[Any], job: AgentsJob) -> AgentsCollector:
+        """What plays an evaluation."""
+        assert self._collector is not None
+        started = self._started
+        envs = envs or make_agents(job, started.env_ids, self._progress, started.envs)
+        return self._collecting(job, short(self._collector.roster.spec), envs)
 
     def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
         assert self._collector is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,8 +72,13 @@ class Side:
 
     def begin_row(self, row: int) -> None:
         """An agent begins an episode."""
-        if self._initial is not None:
-            self.carry = self.actor.with_rows(self.carry, self._initial, [row])
+        self.carry = self.carry_with_initial([row])
+
+    def carry_with_initial(self, rows: Sequence[int]) -> Any:
+        """The carry, with these rows as at the beginning of an episode."""
+        if self._initial is None or not rows:
+            return self.carry
+        return self.actor.with_rows(self.carry, self._initial, rows)
 
     def own(self) -> None:
         """Keep nothing of a rollout."""

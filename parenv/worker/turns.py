@@ -223,5 +223,5 @@ class TurnsCollector(AgentsCollector):
         for side in self.roster.sides.values():
             if side.index in self._carry_before and side.group == index:
                 rows = np.flatnonzero(self._pending[index].there).tolist()
-                found[side.name] = side.actor.with_rows(side.carry, self._carry_before[side.index], rows)
+                found[side.name] = side.actor.with_rows(found[side.name], self._carry_before[side.index], rows)
         return found
