@@ -23,6 +23,7 @@ NAMES = (
     "advice",
     "startup",
     "vector_env",
+    "by_hand",
     "gradients",
     "learning_curves",
     "gradient_curves",

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from installed import FOLDER, installed
 HERE = Path(__file__).parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 ANSWER_WITHIN_S = 300.0
+_TELLING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Asked:
         found = installed(system.environment)
         if found.reason:
             raise RuntimeError(f"not installed: {found.reason}")
+        FOLDER.mkdir(parents=True, exist_ok=True)
         self._folder = tempfile.TemporaryDirectory(prefix="peer-")
         with (FOLDER / "stderr.txt").open("a") as remarks:
             self._process = subprocess.Popen(
@@ -141,10 +144,11 @@ def _guard() -> subprocess.Popen[str]:
 
 def _tell_guard(leader: int) -> None:
     """Of the leader of a session that has begun, or with a minus of one that has ended."""
-    pipe = _guard().stdin
-    assert pipe is not None
-    pipe.write(f"{leader}\n")
-    pipe.flush()
+    with _TELLING:
+        pipe = _guard().stdin
+        assert pipe is not None
+        pipe.write(f"{leader}\n")
+        pipe.flush()
 
 
 def compared(
@@ -162,6 +166,16 @@ def compared(
     found: dict[str, list[Any] | str] = {}
     running: dict[str, Asked] = {}
     try:
+        with ThreadPoolExecutor(4) as several:
+            opened = [(system, several.submit(Asked, system)) for system in systems if not system.reopened]
+        for system, future in opened:
+            if future.exception() is None:
+                running[system.name] = future.result()
+            else:
+                found[system.name] = str(future.exception())
+        if warm_up_s:
+            for asked in running.values():
+                asked.measure(warm_up_s)
         for repeat in range(repeats):
             for system in systems:
                 if not isinstance(found.setdefault(system.name, []), list):
@@ -169,8 +183,6 @@ def compared(
                 try:
                     if system.name not in running:
                         running[system.name] = Asked(system)
-                        if warm_up_s:
-                            running[system.name].measure(warm_up_s)
                     found[system.name].append(running[system.name].measure(seconds))  # type: ignore[union-attr]
                     print(f"  {repeat + 1} of {repeats}, {system.name}: {found[system.name][-1]}", flush=True)
                 except RuntimeError as error:

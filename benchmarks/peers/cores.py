@@ -23,7 +23,6 @@ NUM_ENVS, ROLLOUT_LENGTH = 120, 128
 WORKERS = (1, 2, 4, 8, 15)
 STEPPING_S, ROLLOUTS_S, WARM_UP_S, REPEATS = 0.3, 1.0, 0.2, 5
 PEERS_STEPPING = (
-    ("Gymnasium SyncVectorEnv", "gymnasium_envs", {"kind": "SyncVectorEnv"}),
     ("Gymnasium AsyncVectorEnv", "gymnasium_envs", {"kind": "AsyncVectorEnv"}),
     ("SB3 SubprocVecEnv", "sb3_envs", {"kind": "SubprocVecEnv"}),
 )
@@ -41,7 +40,9 @@ def stepping(case: str, workers: int, with_peers: bool) -> list[System]:
     peers = PEERS_STEPPING if with_peers else ()
     return [
         System("limit", "parenv", "loops", "limit", {**sizes, "num_processes": workers}),
+        System("parenv, caller and workers step", "parenv", "ours", "stepping", {**ours, "caller_steps": True}),
         System("parenv, step", "parenv", "ours", "stepping", ours),
+        System("parenv, step, nobody spins", "parenv", "ours", "stepping", {**ours, "spin_us": 0}),
         System("parenv, send/recv of halves", "parenv", "ours", "ready", {**ours, "batch_size": NUM_ENVS // 2}),
         *(System(name, "plain", module, "stepping", {**sizes, **kind}) for name, module, kind in peers),
     ]

@@ -30,7 +30,7 @@ DOING = (
 """What a worker can be doing; the words that error messages use."""
 _DOING_BITS = 8
 STATUS_SLOT_BYTES = 32
-"""What is used of a status slot."""
+"""What is used of a status slot wherever the worker is; behind it lies what only this machine counts."""
 
 
 def header_bytes(num_workers: int) -> int:
@@ -66,6 +66,7 @@ class StatusSlot:
         said: one int64: messages that the worker has sent; written behind them, before the driver is woken.
         has_infos: one int64: whether there is an info among its last answers on the board.
         cell: one int64 with the :func:`code` of now; loops that cannot afford a call store to it directly.
+        spun_ns: one int64: nanoseconds that the worker has looked for work before sleeping.
         closing: one bool, shared by all workers: whether the driver wants everybody to end.
     """
 
@@ -74,6 +75,8 @@ class StatusSlot:
         self.closing = memoryview(buffer)[:1].cast("?")
         mine = status_slot(buffer, worker).cast("q")
         self.cell, self.said, self.has_infos, self.heartbeat = (mine[i : i + 1] for i in range(4))
+        behind = ALIGNMENT * (1 + worker) + STATUS_SLOT_BYTES
+        self.spun_ns = memoryview(buffer)[behind : behind + 8].cast("q")
 
     def begin(self, doing: str, env_id: int = -1) -> None:
         """Say what comes now, one of :data:`DOING`."""

@@ -50,6 +50,14 @@ class Backend(Protocol):
         """Whether there is something in :meth:`errors`."""
 
     @property
+    def restarts(self) -> int:
+        """How often another process took the place of a worker that was gone."""
+
+    @property
+    def spun_s(self) -> tuple[float, float]:
+        """Seconds that this process, and all workers together, have looked for a ring before sleeping."""
+
+    @property
     def beginning(self) -> Sequence[int]:
         """Sub-environments that begin anew after a restart: their rows mean nothing until :meth:`restarted`."""
 

@@ -8,13 +8,17 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
+from parenv.envs.step_cost import measured_step_s
 from parenv.errors import WorkerTimeoutError
 from parenv.process.cores import usable_cores
+from parenv.process.spinning import WAKE_UP_S
 from parenv.vector.process_backend import ProcessBackend
-from parenv.vector.vector_plan import VectorPlan
+from parenv.vector.vector_plan import VectorPlan, shared_out
 from parenv.vector.vector_session import VectorSession
 
 ROUND_TRIPS = 20
+SPINNING_S = 5e-6
+"""What it takes until somebody hears who is awake: an estimate."""
 STEP_OVERHEAD_S = 20e-6
 """What a parallel step costs beside stepping and waking, more than one in this process: an estimate."""
 
@@ -28,6 +32,8 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
     Raises:
         Exception: of a sub-environment, when it is made.
     """
+    if plan.caller_steps and not plan.inline:
+        return _with_the_caller(plan, copy)
     session = VectorSession(plan, copy)
     if not plan.measured:
         return plan, session, None
@@ -50,8 +56,43 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
     if parallel_pays(step_s, plan.shares, usable_cores(), waking_s):
         return plan, session, step_s
     session.close(plan.options.close_timeout_s)
-    plan = replace(plan, job=replace(plan.job, shares=(plan.num_envs,)), inline=True)
+    plan = shared_out(plan, 0)
     return plan, VectorSession(plan, copy), step_s
+
+
+def _with_the_caller(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, float | None]:
+    """The same where this process is to step a part, or may."""
+    step_s, native = None, ""
+    try:
+        step_s, native = measured_step_s(plan.job.factories, 0)
+    except Exception:  # Random actions need not be legal ones: what was planned stands, and shows what is wrong.
+        native = "" if plan.caller_steps is True else "unknown"
+    workers, num_envs = len(plan.worker_shares), plan.num_envs
+    waking_s = SPINNING_S if plan.job.spinning else WAKE_UP_S
+    if plan.caller_steps == "auto" and (native or usable_cores() <= workers):
+        plan = replace(shared_out(plan, plan.workers_alone), caller_steps=False)
+        return begin(plan, copy)
+    if step_s is not None:
+        plan = shared_out(plan, workers, rows_of_caller(num_envs, workers, step_s, waking_s))
+        if plan.measured and not parallel_pays(step_s, plan.shares, usable_cores(), waking_s):
+            plan = shared_out(plan, 0)
+    return plan, VectorSession(plan, copy), step_s
+
+
+def rows_of_caller(num_envs: int, workers: int, step_s: float, waking_s: float) -> int:
+    """How many sub-environments the caller steps, so that it and workers that are woken first are done together.
+
+    Args:
+        num_envs: in all.
+        workers: worker processes.
+        step_s: seconds per env step.
+        waking_s: seconds for waking workers.
+
+    >>> rows_of_caller(64, 1, step_s=5e-6, waking_s=5e-6), rows_of_caller(64, 3, step_s=5e-6, waking_s=50e-6)
+    (32, 24)
+    """
+    rows = (num_envs + workers * waking_s / max(step_s, 1e-9)) / (workers + 1)
+    return max(1, min(int(rows), num_envs - workers))
 
 
 def round_trip_s(backend: ProcessBackend, timeout_s: float) -> float:

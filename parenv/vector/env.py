@@ -15,8 +15,9 @@ from parenv.process.forks import Owner
 from parenv.supervision.partition import at_least
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
-from parenv.vector.vector_plan import Given, ObservationMode, OnWorkerDeath, make_vector_plan
+from parenv.vector.vector_plan import CallerSteps, Given, ObservationMode, OnWorkerDeath, SpinUs, make_vector_plan
 from parenv.vector.vector_session import StepResults, VectorSession
+from parenv.vector.vector_statistics import VectorStatistics
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
 _IDLE = ""
@@ -55,6 +56,15 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             :meth:`send` to one half of the sub-environments while the other is under way. ``num_workers`` has to be
             given, and counts the workers on all hosts; a host that is lost is the death of its workers, and those that
             are restarted wait up to ``WorkerOptions.start_timeout_s`` for another.
+        caller_steps: whether this process steps a part of the sub-environments itself while workers step theirs, which
+            is faster where a step is cheap; it takes the place of a worker where ``num_workers`` is left out. Given up
+            is what a process of their own protects from: a crash of native code in that part takes this process along,
+            and a hang there cannot be cut. ``"auto"``: where that pays, and the first sub-environment's module brings
+            no native code that could crash.
+        spin_us: microseconds that this process and workers look whether they have been rung for, before they sleep and
+            have to be woken. ``"auto"``: 100 where the usable cores suffice for all workers and this process, while
+            waits are that short, and with at most a tenth of a core spent beyond the wake-ups that are saved; 0: never.
+            :meth:`statistics` has what it took.
         spaces: observation and action space of one sub-environment, where the env is to have these very objects, with
             their class and what that samples; ``"make"``: those of an environment that is made in this process for it
             and closed; ``None``: as workers describe them, by which a ``Space`` class of your own is not known here.
@@ -63,6 +73,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
     Attributes:
         num_workers: worker processes; 0: everything in this process.
+        num_caller_envs: sub-environments that this process steps itself beside workers, the last ones.
         measured_step_s: seconds that an env step was found to take; ``None`` where nothing was measured.
 
     Raises:
@@ -96,6 +107,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         on_worker_death: OnWorkerDeath = "raise",
         workers: WorkerOptions | None = None,
         placement: Placing = None,
+        caller_steps: CallerSteps = False,
+        spin_us: SpinUs = "auto",
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
     ) -> None:
@@ -114,7 +127,8 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._close_timeout_s = plan.options.close_timeout_s
         self._owner = Owner("the vector env")
         self._end = weakref.finalize(self, _close, self._owner, session, plan.options.close_timeout_s)
-        self.num_workers = 0 if plan.inline else len(plan.shares)
+        self.num_workers = 0 if plan.inline else len(plan.worker_shares)
+        self.num_caller_envs = plan.caller_rows
         self.metadata, self.render_mode = session.metadata, session.render_mode
         of_all = session.spaces
         self.single_observation_space, self.observation_space = of_all.single_observation, of_all.observation
@@ -128,6 +142,11 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
     @closed.setter
     def closed(self, closed: bool) -> None:
         self._is_closed = closed
+
+    def statistics(self) -> VectorStatistics:
+        """What has happened so far, and what waiting awake has taken."""
+        backend = self._session.backend
+        return VectorStatistics(backend.restarts, *backend.spun_s)
 
     @property
     def envs(self) -> list[Any]:

@@ -27,16 +27,20 @@ class InlineBackend:
 
     Args:
         job: what to make.
+        worker: which share of it.
     """
 
     beginning: Sequence[int] = ()
+    restarts = 0
+    spun_s = (0.0, 0.0)
 
-    def __init__(self, job: StepJob) -> None:
+    def __init__(self, job: StepJob, worker: int = 0) -> None:
+        self._worker, self._env_ids = worker, job.env_ids(worker)
         self._progress = StatusSlot(np.zeros(header_bytes(1), np.uint8), 0)
         self._cleanup = contextlib.ExitStack()
         try:
-            job.set_up(0, self._progress, self._cleanup)
-            self._task = StepTask(job, Sender(0, 0), self._progress, self)
+            job.set_up(worker, self._progress, self._cleanup)
+            self._task: Any = StepTask(job, Sender(worker, 0), self._progress, self)
         except BaseException:
             self._cleanup.close()
             raise
@@ -50,6 +54,11 @@ class InlineBackend:
         self._errors: list[BaseException] = []
         self.warn = Warner()
         self.closed = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether something was requested and is still to be done."""
+        return bool(self._pending)
 
     @property
     def has_infos(self) -> bool:
@@ -68,9 +77,14 @@ class InlineBackend:
 
     def lay_out(self, spec: BoardSpec) -> Board:
         """Make the board."""
-        self._board = Board(spec, np.zeros(spec.fields()[1], np.uint8))
-        self._task.use(self._board)
-        return self._board
+        board = Board(spec, np.zeros(spec.fields()[1], np.uint8))
+        self.use(board)
+        return board
+
+    def use(self, board: Board) -> None:
+        """Be told where the board is, which others may have made."""
+        self._ring = board.orders[self._env_ids.start : self._env_ids.stop]
+        self._task.use(board)
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""
@@ -78,9 +92,10 @@ class InlineBackend:
 
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
-        ring, n = self._board.orders, len(env_ids)
+        ring, n = self._ring, len(env_ids)
         for env_id in env_ids:
-            ring[self._ordered % len(ring)] = ~env_id if reset else env_id
+            column = env_id - self._env_ids.start
+            ring[self._ordered % len(ring)] = ~column if reset else column
             self._ordered += 1
         self._pending.append(lambda: self._serve(n))
 
@@ -117,7 +132,7 @@ class InlineBackend:
         try:
             return {worker: self._task.answer(method, *values) for worker, values in arguments.items()}, []
         except FailedCallError as failed:
-            return {}, [_with_place(*error) for error in failed.errors]
+            return {}, [self._with_place(*error) for error in failed.errors]
 
     def answered(self, asked: Any) -> bool:
         """At once."""
@@ -137,6 +152,8 @@ class InlineBackend:
         if not self.closed:
             self.closed = True
             self._cleanup.close()
+            # It refers to this one: without it the board's memory goes as soon as nobody has it any more.
+            self._pending, self._task = [], None
 
     def say(self, message: Message) -> None:
         """Hear what does not go on the board."""
@@ -145,14 +162,13 @@ class InlineBackend:
 
     def complain(self, errors: Sequence[EnvError]) -> None:
         """Hear what sub-environments raised."""
-        self._errors += [_with_place(*error) for error in errors]
+        self._errors += [self._with_place(*error) for error in errors]
 
     def _serve(self, orders: int) -> None:
         while orders:
             orders -= self._task.serve(orders)
 
-
-def _with_place(env_id: int, doing: str, error: BaseException) -> BaseException:
-    if error.__cause__ is None:
-        say_where(error, where_it_happened(0, os.getpid(), env_id, doing))
-    return error
+    def _with_place(self, env_id: int, doing: str, error: BaseException) -> BaseException:
+        if error.__cause__ is None:
+            say_where(error, where_it_happened(self._worker, os.getpid(), env_id, doing))
+        return error

@@ -19,6 +19,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
 from parenv.placement.base import Launch, Poller
 from parenv.process.doorbell import Doorbell
+from parenv.process.spinning import Spinner
 from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
 from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.pickling import pickled
@@ -39,23 +40,28 @@ class ProcessBackend:
 
     Args:
         plan: checked.
+        close_too: is called with the limit when this closes, which it does by itself where a worker is gone for good.
     """
 
-    def __init__(self, plan: VectorPlan) -> None:
-        num_workers = len(plan.shares)
-        self._plan = plan
+    def __init__(self, plan: VectorPlan, close_too: Callable[[float], None] = lambda timeout_s: None) -> None:
+        self._close_too = close_too
+        self._plan, self._shares = plan, plan.worker_shares
+        num_workers = len(self._shares)
         payload = pickled({"env_fns": plan.job.factories, "workers": plan.options}, plan.job)
         self._with_launch = local_launch(payload, plan.options)
         self._placement = worker_placement(plan.placement, None, plan.options)
         self._memory = SharedMemory(header_bytes(num_workers))
         head = self._memory.map()
         _, self._said, self._has_infos, self._heartbeats = status_slots(head, num_workers).T
-        self._requests = Requests(plan.shares, [self._placement.bell(worker) for worker in range(num_workers)])
+        self._requests = Requests(self._shares, [self._placement.bell(worker) for worker in range(num_workers)])
         self._answers = Doorbell()
         self._poller: Poller | None = None
-        self.workers = Workers(
-            self._placement, [StatusSlot(head, worker) for worker in range(num_workers)], plan.shares
-        )
+        self._status = [StatusSlot(head, worker) for worker in range(num_workers)]
+        self._spun_ns = memoryview(bytearray(8)).cast("q")
+        spinning = plan.job.spinning
+        fileno = self._answers.fileno()
+        self._spinner = None if spinning is None else Spinner(spinning, fileno, self._spun_ns)
+        self.workers = Workers(self._placement, self._status, self._shares)
         product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, plan.options, product)
         self._questions = self._supervisor.questions
@@ -73,7 +79,7 @@ class ProcessBackend:
     @property
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
-        return bool(self._has_infos.any())
+        return any(self._has_infos.tolist())
 
     @property
     def has_side_data(self) -> bool:
@@ -84,6 +90,16 @@ class ProcessBackend:
     def failing(self) -> bool:
         """Whether there is something in :meth:`errors`."""
         return bool(self.workers.step_errors)
+
+    @property
+    def restarts(self) -> int:
+        """How often another process took the place of a worker that was gone."""
+        return self._supervisor.restarts
+
+    @property
+    def spun_s(self) -> tuple[float, float]:
+        """Seconds that this process, and all workers together, have looked for a ring before sleeping."""
+        return self._spun_ns[0] * 1e-9, sum(status.spun_ns[0] for status in self._status) * 1e-9
 
     def lay_out(self, spec: BoardSpec) -> Board:
         """Make the board, and tell every worker where it is."""
@@ -96,8 +112,8 @@ class ProcessBackend:
         mapping = self._memory.map()
         self._board = Board(spec, mapping, offset)
         self._requests.lie_on(self._board)
-        self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._plan.shares))
-        for worker in range(len(self._plan.shares)):
+        self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._shares))
+        for worker in range(len(self._shares)):
             self.workers.say(worker, self._rows)
         return self._board
 
@@ -124,14 +140,20 @@ class ProcessBackend:
 
     def listen(self, timeout_s: float) -> None:
         """Wait until something has been answered or has happened, at most up to the limit."""
+        due_s = self._supervisor.next_s - time.monotonic()
+        if due_s > 0 and self._spinner is not None and self._spinner.heard():
+            self._answers.take()
+            return
         if self._poller is None:
             self._poller = self._placement.poller(self._answers.fileno())
-        due_s = self._supervisor.next_s - time.monotonic()
         wait_s = max(0.0, min(timeout_s, due_s, MAX_WAIT_S))
-        ready = {descriptor for descriptor, _ in self._poller.poll(wait_s * 1000.0)}
-        if self._answers.fileno() in ready:
+        ready = self._poller.poll(wait_s * 1000.0)
+        rung = [found for found in ready if found[0] == self._answers.fileno()]
+        if rung:
             self._answers.take()
-        if due_s <= 0 or len(ready) > 1 or (ready and self._answers.fileno() not in ready):
+            if self._spinner is not None:
+                self._spinner.woke()
+        if due_s <= 0 or len(ready) > len(rung):
             self._hear(0.0)
 
     def catch_up(self) -> bool:
@@ -200,6 +222,7 @@ class ProcessBackend:
             return
         self.closed = True
         try:
+            self._close_too(timeout_s)
             self._supervisor.close(timeout_s)
         finally:
             self._memory.close()
@@ -227,7 +250,7 @@ class ProcessBackend:
         self._board.info_kinds[self._rows_of(worker)] = 0
         reset = None
         if self._plan.job.autoreset_mode is AutoresetMode.SAME_STEP:
-            columns = range(self._plan.shares[worker])
+            columns = range(self._shares[worker])
             reset = self._questions.begin("reset", {worker: (columns, [None] * len(columns), None)})
         self._beginning[worker] = reset
 

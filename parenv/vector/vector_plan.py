@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from gymnasium import Space
@@ -15,10 +15,14 @@ from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
+from parenv.process.spinning import Spinning
 from parenv.supervision.partition import at_least, instance_of, one_of, placed_workers, split
 from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
+CallerSteps = bool | Literal["auto"]
+SpinUs = float | Literal["auto"]
+MAX_SPIN_US = 10_000
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
 
@@ -34,6 +38,10 @@ class VectorPlan:
         job: of the workers.
         inline: whether they are stepped in this process.
         measured: whether a measurement decides that.
+        caller_steps: whether this process is to step a part; ``"auto"``: if that is safe and pays.
+        caller_rows: how many sub-environments it steps: the last share, or 0.
+        workers_alone: worker processes, if it steps none.
+        spin_us: microseconds of looking before sleeping, or ``"auto"``.
         observation_mode: ``"same"``, ``"different"``, or batched and single space.
         batch_size: rows that ``recv`` returns.
         placement: where workers run; ``None``: on this machine.
@@ -44,6 +52,10 @@ class VectorPlan:
     job: StepJob
     inline: bool
     measured: bool
+    caller_steps: CallerSteps
+    caller_rows: int
+    workers_alone: int
+    spin_us: SpinUs
     observation_mode: ObservationMode
     batch_size: int
     placement: Placing
@@ -59,6 +71,11 @@ class VectorPlan:
     def shares(self) -> tuple[int, ...]:
         """Sub-environments of each worker."""
         return self.job.shares
+
+    @property
+    def worker_shares(self) -> tuple[int, ...]:
+        """Sub-environments of each worker process."""
+        return self.shares[:-1] if self.caller_rows else self.shares
 
     @property
     def num_envs(self) -> int:
@@ -79,24 +96,74 @@ def make_vector_plan(given: Given) -> VectorPlan:
     batch_size = _batch_size(given.batch_size, num_envs)
     num_workers = placed_workers(given.placement, given.num_workers)
     workers = _workers(num_workers, num_envs, given.max_concurrency)
+    caller_steps = _caller_steps(given, workers)
+    beside = _workers_beside_the_caller(num_workers, workers, num_envs) if caller_steps else 0
     job = StepJob(
         factories=factories,
         options=options,
-        shares=split(num_envs, workers),
+        shares=(num_envs,),
         autoreset_mode=AutoresetMode(given.autoreset_mode),
         seed=int(np.random.SeedSequence().entropy) % 2**63,  # type: ignore[arg-type]
-        cores=own_cores(workers) if options.threads == 1 and given.placement is None else None,
     )
-    return VectorPlan(
+    plan = VectorPlan(
         job=job,
-        inline=workers == 0,
+        inline=True,
         measured=num_workers == "auto" and workers > 0,
+        caller_steps=caller_steps,
+        caller_rows=0,
+        workers_alone=workers,
+        spin_us=_spin_us(given.spin_us),
         observation_mode=_checked(given.observation_mode),
         batch_size=batch_size,
         placement=given.placement,
         spaces=given_spaces(given.spaces, factories),
         strict_infos=given.strict_infos,
     )
+    return shared_out(plan, beside, num_envs // (beside + 1)) if caller_steps else shared_out(plan, workers)
+
+
+def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPlan:
+    """The plan with so many worker processes, as even as can be, and so many sub-environments for the caller."""
+    is_local, caller_rows = plan.placement is None, caller_rows if workers else 0
+    job = replace(
+        plan.job,
+        shares=split(plan.num_envs - caller_rows, workers) + ((caller_rows,) if caller_rows else ()),
+        cores=own_cores(workers) if plan.options.threads == 1 and is_local and not caller_rows else None,
+        spinning=Spinning.of(plan.spin_us, workers + 1, usable_cores()) if is_local else None,
+    )
+    return replace(plan, job=job, inline=workers == 0, caller_rows=caller_rows)
+
+
+def _caller_steps(given: Given, workers: int) -> CallerSteps:
+    wanted = given.caller_steps
+    if wanted not in (False, True, "auto"):
+        raise ConfigurationError(f'caller_steps must be True, False or "auto", got {wanted!r}')
+    if wanted is True and given.placement is not None:
+        raise ConfigurationError(
+            "caller_steps=True cannot be honoured with a placement: whoever steps here would be done long before the "
+            "network. Leave one of them out"
+        )
+    return wanted if workers and given.placement is None else False
+
+
+def _workers_beside_the_caller(num_workers: int | str | None, workers: int, num_envs: int) -> int:
+    """Worker processes where this process steps too: a core is left to it, and a sub-environment."""
+    if isinstance(num_workers, int):
+        if num_workers >= num_envs:
+            raise ConfigurationError(
+                f"num_workers={num_workers} leaves the caller none of the {num_envs} sub-environments to step: "
+                "use fewer, or caller_steps=False"
+            )
+        return num_workers
+    return min(max(1, min(workers, usable_cores() - 1)), num_envs - 1)
+
+
+def _spin_us(spin_us: Any) -> SpinUs:
+    if spin_us != "auto" and (isinstance(spin_us, bool) or not isinstance(spin_us, int | float) or not spin_us >= 0):
+        raise ConfigurationError(f'spin_us must be microseconds, at least 0, or "auto", got {spin_us!r}')
+    if spin_us != "auto" and spin_us > MAX_SPIN_US:
+        raise ConfigurationError(f"spin_us={spin_us} is more than {MAX_SPIN_US}: whoever waits that long should sleep")
+    return cast("SpinUs", spin_us)
 
 
 def _factories(env_fns: Any) -> Factories:

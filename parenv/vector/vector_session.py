@@ -18,6 +18,7 @@ from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
 from parenv.vector.backend import Backend
+from parenv.vector.caller_backend import CallerBackend
 from parenv.vector.ends import EpisodeEnds
 from parenv.vector.inline_backend import InlineBackend
 from parenv.vector.joined_spaces import board_spec, join_spaces
@@ -44,7 +45,7 @@ class VectorSession:
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
         self._plan = plan
-        self.backend: Backend = InlineBackend(plan.job) if plan.inline else ProcessBackend(plan)
+        self.backend = _backend(plan)
         try:
             self._get_to_know()
         except BaseException:
@@ -333,3 +334,9 @@ class VectorSession:
     def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:
         """Call a method on the workers of these."""
         return self.backend.begin(method, each_worker(env_ids, self._plan.shares, each, shared))
+
+
+def _backend(plan: VectorPlan) -> Backend:
+    if plan.inline:
+        return InlineBackend(plan.job)
+    return CallerBackend(plan) if plan.caller_rows else ProcessBackend(plan)

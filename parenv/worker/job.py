@@ -16,6 +16,7 @@ from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.options import WorkerOptions
 from parenv.policy.assignment import PolicyOf
 from parenv.policy.snapshots import flat_layout, module_of
+from parenv.process.spinning import Spinning
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,11 @@ class StepJob(WorkerJob):
 
     Args:
         autoreset_mode: what happens where an episode ends.
+        spinning: how long they look for what is rung before they sleep; ``None``: not at all.
     """
 
     autoreset_mode: AutoresetMode
+    spinning: Spinning | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

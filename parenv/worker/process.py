@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -12,6 +13,7 @@ import cloudpickle
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import code
 from parenv.process.doorbell import Doorbell, rung
+from parenv.process.spinning import Spinner
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.transport.zeromq import WorkerSocket
@@ -79,11 +81,12 @@ def _heed_doorbell(worker: Worker, socket: WorkerSocket, answers: Doorbell, bell
     progress = worker.progress
     cell, waiting = progress.cell, code("waiting")
     _work_off(worker)
+    take = _awake_first(worker, bell)
     # A driver that waits for others to step is to hear at once that this one is ready in the place of another.
     answers.ring(1)
     while worker.open:
         cell[0] = waiting
-        echoes, messages, all_rows, orders = rung(bell.take())
+        echoes, messages, all_rows, orders = rung(take())
         try:
             if echoes:
                 progress.heartbeat[0] += 1
@@ -106,6 +109,23 @@ def _heed_doorbell(worker: Worker, socket: WorkerSocket, answers: Doorbell, bell
         except BaseException as error:
             worker.fail(error)
             answers.ring(1)
+
+
+def _awake_first(worker: Worker, bell: Doorbell) -> Callable[[], int]:
+    """What takes from the bell, and looks for a while before it sleeps where the job says so."""
+    spinning = None if worker.task is None else worker.task.spinning
+    if spinning is None:
+        return bell.take
+    spinner = Spinner(spinning, bell.fileno(), worker.progress.spun_ns)
+
+    def take() -> int:
+        heard = spinner.heard()
+        value = bell.take()
+        if not heard:
+            spinner.woke()
+        return value
+
+    return take
 
 
 def _work_off(worker: Worker) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +13,8 @@ from parenv.envs.batch import EnvBatch
 from parenv.envs.board_rows import ObservationRows, SideChannel
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
-from parenv.envs.seeding import RandomState, environment_seed
+from parenv.envs.seeding import environment_seed
+from parenv.envs.step_cost import measured_step_s
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.board_infos import InfoWriter
@@ -33,7 +32,6 @@ from parenv.worker.failing import FailedCallError, Outlet
 from parenv.worker.job import StepJob
 
 SPACES = ("observation_space", "action_space")
-MEASURE_S, MAX_MEASURE_S, MIN_MEASURED_STEPS = 0.05, 1.0, 20
 
 
 class StepTask:
@@ -44,10 +42,15 @@ class StepTask:
         sender: which share of it.
         progress: where to say what is going on.
         outlet: where to say what does not go on the board.
+
+    Attributes:
+        envs: the sub-environments.
+        spinning: of the job.
     """
 
     def __init__(self, job: StepJob, sender: Sender, progress: StatusSlot, outlet: Outlet) -> None:
         self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
+        self.spinning = job.spinning
         self._env_ids = job.env_ids(sender.worker)
         self.envs = make_envs(job.factories, self._env_ids, progress)
         for env in self.envs:
@@ -167,21 +170,7 @@ class StepTask:
         """Seconds per env step, resets included, of one more sub-environment that is thrown away."""
         first = self._env_ids.start
         self._progress.begin("measuring a step", first)
-        with RandomState(0), contextlib.closing(self._job.factories.make(first)) as env:
-            # A copy, because other environments may have the same space.
-            space = copy.deepcopy(env.action_space)
-            space.seed(0)
-            env.reset(seed=0)
-            steps, cost, began = 0, 0.0, time.perf_counter()
-            while cost < MEASURE_S or (steps < MIN_MEASURED_STEPS and cost < MAX_MEASURE_S):
-                _, _, terminated, truncated, _ = env.step(space.sample())
-                if terminated or truncated:
-                    env.reset()
-                steps, cost = steps + 1, time.perf_counter() - began
-            began = time.perf_counter()
-            for _ in range(steps):
-                space.sample()
-            return max(cost - (time.perf_counter() - began), 0.0) / steps
+        return measured_step_s(self._job.factories, first)[0]
 
     def _each(self, columns: Sequence[int], method: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         answers = []

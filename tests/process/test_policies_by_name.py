@@ -345,7 +345,7 @@ def test_a_killed_worker_is_replaced_and_its_agents_begin_anew(kind: Any, mode: 
     with AsyncWorkerPool(makers, TWO, policy_of=species, num_workers=2, mode=mode, rollout_length=6) as pool:
         for rollout in pool.rollouts():
             env_steps += rollout.num_steps
-            if restarted == kills * 2 * len(AGENTS):
+            if restarted == kills * 2 * len(AGENTS) and (3, AGENTS[0]) in lives:
                 if kills == 3:
                     break
                 kills += 1

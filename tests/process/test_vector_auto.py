@@ -19,8 +19,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parenv import ParallelVectorEnv, WorkerTimeoutError
+from parenv.envs import step_cost
 from parenv.vector import choosing, vector_plan
-from parenv.worker import step_task
 
 N = 4
 COSTLY_S = 0.05
@@ -134,7 +134,7 @@ class Clocked(gym.Env[Any, Any]):
 def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time passes only in the steps of :class:`Clocked`."""
     Clocked.counts = dict.fromkeys(("made", "steps", "closed"), 0)
-    monkeypatch.setattr(step_task, "time", types.SimpleNamespace(perf_counter=lambda: Clocked.now))
+    monkeypatch.setattr(step_cost, "time", types.SimpleNamespace(perf_counter=lambda: Clocked.now))
 
 
 @pytest.mark.usefixtures("own_clock")

@@ -21,6 +21,8 @@ from sampling import one_in
 from parenv import ParallelVectorEnv
 
 N = 4
+WITH_CALLER = -1
+"""In the place of a number of workers: one, and this process beside it."""
 CLOCK = ("t",)
 """What RecordEpisodeStatistics reads from the clock."""
 
@@ -72,6 +74,10 @@ SOME = settings(max_examples=6, deadline=None, derandomize=True, suppress_health
 FEW = settings(SOME, max_examples=2)
 
 
+def layout(num_workers: int) -> dict[str, Any]:
+    return {"num_workers": 1, "caller_steps": True} if num_workers == WITH_CALLER else {"num_workers": num_workers}
+
+
 class Both:
     """Says everything to both vector envs, and compares what they answer."""
 
@@ -107,6 +113,8 @@ class Both:
 
 CASES = [(name, mode, (row + i) % 4) for row, name in enumerate(ENVIRONMENTS) for i, mode in enumerate(AutoresetMode)]
 CASES += [("Taxi", mode, num_workers) for mode in AutoresetMode for num_workers in range(4)]
+CASES += [("Taxi", mode, WITH_CALLER) for mode in AutoresetMode]
+CASES += [(name, list(AutoresetMode)[row % 3], WITH_CALLER) for row, name in enumerate(ENVIRONMENTS)]
 CASES = one_in(2, dict.fromkeys(CASES))
 
 
@@ -118,7 +126,7 @@ def test_any_calls_have_the_results_that_sync_vector_env_has(
     monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log where it runs.
     makers = [ENVIRONMENTS[name]] * N
     with (
-        contextlib.closing(ParallelVectorEnv(makers, autoreset_mode=mode, num_workers=num_workers)) as envs,
+        contextlib.closing(ParallelVectorEnv(makers, autoreset_mode=mode, **layout(num_workers))) as envs,
         contextlib.closing(SyncVectorEnv(makers, autoreset_mode=mode)) as reference,
     ):
         both = Both(envs, reference)

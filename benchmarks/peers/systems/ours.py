@@ -11,9 +11,9 @@ from parenv import AsyncWorkerPool, ParallelVectorEnv
 from systems.loops import Close, Measure, first_observation, sampled_actions, step_rate
 
 
-def stepping(case: str, num_envs: int, num_workers: int) -> tuple[Measure, Close]:
+def stepping(case: str, num_envs: int, num_workers: int, **arguments: Any) -> tuple[Measure, Close]:
     """``step`` after ``step``; in this process with 0 workers."""
-    envs = ParallelVectorEnv([factory(case)] * num_envs, num_workers=num_workers)
+    envs = ParallelVectorEnv([factory(case)] * num_envs, num_workers=num_workers, **arguments)
     envs.reset(seed=0)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
 

@@ -1,0 +1,231 @@
+"""A vector env whose caller steps a part of the sub-environments itself."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from comparison import assert_same
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from parenv import ConfigurationError, ParallelVectorEnv, RayPlacement, SubEnvironmentError, WorkerDiedError
+from parenv.envs.step_cost import native_package
+
+N = 6
+
+
+class Teller(gym.Env[Any, Any]):
+    """Tells its number, the step, and the process; raises where it is told to."""
+
+    def __init__(self, i: int = 0, raises: type[Exception] | None = None) -> None:
+        self.observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float64)
+        self.action_space = gym.spaces.Discrete(3)
+        self._i, self._t, self._raises = i, 0, raises
+
+    def _observe(self) -> Any:
+        return np.array([self._i, self._t, os.getpid()], np.float64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._t = 0
+        return self._observe(), {"begun": True}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        if action == 2 and self._raises is not None:
+            raise self._raises(f"at {self._i}")
+        return self._observe(), float(action), self._t == 4 + self._i, False, {"t": self._t, "of": str(self._i)}
+
+    def where(self) -> int:
+        return os.getpid()
+
+    def fail(self) -> None:
+        if self._raises is not None:
+            raise self._raises(f"called {self._i}")
+
+
+@pytest.fixture
+def a_step_takes_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that all get the same share."""
+    monkeypatch.setattr("parenv.vector.choosing.measured_step_s", lambda factories, env_id: (1e-3, ""))
+
+
+def tellers(*raising: int, kinds: Callable[[int], type[Exception]] = lambda i: LookupError) -> list[Any]:
+    return [lambda i=i: Teller(i, kinds(i) if i in raising else None) for i in range(N)]
+
+
+def with_caller(makers: list[Any], **more: Any) -> Any:
+    return contextlib.closing(ParallelVectorEnv(makers, caller_steps=True, **{"num_workers": 2, **more}))
+
+
+@pytest.mark.usefixtures("a_step_takes_a_millisecond")
+def test_the_caller_has_the_last_rows_and_workers_the_others() -> None:
+    with with_caller(tellers()) as envs:
+        assert (envs.num_workers, envs.num_caller_envs) == (2, 2)
+        observations, _ = envs.reset(seed=0)
+        pids = observations[:, 2].astype(int).tolist()
+        assert pids[4:] == [os.getpid()] * 2
+        assert len({*pids[:4]}) == 2
+        assert os.getpid() not in pids[:4]
+        assert envs.call("where") == tuple(pids)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_halves_are_sent_and_received_wherever_they_are_stepped(mode: AutoresetMode) -> None:
+    """By env_id, each sub-environment's trace is that of SyncVectorEnv, whoever was ready first."""
+    with with_caller(tellers(), autoreset_mode=mode, batch_size=3) as envs:
+        envs.reset(seed=0)
+        envs.send(np.ones(N, np.int64))
+        steps: dict[int, list[float]] = {i: [] for i in range(N)}
+        for _ in range(20):
+            observations, _, terminated, _, infos = envs.recv()
+            ids = infos["env_id"]
+            for env_id, observation in zip(ids.tolist(), observations, strict=True):
+                assert observation[0] == env_id
+                steps[env_id].append(observation[1])
+            if mode is AutoresetMode.DISABLED and terminated.any():
+                while envs._session.under_way:
+                    envs.recv(batch_size=1)
+                envs.reset()
+                ids, steps = np.arange(N), {i: [] for i in range(N)}
+            envs.send(np.ones(len(ids), np.int64), ids)
+    for env_id, seen in steps.items():
+        last = 4 + env_id
+        for before, after in itertools.pairwise(seen):
+            ends = before == last if mode is AutoresetMode.NEXT_STEP else before == last - 1
+            wanted = 0 if ends and mode is not AutoresetMode.DISABLED else before + 1
+            assert after == wanted, (env_id, seen)
+
+
+def test_actions_that_travel_by_message_reach_both() -> None:
+    class Texts(Teller):
+        def __init__(self, i: int) -> None:
+            super().__init__(i)
+            self.action_space = gym.spaces.Text(5)
+
+        def step(self, action: Any) -> Any:
+            return np.array([self._i, len(action), 0.0]), 0.0, False, False, {}
+
+    makers = [lambda i=i: Texts(i) for i in range(N)]
+    with with_caller(makers) as envs:
+        envs.reset(seed=0)
+        observations = envs.step(tuple("x" * (i % 3 + 1) for i in range(N)))[0]
+        assert observations[:, 1].tolist() == [i % 3 + 1 for i in range(N)]
+
+
+@pytest.mark.parametrize("raising", [(0,), (5,), (0, 5)], ids=str)
+def test_what_is_raised_in_either_part_is_raised_and_all_goes_on(raising: tuple[int, ...]) -> None:
+    with with_caller(tellers(*raising)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(LookupError, match=f"at {raising[0]}") as caught:
+            envs.step(np.full(N, 2))
+        cause = caught.value.__cause__
+        several = cause.exceptions if isinstance(cause, ExceptionGroup) else [caught.value]
+        places = [error.__cause__ for error in several]
+        assert [place.env_id for place in places if isinstance(place, SubEnvironmentError)] == list(raising)
+        with pytest.raises(LookupError, match=f"called {raising[0]}") as called:
+            envs.call("fail")
+        group = called.value.__cause__
+        assert (len(group.exceptions) if isinstance(group, ExceptionGroup) else 1) == len(raising)
+        envs.reset(seed=1)
+        assert envs.step(np.ones(N, np.int64))[1].tolist() == [1.0] * N
+
+
+def test_exceptions_of_both_parts_and_of_different_types_are_one_group() -> None:
+    with with_caller(tellers(0, 5, kinds=lambda i: ValueError if i else LookupError)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ExceptionGroup) as caught:
+            envs.call("fail")
+        assert {type(error) for error in caught.value.exceptions} == {ValueError, LookupError}
+
+
+def test_a_worker_that_dies_is_named() -> None:
+    with with_caller(tellers()) as envs:
+        envs.reset(seed=0)
+        os.kill(int(envs.call("where")[0]), signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            envs.step(np.ones(N, np.int64))
+        assert envs.closed
+
+
+@pytest.mark.usefixtures("warnings_are_expected", "a_step_takes_a_millisecond")
+def test_a_worker_is_restarted_and_the_callers_part_goes_on() -> None:
+    with with_caller(tellers(), on_worker_death="restart", autoreset_mode=AutoresetMode.SAME_STEP) as envs:
+        envs.reset(seed=0)
+        dead = int(envs.call("where")[0])
+        os.kill(dead, signal.SIGKILL)
+        flagged = np.zeros(N, bool)
+        own = []
+        while not flagged.any():
+            observations, *_, infos = envs.step(np.ones(N, np.int64))
+            flagged |= infos.get("worker_restarted", np.zeros(N, bool))
+            own.append(observations[5, 1])
+        assert flagged.tolist() == [True, True, False, False, False, False]
+        assert own == [(t + 1) % 9 for t in range(len(own))]
+        assert envs.statistics().worker_restarts == 1
+        assert dead not in envs.call("where")
+
+
+def test_without_workers_or_with_one_env_the_caller_steps_all() -> None:
+    for makers, more in ((tellers(), {"num_workers": 0}), (tellers()[:1], {"num_workers": None})):
+        with with_caller(makers, **more) as envs:
+            assert (envs.num_workers, envs.num_caller_envs) == (0, 0)
+            assert envs.reset(seed=0)[0][0, 2] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"caller_steps": "yes"}, 'caller_steps must be True, False or "auto"'),
+        ({"caller_steps": True, "num_workers": N}, "leaves the caller none of the 6 sub-environments"),
+        ({"caller_steps": True, "placement": RayPlacement(num_workers=2)}, "cannot be honoured with a placement"),
+        ({"spin_us": -1}, "spin_us must be microseconds"),
+        ({"spin_us": True}, "spin_us must be microseconds"),
+        ({"spin_us": 1e9}, "is more than 10000"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ParallelVectorEnv(tellers(), **arguments)
+
+
+def test_native_code_is_seen_and_python_is_not() -> None:
+    for env_id, package in (("CartPole-v1", ""), ("LunarLander-v3", "Box2D"), ("HalfCheetah-v5", "mujoco")):
+        with contextlib.closing(gym.make(env_id)) as env:
+            assert native_package(env) == package
+    assert native_package(Teller()) == ""
+
+
+def test_auto_leaves_native_code_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parenv.vector.choosing.usable_cores", lambda: 8)
+    makers = {"CartPole-v1": 2, "LunarLander-v3": 0}
+    for env_id, own in makers.items():
+        make = lambda env_id=env_id: gym.make(env_id)  # noqa: E731
+        envs = ParallelVectorEnv([make] * 4, num_workers=1, caller_steps="auto")
+        with contextlib.closing(envs):
+            assert (envs.num_workers, envs.num_caller_envs) == (1, own)
+            assert envs.reset(seed=0)[0].shape[0] == 4
+
+
+@pytest.mark.parametrize("spin_us", [0, 50, "auto"])
+def test_traces_do_not_depend_on_how_one_waits(spin_us: Any) -> None:
+    makers = [lambda: gym.make("CartPole-v1")] * 5
+    reference = SyncVectorEnv(makers)
+    with with_caller(makers, spin_us=spin_us) as envs, contextlib.closing(reference):
+        assert_same(envs.reset(seed=1), reference.reset(seed=1), ())
+        reference.action_space.seed(1)
+        for _ in range(100):
+            actions = reference.action_space.sample()
+            assert_same(envs.step(actions), reference.step(actions), ())
+        figures = envs.statistics()
+        if spin_us == 0:
+            assert (figures.spinning_seconds, figures.workers_spinning_seconds) == (0, 0)
+        elif spin_us == 50:
+            assert figures.workers_spinning_seconds > 0

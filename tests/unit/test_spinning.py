@@ -1,0 +1,124 @@
+"""Looking for a ring before sleeping: how long, and what it may cost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from parenv.process import spinning
+from parenv.process.doorbell import Doorbell
+from parenv.process.spinning import Spinner, Spinning
+
+
+class Clock:
+    """A clock that goes on by a microsecond whenever somebody looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(spinning, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def bell() -> Iterator[Doorbell]:
+    bell = Doorbell()
+    yield bell
+    bell.close()
+
+
+def spinner(bell: Doorbell, fraction: float = 0.1) -> tuple[Spinner, Any]:
+    spun = memoryview(bytearray(8)).cast("q")
+    return Spinner(Spinning(100e-6, fraction), bell.fileno(), spun), spun
+
+
+def test_what_has_rung_is_heard_and_still_to_be_taken(clock: Clock, bell: Doorbell) -> None:
+    spins, _ = spinner(bell)
+    bell.ring(3)
+    assert spins.heard()
+    assert bell.take() == 3
+
+
+def test_looking_ends_at_the_limit_and_is_counted(clock: Clock, bell: Doorbell) -> None:
+    spins, spun = spinner(bell)
+    clock.now += 1.0
+    began = clock.now
+    assert not spins.heard()
+    assert 100e-6 <= clock.now - began < 110e-6
+    assert 100_000 <= spun[0] < 110_000
+
+
+def test_after_a_long_wait_nobody_looks_until_one_was_short(clock: Clock, bell: Doorbell) -> None:
+    spins, spun = spinner(bell)
+    clock.now += 1.0
+    spins.heard()
+    clock.now += 1.0
+    spins.woke()
+    before = spun[0]
+    bell.ring(1)
+    assert not spins.heard(), "the last wait was long"
+    assert spun[0] == before
+    spins.woke()
+    assert spins.heard(), "the last wait was short"
+
+
+@pytest.mark.parametrize(("fraction", "at_most"), [(0.1, 0.1), (0.5, 0.5)])
+def test_looking_in_vain_takes_no_more_than_its_fraction(
+    clock: Clock, bell: Doorbell, fraction: float, at_most: float
+) -> None:
+    spins, spun = spinner(bell, fraction)
+    began = clock.now
+    waits = 0
+    while clock.now < began + 2.0:
+        spins.heard()
+        clock.now += 50e-6
+        spins.woke()
+        waits += 1
+    elapsed_ns = (clock.now - began) * 1e9
+    saved_ns = waits * spinning.WAKE_UP_S * 1e9
+    assert spun[0] > 0.5 * at_most * elapsed_ns
+    assert spun[0] < at_most * elapsed_ns + saved_ns
+
+
+def test_short_waits_are_always_looked_through(clock: Clock, bell: Doorbell) -> None:
+    spins, _ = spinner(bell)
+    for _ in range(1000):
+        bell.ring(1)
+        assert spins.heard()
+        bell.take()
+
+
+def test_no_ring_is_lost_between_looking_and_sleeping(bell: Doorbell) -> None:
+    answers, rounds = Doorbell(), 20_000
+    child = os.fork()
+    if child == 0:
+        spins, _ = spinner(bell, float("inf"))
+        for _ in range(rounds):
+            if not spins.heard():
+                taken = bell.take()
+                spins.woke()
+            else:
+                taken = bell.take()
+            answers.ring(taken)
+        os._exit(0)
+    total = 0
+    for i in range(rounds):
+        if i % 7 == 0:
+            time.sleep(0)
+        bell.ring(1)
+        total += answers.take()
+    assert total == rounds
+    assert os.waitpid(child, 0)[1] == 0
+    answers.close()
