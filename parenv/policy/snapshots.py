@@ -83,6 +83,7 @@ class WeightsWriter:
         import torch
 
         self._layout, nbytes = flat_layout(module)
+        self._blocks = [memoryview(memory)[offset + i * nbytes : offset + (i + 1) * nbytes] for i in range(places)]
         self._names = [t.name for t in self._layout]
         in_state_dict = set(module.state_dict())
         self._not_persistent = set(self._names) - in_state_dict
@@ -94,6 +95,10 @@ class WeightsWriter:
                 self._places.append(_views(flat, self._layout))
             else:
                 self._places.append([])
+
+    def block(self, place: int) -> memoryview:
+        """The bytes of the version at a place."""
+        return self._blocks[place]
 
     def write(self, source: Any, place: int, previous: int | None) -> None:
         """Copy a module's tensors, or a state dict's, to a place.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from parenv.errors import ConfigurationError
 from parenv.policy.assignment import PolicyRow, PolicyTable
@@ -51,17 +52,22 @@ class PolicyVersions:
         self._heard = dict.fromkeys(range(num_workers), (-1, frozenset[int]()))
         self._released: dict[str, int] = {}
         own = {name: {**getattr(policy, "settings", {}), **settings.get(name, {})} for name, policy in policies.items()}
-        self.resume(0, {name: [0, mine] for name, mine in own.items()})
         for name, writer in weights.items():
             writer.write(module_of(policies[name]), 0, None)
+        mine = {name: [0, settings] for name, settings in own.items()}
+        self.resume(0, {"policies": mine, "frozen": {}, "indices": len(policies)})
 
     def __getitem__(self, number: int) -> Version:
         return self._kept[number]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """By policy, the number of its newest version and its settings."""
-        return {name: [row.number, dict(row.settings)] for name, row in self.table.items() if row.of == name}
+        """What :meth:`resume` needs: of each policy its newest version and its settings, and the frozen ones."""
+        return {
+            "policies": {name: [row.number, dict(row.settings)] for name, row in self.table.items() if row.of == name},
+            "frozen": {name: self._kept_of(row) for name, row in self.table.items() if row.of != name},
+            "indices": self._indices,
+        }
 
     @property
     def table(self) -> PolicyTable:
@@ -126,15 +132,24 @@ class PolicyVersions:
         return self.newest.number
 
     def resume(self, number: int, settings: Mapping[str, Any]) -> None:
-        """Go on counting, from what the pool was made with, with these numbers and settings of each policy."""
-        rows = {}
+        """Go on counting, from what the pool was made with, with what :attr:`settings` were."""
+        if list(settings["policies"]) != list(self._policies):
+            raise ConfigurationError(
+                f"the state is of a pool with the policies {list(settings['policies'])}, but this one has "
+                f"{list(self._policies)}"
+            )
+        rows: dict[str, PolicyRow] = {}
         for index, name in enumerate(self._policies):
-            version, mine = settings[name]
+            version, mine = settings["policies"][name]
             snapshot = cloudpickle.dumps((dict(mine), None)) if mine else b""
             rows[name] = PolicyRow(index, name, version, 0, bytes(snapshot), dict(mine))
-        self._kept = {}
-        self._tables = {}
-        self._take(number, rows)
+        self._kept, self._tables = {}, {}
+        self._take(number, dict(rows))
+        for name, kept in settings["frozen"].items():
+            rows[name] = self._frozen_again(*kept)
+            self._take(number, dict(rows))
+        self._indices = settings["indices"]
+        self._released = {name: self._serial for name, row in rows.items() if not row.may_be_drawn}
 
     def freeze(self, name: str) -> str:
         """Keep the newest version of a policy as another one, by the name that is returned.
@@ -191,6 +206,19 @@ class PolicyVersions:
     def _free_place(self, name: str) -> int:
         taken = self._taken(name)
         return next(place for place in range(self._places) if place not in taken)
+
+    def _kept_of(self, row: PolicyRow) -> list[Any]:
+        """A frozen version as plain data."""
+        block = np.array(self._weights[row.of].block(row.place)) if row.of in self._weights else None
+        return [row.index, row.of, row.number, row.snapshot, dict(row.settings), row.may_be_drawn, block]
+
+    def _frozen_again(
+        self, index: int, of: str, number: int, snapshot: bytes, settings: Any, may_be_drawn: bool, block: Any
+    ) -> PolicyRow:
+        place = self._free_place(of)
+        if block is not None:
+            self._weights[of].block(place)[:] = np.asarray(block, np.uint8).tobytes()
+        return PolicyRow(index, of, number, place, bytes(snapshot), settings, may_be_drawn)
 
     def _nbytes(self, row: PolicyRow) -> int:
         module = module_of(self._policies[row.of])

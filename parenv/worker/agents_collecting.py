@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,26 @@ class AgentsCollector:
         """Begin an episode in every sub-environment."""
         self.roster.clear()
         for column, seed in enumerate(seeds):
+            self._begin_episode(column, seed)
+        self.roster.begin_counting()
+        self.roster.share_out()
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that lasts from one rollout to the next, beside the environments, as plain data."""
+        return {"roster": self.roster.get_state(), "truncated": list(self._truncated)}
+
+    def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
+        """Go on where another collector was when it had this state; its sub-environments are there already.
+
+        Args:
+            state: of :meth:`get_state`.
+            seeds: for the sub-environments that begin anew.
+            broken: whether what follows does not follow what was delivered last.
+        """
+        self._first.clear()
+        self.roster.set_state(state["roster"], list(seeds), broken)
+        self._truncated = list(state["truncated"])
+        for column, seed in seeds.items():
             self._begin_episode(column, seed)
         self.roster.begin_counting()
         self.roster.share_out()

@@ -103,12 +103,7 @@ def _groups_drawn(job: AgentsJob, groups: Sequence[tuple[str, ...]]) -> Mapping[
 
 def _sample(agents: Sequence[str], envs: Sequence[Any], first: Sequence[Any], of: spaces.Dict, fit: Fit) -> list[Any]:
     """Observations of agents that have the same spaces, one array ``[n, ...]`` per leaf; drawn where none is there."""
-    observed = [
-        env.observe(agent) if acts_in_turns(env) else found[0][agent]
-        for env, found in zip(envs, first, strict=True)
-        for agent in agents
-        if agent in env.agents and (acts_in_turns(env) or agent in found[0])
-    ]
+    observed = [each for env, found in zip(envs, first, strict=True) for each in _observed(agents, env, found)]
     space = of[agents[0]]
     observed = observed or [space.sample()]
     observations = leaves(space)
@@ -117,3 +112,11 @@ def _sample(agents: Sequence[str], envs: Sequence[Any], first: Sequence[Any], of
     for i, observation in enumerate(observed):
         write(rows, i, observation)
     return rows
+
+
+def _observed(agents: Sequence[str], env: Any, found: Any) -> list[Any]:
+    """What some agents see behind a reset; where they act in turns, the one that is to act, since its mask is real."""
+    there = [agent for agent in agents if agent in env.agents]
+    if not acts_in_turns(env):
+        return [found[0][agent] for agent in there if agent in found[0]]
+    return [env.last()[0]] if env.agent_selection in there else [env.observe(agent) for agent in there]

@@ -13,7 +13,7 @@ import cloudpickle
 from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, spaces_of, with_agents
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
-from parenv.envs.seeding import RandomState, environment_seed
+from parenv.envs.seeding import RandomState, environment_seed, random_state, set_random_state
 from parenv.memory.agent_layout import AgentsSpec, agents_spec
 from parenv.memory.spaces import describe
 from parenv.memory.status_slot import StatusSlot
@@ -101,6 +101,7 @@ class AgentsTask:
         self._collector: AgentsCollector | None = None
         self._evaluation: AgentsEvaluation | None = None
         self._loaded = (-1, -1)
+        self._resumed: tuple[Any, Any, bool] | None = None
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
@@ -126,7 +127,12 @@ class AgentsTask:
         """Answer a call."""
         if method in ENV_METHODS:
             return self._ask_envs(method, *arguments)
-        answers: dict[str, Callable[..., Any]] = {"load": self._load, "evaluate": self._evaluate}
+        answers: dict[str, Callable[..., Any]] = {
+            "load": self._load,
+            "evaluate": self._evaluate,
+            "get_state": self._get_state,
+            "set_state": self._set_state,
+        }
         return answers[method](*arguments)
 
     def close(self) -> None:
@@ -154,8 +160,41 @@ class AgentsTask:
             assert self._collector is not None
             self._collector.roster.settle()
             if begins:
-                self._collector.begin([None] * len(self._started.envs))
+                self._begin(self._collector)
         return version
+
+    def _begin(self, collector: AgentsCollector) -> None:
+        if self._resumed is None:
+            collector.begin([None] * len(collector.envs))
+        else:
+            state, seeds, broken = self._resumed
+            collector.set_state(state["collector"], seeds, broken)
+            set_random_state(state["random"])
+
+    def _get_state(self) -> dict[str, Any]:
+        assert self._collector is not None
+        columns, has_begun = range(len(self._started.envs)), bool(self._cast.table)
+        envs = self._collector.each("get_state", lambda env: QuestionedEnv(env).get_state(), columns)
+        return {
+            "envs": envs if has_begun else [None] * len(envs),
+            "collector": self._collector.get_state() if has_begun else None,
+            "random": random_state(),
+            "generation": self._sender.generation,
+        }
+
+    def _set_state(self, state: dict[str, Any], generation: int, broken: bool) -> list[int]:
+        """Go on where another worker was, as soon as the policies are there; the columns that begin anew."""
+        assert self._collector is not None
+        if state["collector"] is None:
+            return []
+        for env, saved in zip(self._collector.envs, state["envs"], strict=True):
+            if saved is not None:
+                QuestionedEnv(env).set_state(saved)
+        anew = [column for column, saved in enumerate(state["envs"]) if saved is None]
+        env_ids = self._started.env_ids
+        seeds = {column: environment_seed(self._job.seed, env_ids[column], generation) for column in anew}
+        self._resumed = (state, seeds, broken)
+        return anew
 
     def _collect(self, credit: Credit) -> Commit:
         """Produce the rollout of a credit and stamp its slot."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from parenv.envs.values import action_splitter, row_writer
 from parenv.memory.agent_layout import NOBODY
 from parenv.memory.layout import RolloutSpec
 from parenv.memory.spaces import is_single
+
+_LASTING = ("who", "assigned", "returns", "lengths")
 
 
 class Seat(NamedTuple):
@@ -64,6 +67,18 @@ class GroupRows:
         single = is_single(spec.observations) and not fit.finite
         self.dtype = np.dtype(spec.observations[0].dtype) if single else None
         self.shape = spec.observations[0].shape if single else ()
+
+    def get_state(self) -> dict[str, Any]:
+        """What lasts, as plain data."""
+        lasting = {name: getattr(self, name).copy() for name in _LASTING}
+        return {"observed": [row.copy() for row in self.observed], **lasting}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Be as rows were that had this state."""
+        for mine, saved in zip(self.observed, state["observed"], strict=True):
+            mine[:] = saved
+        for name in _LASTING:
+            getattr(self, name)[:] = state[name]
 
     def forget(self, row: int) -> None:
         """What begins has no return yet."""

@@ -10,12 +10,15 @@ import numpy as np
 from parenv.envs.fitting import Fit
 from parenv.envs.seeding import episode_seed
 from parenv.errors import ConfigurationError, ObservationError
+from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY, AgentsSpec
 from parenv.policy.assignment import EpisodeStart, drawn
 from parenv.worker.casting import Cast
+from parenv.worker.collecting import like
 from parenv.worker.group_rows import GroupRows, Seat
 from parenv.worker.job import AgentsJob
 from parenv.worker.sides import Side
+from parenv.worker.writing import to_array
 
 
 class Roster:
@@ -60,6 +63,36 @@ class Roster:
         """The policies by which somebody acts in an episode under way."""
         names = {name for mine in self.names for name in mine.values()}
         return sorted(self._cast.table[name].index for name in names)
+
+    def get_state(self) -> dict[str, Any]:
+        """Who is there, with what, as plain data."""
+        return {
+            "numbers": list(self.numbers),
+            "names": [dict(names) for names in self.names],
+            "groups": [group.get_state() for group in self.groups],
+            "carries": {s.name: map_trees(to_array, s.carry) for s in self.sides.values() if s.carry is not None},
+        }
+
+    def set_state(self, state: Mapping[str, Any], anew: Sequence[int], broken: bool) -> None:
+        """Be as another roster was that had this state, but for sub-environments that begin anew, with nobody there.
+
+        Args:
+            state: of :meth:`get_state`.
+            anew: these.
+            broken: whether what follows does not follow what was delivered last.
+        """
+        self.numbers, self.names = list(state["numbers"]), [dict(names) for names in state["names"]]
+        for group, saved in zip(self.groups, state["groups"], strict=True):
+            group.set_state(saved)
+            group.restarted[:] = broken
+        for side in self.sides.values():
+            if side.carry is not None and side.name in state["carries"]:
+                side.carry = map_trees(like, side.carry, state["carries"][side.name])
+        for column in anew:
+            self.groups[0].restarted[column] = True
+            for seat in self.seats[column].values():
+                self.groups[seat.group].who[seat.row] = NOBODY
+                self.groups[seat.group].restarted[seat.row] = True
 
     def settle(self) -> None:
         """Take note of policies that have come and gone."""

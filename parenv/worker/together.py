@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,17 @@ class TogetherCollector(AgentsCollector):
         """Begin an episode in every sub-environment."""
         self._rows = [group.observed for group in self.roster.groups]
         super().begin(seeds)
+
+    def get_state(self) -> dict[str, Any]:
+        """With who is there."""
+        return {**super().get_state(), "agents": [list(agents) for agents in self._agents]}
+
+    def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
+        """Go on; see above."""
+        self._rows = [group.observed for group in self.roster.groups]
+        self._agents = [list(agents) for agents in state["agents"]]
+        self._live = [[self.roster.seat_of(i, agent) for agent in agents] for i, agents in enumerate(self._agents)]
+        super().set_state(state, seeds, broken)
 
     def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
         """Fill a rollout; see above."""

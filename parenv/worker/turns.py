@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from parenv.envs.stepping import End
 from parenv.errors import ObservationError
+from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter, GroupWriter
 from parenv.worker.agents_collecting import AgentsCollector, Enough
-from parenv.worker.collecting import ACT, Seconds, StopCollectingError
+from parenv.worker.collecting import ACT, Seconds, StopCollectingError, like
 from parenv.worker.group_rows import Seat
+from parenv.worker.writing import to_array
 
 
 class Pending:
@@ -44,6 +46,14 @@ class Pending:
             name: [block[last, self._rows] for block in writer.blocks[name]] for name in ("actions", "extras")
         }
         return [block[self.counts, self._rows] for block in writer.blocks["observations"]]
+
+    def get_state(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"there": self.there.copy(), "versions": self.versions.copy(), "kept": self._kept}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Be what another one was that had this state."""
+        self.there[:], self.versions[:], self._kept = state["there"], state["versions"], dict(state["kept"])
 
     def put_back(self, writer: GroupWriter) -> None:
         """Begin a rollout with it."""
@@ -84,6 +94,29 @@ class TurnsCollector(AgentsCollector):
             pending.there[:] = False
             pending.counts[:] = 0
         super().begin(seeds)
+
+    def get_state(self) -> dict[str, Any]:
+        """With whose turn it is, and what is still to come of the last ones."""
+        before = {self.roster.sides[i].name: map_trees(to_array, carry) for i, carry in self._carry_before.items()}
+        return {
+            **super().get_state(),
+            "turns": [seat.agent for seat in self._turns],
+            "pending": [pending.get_state() for pending in self._pending],
+            "carry_before": before,
+        }
+
+    def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
+        """Go on; see above."""
+        for pending, saved in zip(self._pending, state["pending"], strict=True):
+            pending.set_state(saved)
+        self._turns = [self.roster.seat_of(column, agent) for column, agent in enumerate(state["turns"])]
+        for side in self.roster.sides.values():
+            if side.name in state["carry_before"]:
+                self._carry_before[side.index] = map_trees(like, side.carry, state["carry_before"][side.name])
+        for column in seeds:
+            for seat in self.roster.seats[column].values():
+                self._pending[seat.group].there[seat.row] = False
+        super().set_state(state, seeds, broken)
 
     def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
         """Fill a rollout until a row is full."""

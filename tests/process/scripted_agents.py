@@ -82,6 +82,12 @@ class Scripted:
     def cuts(self, agent: str) -> bool:
         return (self.episode + AGENTS.index(agent)) % 3 == 0
 
+    def get_state(self) -> Any:
+        return [self.episode, self.now, list(self.agents)]
+
+    def set_state(self, state: Any) -> None:
+        self.episode, self.now, self.agents = state[0], state[1], list(state[2])
+
     def close(self) -> None:
         pass
 
@@ -137,6 +143,15 @@ class ScriptedTurns(Scripted):
         if not self._queue:
             self._next_round()
         self.agent_selection = self._queue[0] if self._queue else ""
+
+    def get_state(self) -> Any:
+        names = "_sum", "terminations", "truncations", "_queue", "agent_selection"
+        return [*super().get_state(), {name: getattr(self, name) for name in names}]
+
+    def set_state(self, state: Any) -> None:
+        super().set_state(state)
+        for name, value in state[3].items():
+            setattr(self, name, value.copy() if hasattr(value, "copy") else value)
 
     def _next_round(self) -> None:
         self.now += 1

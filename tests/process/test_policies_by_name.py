@@ -15,7 +15,17 @@ import pytest
 import torch
 from scripted_agents import AGENTS, Ledger, Scripted, ScriptedTurns, act, delivered, plain_loop, plain_turns
 
-from parenv import AsyncWorkerPool, ConfigurationError, ObservationError, Policy, PolicyOutputError, Stop, TorchPolicy
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    ObservationError,
+    Policy,
+    PolicyOutputError,
+    Stop,
+    TorchPolicy,
+    load_checkpoint,
+    save_checkpoint,
+)
 from parenv.policy.policy import Action
 
 WAYS = [Scripted, ScriptedTurns]
@@ -254,15 +264,74 @@ def test_runs_with_one_seed_are_the_same_to_the_bit(kind: Any) -> None:
             rollout_length=6,
         ) as pool:  # fmt: skip
             for number, rollout in enumerate(pool.rollouts(Stop(env_steps=600))):
-                yield [
-                    (name, rows.observations.tobytes(), rows.actions.tobytes(), rows.rewards.tobytes(), rows.agents,
-                     rows.alive.tobytes(), {name: extra.tobytes() for name, extra in rows.extras.items()})
-                    for name, rows in rollout.items()
-                ]  # fmt: skip
+                yield all_of(rollout)
                 past = [pool.freeze("hen")] if number == 3 else []
                 pool.publish({"hen": Counter()}, past=past)
 
     assert list(run()) == list(run())
+
+
+def all_of(rollout: Any) -> Any:
+    return [
+        (name, rows.observations.tobytes(), rows.actions.tobytes(), rows.rewards.tobytes(), rows.agents,
+         rows.alive.tobytes(), {name: extra.tobytes() for name, extra in rows.extras.items()},
+         rows.policy_version, rows.first_versions.tolist(), rows.restarted.tolist(), rows.episodes.returns.tolist(),
+         None if rows.initial_carry is None else rows.initial_carry["steps"].tolist())
+        for name, rows in rollout.items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_run_goes_on_from_its_state_to_the_bit_with_frozen_opponents(
+    kind: Any, num_workers: int, tmp_path: Path
+) -> None:
+    def pool() -> AsyncWorkerPool:
+        policies = {"hen": Counter(), "fox": scorer(7.0)}
+        how: Any = {"num_workers": num_workers, "mode": "sync", "seed": 3, "rollout_length": 6}
+        return AsyncWorkerPool(scripted(4, kind), policies, policy_of=opponents, **how)
+
+    def go_on(pool: AsyncWorkerPool, rounds: range) -> list[Any]:
+        found, stream = [], pool.rollouts()
+        for number in rounds:
+            found.append(all_of(next(stream)))
+            past = [pool.freeze("hen"), pool.freeze("fox")][:1] if number % 5 == 2 else []
+            pool.publish({"hen": Counter()}, past=past)
+        return found
+
+    path = tmp_path / "state"
+    with pool() as first:
+        go_on(first, range(13))
+        save_checkpoint(path, first.state_dict())
+        wanted = go_on(first, range(13, 30))
+    with pool() as second:
+        assert second.load_state_dict(load_checkpoint(path)) == []
+        assert second.policy_versions == {"hen": 13, "fox": 0}
+        assert len(second.statistics().frozen_policies) == 4
+        assert go_on(second, range(13, 30)) == wanted
+
+
+def test_environments_that_offer_no_state_begin_anew() -> None:
+    class Stateless(Scripted):
+        get_state = property()
+
+    def pool() -> AsyncWorkerPool:
+        makers = [lambda env_id=env_id: (Scripted if env_id else Stateless)(env_id) for env_id in range(3)]
+        return AsyncWorkerPool(makers, TWO, policy_of=species, num_workers=1, mode="sync", seed=3, rollout_length=5)
+
+    with pool() as first:
+        next(first.rollouts())
+        state = first.state_dict()
+    with pool() as second:
+        said = second.load_state_dict(state)
+        assert said == ["the episode of env_id 0: the environment has no get_state, and begins anew"]
+        rollout: Any = next(second.rollouts())
+        for rows in rollout.values():
+            assert rows.restarted.tolist() == (rows.env_ids == 0).tolist()
+            found: Ledger = {}
+            delivered(rows, found)
+            for (env_id, agent), lived_on in found.items():
+                assert all(step.observation[:1] == [env_id] for step in lived_on), agent
 
 
 @pytest.mark.parametrize("kind", WAYS)
