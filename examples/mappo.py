@@ -2,7 +2,7 @@
 
 Multi-Agent PPO (Yu et al., 2022): every agent acts on what it observes itself, while the critic, which is only needed
 to learn, is given the state of the whole environment. The three have to cover three landmarks without running into one
-another. Needs `pip install pettingzoo mpe2`.
+another. Needs `pip install "parenv[agents]"`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from parenv.returns import gae
 class Args(CommonArgs):
     env_id: str = flag("simple_spread_v3", "an environment of mpe2 whose agents all have the same spaces")
     total_env_steps: int = flag(400_000, "give up after so many env steps")
-    stop_return: float = flag(
-        -45.0, "mean return of the last 100 episodes, all agents together, that ends the training"
-    )
+    stop_return: float = flag(-50.0, "mean return of the last 100 episodes, of all agents, that ends the training")
     num_envs: int = flag(32, "environments")
     num_workers: int = flag(2, "worker processes; 0: everything in one")
     rollout_length: int = flag(50, "steps per environment between two updates")

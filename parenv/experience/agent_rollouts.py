@@ -21,6 +21,14 @@ class AgentEpisodes(EpisodeStatistics):
     Args:
         agents: whose, ``[K]``.
         numbers: of the episode of the sub-environment, int64 ``[K]``: with ``env_ids``, who played with whom.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
+    ...     episodes = next(pool.rollouts())["lean"].episodes
+    >>> set(episodes.agents), episodes.numbers[0]
+    ({'agent'}, np.int64(0))
     """
 
     agents: Sequence[str] = ()
@@ -41,6 +49,14 @@ class EpisodesByPolicy(EpisodeStatistics):
 
     Args:
         by_policy: those of the agents, by the policy that they acted by; also ``episodes["runner"]``.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
+    ...     episodes = pool.evaluate(3)
+    >>> len(episodes), len(episodes["lean"])
+    (3, 3)
     """
 
     by_policy: Mapping[str, AgentEpisodes] = field(default_factory=dict)
@@ -73,6 +89,14 @@ class AgentRollout(Rollout):
         first_versions: of each row, the version that chose its first action, int64 ``[rows]``: an older one than
             ``policy_version`` for a turn that the rollout before could not complete.
         last_steps: of each row, the step that ``last_observations`` follows, int64 ``[rows]``; -1 where there is none.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
+    ...     rows = next(pool.rollouts())["lean"]
+    >>> rows.alive.shape, rows.agents, len(rows.transitions())
+    ((32, 2), ['agent', 'agent'], 64)
     """
 
     alive: Any = None
@@ -130,6 +154,14 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
         shifted_states: one step later, before the final ones are put in.
         final_states: those that episodes of sub-environments ended with, ``[K, *state]``.
         final_index: steps and columns of these, two int64 ``[K]``.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
+    ...     rollout = next(pool.rollouts())
+    >>> list(rollout), rollout["lean"].observations.shape, rollout.num_steps
+    (['lean'], (32, 2, 4), 64)
     """
 
     by_policy: Mapping[str, AgentRollout]
