@@ -26,9 +26,9 @@ class AgentEpisodes(EpisodeStatistics):
     >>> def lean(observations):
     ...     return observations[:, 2] > 0
     >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
-    ...     episodes = next(pool.rollouts())["lean"].episodes
-    >>> set(episodes.agents), episodes.numbers[0]
-    ({'agent'}, np.int64(0))
+    ...     episodes = pool.evaluate(4)["lean"]
+    >>> episodes.agents, sorted(episodes.numbers.tolist())
+    (['agent', 'agent', 'agent', 'agent'], [0, 0, 1, 1])
     """
 
     agents: Sequence[str] = ()
