@@ -1,8 +1,8 @@
 """What policies by name cost: a row of a pool with one agent, and two policies of 32 rows each beside one of 64.
 
-An environment of one agent whose step takes and gives dicts, as PettingZoo's do, is run by a pool with a policy by name,
-and, through a wrapper that picks the agent out of the dicts, by a pool with one policy. All in one process, without
-workers, where nothing else is measured.
+An environment of one agent whose step takes and gives dicts, as PettingZoo's do, is run by a pool with a policy by
+name, and, through a wrapper that picks the agent out of the dicts, by a pool with one policy. All in one process,
+without workers, where nothing else is measured.
 
 python benchmarks/agents.py
 """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from parenv.envs.seeding import episode_seed
 from parenv.errors import ConfigurationError
 
 PolicyOf = Callable[[str, "EpisodeStart"], str]
@@ -22,19 +23,20 @@ class EpisodeStart:
     Args:
         env_id: of the sub-environment.
         number: counts its episodes, from 0, anew where its worker was restarted.
-        seed: of what is drawn for it.
         settings: by policy, what was published with it.
+        root: the root of all seeds, and how often the worker was restarted: of what is drawn for it.
     """
 
     env_id: int
     number: int
-    seed: int
     settings: Mapping[str, Mapping[str, Any]]
+    root: tuple[int, int] = field(repr=False)
 
     @cached_property
     def generator(self) -> np.random.Generator:
         """One for all agents of the episode, asked one after the other; the same in every run with the same seed."""
-        return np.random.default_rng(self.seed)
+        seed, generation = self.root
+        return np.random.default_rng(episode_seed(seed, self.env_id, generation, self.number))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from gymnasium import spaces
 
 from parenv.envs.agents import acts_in_turns, state_space
 from parenv.envs.fitting import Fit
-from parenv.envs.seeding import episode_seed
 from parenv.envs.values import row_writer
 from parenv.errors import ConfigurationError, PolicyOutputError
 from parenv.memory.agent_layout import agent_groups
@@ -88,7 +87,7 @@ def _groups_drawn(job: AgentsJob, groups: Sequence[tuple[str, ...]]) -> Mapping[
     agents: dict[str, tuple[int, str]] = {}
     for env_id in (env_id for worker in range(len(job.shares)) for env_id in job.env_ids(worker)):
         for number in range(EPISODES_DRAWN):
-            episode = EpisodeStart(env_id, number, episode_seed(job.seed, env_id, 0, number), settings)
+            episode = EpisodeStart(env_id, number, settings, (job.seed, 0))
             for index, mine in enumerate(groups):
                 for agent in mine:
                     name = drawn(job.policy_of, agent, episode, table)

@@ -27,11 +27,13 @@ class Cast:
     Attributes:
         table: which policies there are, and by which versions.
         actors: of each.
+        settings: of each, what was published with it.
     """
 
     def __init__(self, job: AgentsJob, load_job: Callable[[], Any], spec: AgentsSpec, mapping: Any, fit: Fit) -> None:
         self._job, self._load_job, self._spec, self._mapping, self._fit = job, load_job, spec, mapping, fit
         self.table: PolicyTable = {}
+        self.settings: Mapping[str, Mapping[str, Any]] = {}
         self.actors = {name: self._actor(name, job.policy[name], WeightsReader) for name in spec.found}
         self._loaded: dict[str, int] = {}
 
@@ -47,11 +49,7 @@ class Cast:
             self.actors[name].load(row.place, row.snapshot)
             self._loaded[name] = row.number
         self.table = table
-
-    @property
-    def settings(self) -> Mapping[str, Mapping[str, Any]]:
-        """What was published with each policy."""
-        return {name: row.settings for name, row in self.table.items()}
+        self.settings = {name: row.settings for name, row in table.items()}
 
     @contextlib.contextmanager
     def deterministic(self, wanted: bool) -> Iterator[None]:

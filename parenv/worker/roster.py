@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.fitting import Fit
-from parenv.envs.seeding import episode_seed
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY, AgentsSpec
@@ -111,14 +110,10 @@ class Roster:
     def begin_episode(self, column: int) -> None:
         """Draw who plays in the next episode of a sub-environment."""
         self.numbers[column] += 1
-        env_id, number = self.env_ids[column], self.numbers[column]
-        seed = episode_seed(self._job.seed, env_id, self._generation, number)
-        episode = EpisodeStart(env_id, number, seed, self._cast.settings)
-        self.names[column] = {agent: self._drawn(agent, episode) for agent in self.seats[column]}
-        for seat in self.seats[column].values():
-            self.groups[seat.group].assigned[seat.row] = self.index_of(column, seat.agent)
         self.groups[0].clocks.begin(column)
         self._born.append((self.groups[0], column))
+        if self._job.policy_of is not None or not self.names[column]:
+            self._draw(column)
 
     def index_of(self, column: int, agent: str) -> int:
         """That of the policy of an agent."""
@@ -146,9 +141,10 @@ class Roster:
             )
         return seat
 
-    def be_born(self, seat: Seat, column: int) -> None:
+    def be_born(self, seat: Seat) -> None:
         """An agent begins to be there."""
-        group, index = self.groups[seat.group], self.index_of(column, seat.agent)
+        group = self.groups[seat.group]
+        index = int(group.assigned[seat.row])
         group.who[seat.row] = index
         group.clocks.begin(seat.row)
         self._born.append((group, seat.row))
@@ -165,6 +161,13 @@ class Roster:
         for side in self.sides.values():
             side.rows = np.flatnonzero(self.groups[side.group].who == side.index)
         self.acting = [side for side in self.sides.values() if len(side.rows)]
+
+    def _draw(self, column: int) -> None:
+        env_id, number = self.env_ids[column], self.numbers[column]
+        episode = EpisodeStart(env_id, number, self._cast.settings, (self._job.seed, self._generation))
+        self.names[column] = {agent: self._drawn(agent, episode) for agent in self.seats[column]}
+        for seat in self.seats[column].values():
+            self.groups[seat.group].assigned[seat.row] = self.index_of(column, seat.agent)
 
     def _side(self, index: int, name: str) -> Side:
         of = self._cast.table[name].of

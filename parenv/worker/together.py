@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,20 +81,20 @@ class TogetherCollector(AgentsCollector):
         """Step every sub-environment; where an agent's part of an episode ends, keep its final observation."""
         cell, groups, array, writers = self._progress.cell, self.roster.groups, np.ndarray, self._writer.groups
         rows = self._rows = [mine.observations[step + 1] if mine.observations else () for mine in writers]
-        rewards = [mine.rewards[step] for mine in writers]
-        together = zip(self._step_codes, self._steps, self._live, strict=True)
-        for column, (step_code, step_env, live) in enumerate(together):
+        rewards, has_state = [mine.rewards[step] for mine in writers], self._has_state
+        together = zip(self._step_codes, self._steps, self.envs, self._live, self._agents, strict=True)
+        for column, (step_code, step_env, env, live, agents) in enumerate(together):
             cell[0] = step_code
-            observations, rewarded, terminated, truncated, _ = step_env({a: actions[g][row] for a, g, row in live})
-            ended: list[Seat] = []
+            given = {agent: actions[index][row] for agent, index, row in live}
+            observations, rewarded, terminated, truncated, _ = step_env(given)
+            ended: tuple[str, ...] = ()
             try:
-                for seat in live:
-                    agent, index, row = seat
+                for agent, index, row in live:
                     rewards[index][row] = rewarded[agent]
                     observation, group = observations[agent], groups[index]
                     if terminated[agent] or truncated[agent]:
-                        self._end(seat, step, observation, bool(terminated[agent]), column)
-                        ended.append(seat)
+                        self._end(Seat(agent, index, row), step, observation, bool(terminated[agent]), column)
+                        ended = (*ended, agent)
                     elif (
                         type(observation) is array
                         and observation.dtype is group.dtype
@@ -105,12 +105,13 @@ class TogetherCollector(AgentsCollector):
                         group.write(rows[index], row, observation)
             except KeyError as error:
                 raise self._unheard(column, agent, error) from error
-            if ended or self.envs[column].agents != self._agents[column]:
+            if ended or env.agents != agents:
                 self._change(column, step, observations, ended)
-            elif self._has_state:
+            elif has_state:
                 self._write_state(column, rows[0], column)
-        for group, rewarded in zip(groups, rewards, strict=True):
-            group.returns += rewarded
+        groups[0].lengths += 1
+        for group, mine in zip(groups[1:], rewards[1:], strict=True):
+            group.returns += mine
             group.lengths += 1
         self.roster.begin_counting()
         if self._changed:
@@ -137,13 +138,12 @@ class TogetherCollector(AgentsCollector):
         self.roster.groups[0].returns[column] += episode_return
         self._truncated[column] |= not terminated
 
-    def _change(self, column: int, step: int, observations: Any, ended: list[Seat]) -> None:
+    def _change(self, column: int, step: int, observations: Any, ended: Sequence[str]) -> None:
         """Agents have gone, come or come back; where none is left, another episode begins."""
         roster, agents = self.roster, list(self.envs[column].agents)
-        before = dict.fromkeys(roster.seats[column].values(), NOBODY)
-        before |= {seat: roster.index_of(column, seat.agent) for seat in self._live[column]}
-        for seat in self._live[column]:
-            if seat not in ended and seat.agent not in agents:
+        live, names = self._live[column], roster.names[column]
+        for seat in live:
+            if seat.agent not in ended and seat.agent not in agents:
                 self._end(seat, step, observations[seat.agent], False, column)
         if agents:
             self._come_in(column, agents, observations)
@@ -153,13 +153,11 @@ class TogetherCollector(AgentsCollector):
                 self._write_state(column, finals, len(self._writer.groups[0].ends))
             self._end_episode(column, step, int(roster.groups[0].lengths[column]) + 1)
             self._begin_episode(column, None)
-        self._note(before.items(), step + 1)
-
-    def _note(self, before: Iterable[tuple[Seat, int]], step: int) -> None:
-        for seat, index in before:
-            if (now := self.roster.groups[seat.group].who[seat.row]) != index:
-                self._changed = True
-                self._writer.groups[seat.group].note(seat.row, step, now)
+        if self._live[column] != live or roster.names[column] != names:
+            self._changed = True
+            for seat in roster.seats[column].values():
+                now = int(roster.groups[seat.group].who[seat.row])
+                self._writer.groups[seat.group].note(seat.row, step + 1, now)
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
         observations, _ = self._reset(column, seed)
@@ -175,7 +173,7 @@ class TogetherCollector(AgentsCollector):
                     raise ObservationError(
                         f"agent {seat.agent!r} of env_id {self.roster.env_ids[column]} is there, but has no observation"
                     )
-                self.roster.be_born(seat, column)
+                self.roster.be_born(seat)
                 group.write(self._rows[seat.group], seat.row, observations[seat.agent])
         self._live[column], self._agents[column] = live, agents
         if self._has_state:

@@ -225,7 +225,7 @@ class TurnsCollector(AgentsCollector):
         """It is an agent's turn, and this is what it sees."""
         group, pending = self.roster.groups[seat.group], self._pending[seat.group]
         if group.who[seat.row] == NOBODY:
-            self.roster.be_born(seat, column)
+            self.roster.be_born(seat)
             self.roster.begin_counting()
         if not self._is_writing:
             group.write(group.observed, seat.row, observation)
