@@ -146,7 +146,8 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
         by_policy: an :class:`AgentRollout` of each policy, and of each frozen version that acted.
         env_ids: of the sub-environments, int64 ``[B]``.
         worker: it came from; ``None`` for a block of all workers (sync).
-        policy_lag: the largest of any policy.
+        policy_version: of all together: how often something had been published when its credit was given.
+        policy_lag: the largest of any policy, in versions of its own.
         num_steps: env steps in it.
         episodes: of sub-environments that ended in it: returns are sums over their agents.
         states: where agents act together and the environment has a ``state()``: what it was at every step,
@@ -167,6 +168,7 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
     by_policy: Mapping[str, AgentRollout]
     env_ids: Any
     worker: int | None
+    policy_version: int
     policy_lag: int
     num_steps: int
     episodes: AgentEpisodes

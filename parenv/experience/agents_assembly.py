@@ -48,6 +48,7 @@ def assemble_agents(
     played: Mapping[int, Played],
     env_ids: Any,
     worker: int | None,
+    policy_version: int,
     num_steps: int,
 ) -> RolloutsByPolicy:
     """Build the rollouts of a slot. Arrays are copied only where a policy has rows in no regular order.
@@ -59,6 +60,7 @@ def assemble_agents(
         played: by index, the policies that may have acted.
         env_ids: int64 ``[B]``.
         worker: the worker whose they are, or ``None``.
+        policy_version: of all policies together.
         num_steps: env steps.
     """
     of_envs = _ends(arrays[0], widths, 1, spec.groups[0].spec.rollout_length)
@@ -73,6 +75,7 @@ def assemble_agents(
         by_policy=dict(sorted(by_policy.items(), key=lambda item: "@" in item[0])),
         env_ids=env_ids,
         worker=worker,
+        policy_version=policy_version,
         policy_lag=max((rollout.policy_lag for rollout in by_policy.values()), default=0),
         num_steps=num_steps,
         episodes=_episodes(of_envs.records, of_envs.numbers, env_ids[columns], [""] * len(columns)),

@@ -119,7 +119,7 @@ def _arrival_of(
     }
     samples = [said.report[0] for said in commits]
     widths = [len(env_ids) for env_ids in block.env_ids_of]
-    rollouts = assemble_agents(spec, arrays, widths, played, block.env_ids, block.worker, sum(samples))
+    rollouts = assemble_agents(spec, arrays, widths, played, block.env_ids, block.worker, policy_version, sum(samples))
     stamps = arrays[0]["commits", 0].copy()
     return Arrival(
         cast(Any, rollouts),

@@ -105,7 +105,7 @@ def digest(arrival: Arrival) -> dict[str, Any]:
     rollout: Any = arrival.rollout
     if isinstance(rollout, RolloutsByPolicy):
         return {name: digest(arrival._replace(rollout=rows)) for name, rows in rollout.items()} | {
-            "policy_version": max(rows.policy_version for rows in rollout.values()),
+            "policy_version": rollout.policy_version,
             "states": _hash(rollout.states),
         }
     fields = {name: getattr(rollout, name) for name in TREES if name not in _DERIVED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -23,10 +24,12 @@ from parenv import (
     PolicyOutputError,
     Stop,
     TorchPolicy,
+    WorkerOptions,
     load_checkpoint,
     save_checkpoint,
 )
 from parenv.policy.policy import Action
+from parenv.worker.writing import RolloutWriter
 
 WAYS = [Scripted, ScriptedTurns]
 
@@ -374,15 +377,32 @@ def test_evaluating_plays_whole_episodes_of_everybody_and_disturbs_nothing(kind:
             assert {k: v for k, v in found.items() if k[0] == env_id} == plain_loop(env_id, 150)[0]
 
 
+def obey(orders: Path, where: str) -> None:
+    """Fail, once, if that is what is wanted here."""
+    try:
+        wanted, how = orders.read_text().split()
+    except (FileNotFoundError, ValueError):
+        return
+    if wanted == where:
+        orders.unlink()
+        if how == "raise":
+            raise RuntimeError("the motor is hot")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Doom:
-    """Kills its worker once, in the midst of an episode."""
+    """Ends its worker when it is told to, in the midst of an episode or between two."""
 
     orders: Path
 
+    def reset(self, seed: int | None = None) -> Any:
+        if self.env_id == 3:  # type: ignore[attr-defined]
+            obey(self.orders, "reset")
+        return super().reset(seed)  # type: ignore[misc]
+
     def step(self, action: Any) -> Any:
-        if self.env_id == 3 and self.orders.exists():  # type: ignore[attr-defined]
-            self.orders.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.env_id == 3:  # type: ignore[attr-defined]
+            obey(self.orders, "step")
         return super().step(action)  # type: ignore[misc]
 
 
@@ -404,21 +424,58 @@ def lived(kind: Any, env_id: int, env_steps: int) -> Ledger:
     return plain_turns(env_id, env_steps) if issubclass(kind, ScriptedTurns) else plain_loop(env_id, env_steps)[0]
 
 
+PLACES = [
+    ("step", "kill"),
+    ("step", "raise"),
+    ("reset", "kill"),
+    ("reset", "raise"),
+    ("act", "kill"),
+    ("commit", "kill"),
+]
+stamp = RolloutWriter.stamp
+
+
+def set_up(orders: Path, worker: int) -> None:
+    """In worker 1, which is the one to fail: look for orders there too where it acts and commits."""
+    if worker == 1:
+
+        def stamp_obediently(writer: RolloutWriter, **commit: float) -> None:
+            fields = list(commit)
+            stamp(writer, **{name: commit[name] for name in fields[:4]})
+            obey(orders, "commit")
+            stamp(writer, **{name: commit[name] for name in fields[4:]})
+
+        RolloutWriter.stamp = stamp_obediently  # type: ignore[assignment]
+
+
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("kind", [Doomed, DoomedTurns])
-def test_a_killed_worker_is_replaced_and_its_agents_begin_anew(kind: Any, mode: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("where", "how"), PLACES)
+def test_whatever_ends_a_worker_its_agents_begin_anew_and_nothing_is_lost_or_delivered_twice(
+    kind: Any, mode: Any, where: str, how: str, tmp_path: Path
+) -> None:
     orders = tmp_path / "orders"
+
+    def hen(observations: Any) -> Any:
+        if (observations[:, 0] == 3).any():
+            obey(orders, "act")
+        return act(observations)
+
     makers = [lambda env_id=env_id: doomed(kind, env_id, orders) for env_id in range(4)]
+    options = WorkerOptions(on_env_error="restart_worker", setup_fn=functools.partial(set_up, orders))
     lives: dict[Any, list[Ledger]] = {}
     kills, restarted, env_steps = 0, 0, 0
-    with AsyncWorkerPool(makers, TWO, policy_of=species, num_workers=2, mode=mode, rollout_length=6) as pool:
+    with AsyncWorkerPool(
+        makers, {"hen": hen, "fox": act}, policy_of=species, num_workers=2, mode=mode, rollout_length=6, workers=options
+    ) as pool:
         for rollout in pool.rollouts():
             env_steps += rollout.num_steps
             if restarted == kills * 2 * len(AGENTS) and (3, AGENTS[0]) in lives:
-                if kills == 3:
+                if kills == 2:
                     break
                 kills += 1
-                orders.touch()
+                orders.write_text(f"{where} {how}")
             for rows in rollout.values():
                 for row, key in enumerate(zip(rows.env_ids.tolist(), rows.agents, strict=True)):
                     restarted += int(rows.restarted[row])
@@ -428,9 +485,9 @@ def test_a_killed_worker_is_replaced_and_its_agents_begin_anew(kind: Any, mode: 
                 delivered(rows, mine)
                 for key, steps in mine.items():
                     lives[key][-1].setdefault(key, []).extend(steps)
-        assert pool.statistics().worker_restarts == 3
+        assert pool.statistics().worker_restarts == 2
     assert {key: len(found) for key, found in lives.items() if key[0] >= 2} == {
-        (env_id, agent): 4 for env_id in (2, 3) for agent in AGENTS
+        (env_id, agent): 3 for env_id in (2, 3) for agent in AGENTS
     }
     for env_id in range(4):
         wanted = lived(kind, env_id, env_steps)
@@ -655,3 +712,36 @@ def test_environments_with_other_agents_are_said() -> None:
         AsyncWorkerPool(makers, TWO, policy_of=species, **NO_POOL)
     with pytest.raises(ConfigurationError, match="must have the same agents and spaces, but worker 1 has"):
         AsyncWorkerPool(makers, TWO, policy_of=species, num_workers=2)
+
+
+def test_what_an_agent_raises_says_where_it_began() -> None:
+    class Hot(Scripted):
+        def step(self, actions: Any) -> Any:
+            if self.episode == 2:
+                raise RuntimeError("the motor is hot")
+            return super().step(actions)
+
+    with (
+        pytest.raises(RuntimeError, match="the motor is hot") as raised,
+        AsyncWorkerPool(scripted(2, Hot), TWO, policy_of=species, num_workers=1, rollout_length=4) as pool,
+    ):
+        for _ in pool.rollouts(Stop(env_steps=1000)):
+            pass
+    assert "env_id 0, while doing: step" in str(raised.value.__cause__)
+
+
+def test_workers_load_versions_answer_questions_and_are_traced_as_with_one_policy(tmp_path: Path) -> None:
+    with AsyncWorkerPool(scripted(4), TWO, policy_of=species, num_workers=2, rollout_length=4) as pool:
+        pool.trace(tmp_path / "trace.json")
+        pool.publish({"hen": act})
+        assert pool.synchronize() == 1
+        next(pool.rollouts())
+        assert pool.get_attr("env_id") == (0, 1, 2, 3)
+        pool.set_attr("mark", [4, 5, 6, 7])
+        assert pool.call("state")[2][0] == 2
+        assert pool.get_attr("mark") == (4, 5, 6, 7)
+        assert list(pool.single_observation_space.spaces) == list(AGENTS)  # type: ignore[attr-defined]
+        assert "rollouts of 4" in repr(pool)
+        assert pool.statistics().rollouts == 1
+        assert "acting" in str(pool.advice()) or str(pool.advice())
+    assert (tmp_path / "trace.json").stat().st_size > 100
