@@ -34,6 +34,10 @@ from parenv.worker.writing import RolloutWriter
 WAYS = [Scripted, ScriptedTurns]
 
 
+NO_POOL = {"num_workers": 0, "rollout_length": 4}
+TWO = {"hen": act, "fox": act}
+
+
 def scripted(count: int, kind: Any = Scripted) -> list[Any]:
     return [lambda env_id=env_id: kind(env_id) for env_id in range(count)]
 
@@ -102,6 +106,17 @@ def test_each_policy_has_versions_of_its_own(mode: Any, num_workers: int) -> Non
             published = {name: count + (name in given) for name, count in published.items()}
             assert pool.policy_versions == published
     assert pool.statistics().policy_version == number
+
+
+@pytest.mark.parametrize("on_stale", ["pace", "drop"])
+def test_the_lag_of_every_policy_stays_within_the_bound(on_stale: Any) -> None:
+    with AsyncWorkerPool(
+        scripted(3), TWO, policy_of=species, num_workers=3, rollout_length=3, max_policy_lag=1, on_stale=on_stale
+    ) as pool:
+        for number, rollout in enumerate(pool.rollouts(Stop(env_steps=600))):
+            assert all(rows.policy_lag <= 1 for rows in rollout.values())  # type: ignore[attr-defined]
+            pool.publish({"hen": act} if number % 2 else TWO)
+        assert pool.policy_versions["fox"] < pool.policy_versions["hen"]
 
 
 @pytest.mark.parametrize("kind", WAYS)
@@ -312,6 +327,25 @@ def test_a_run_goes_on_from_its_state_to_the_bit_with_frozen_opponents(
         assert second.policy_versions == {"hen": 13, "fox": 0}
         assert len(second.statistics().frozen_policies) == 4
         assert go_on(second, range(13, 30)) == wanted
+
+
+def test_the_state_of_a_pool_with_other_policies_is_refused() -> None:
+    with AsyncWorkerPool(scripted(1), TWO, policy_of=species, num_workers=0, seed=1) as pool:
+        state = pool.state_dict()
+    others = {"cat": act, "dog": act}
+    with (
+        AsyncWorkerPool(
+            scripted(1),
+            others,
+            policy_of=lambda agent, episode: "cat" if "fox" in agent else "dog",
+            num_workers=0,
+            seed=1,
+        ) as pool,
+        pytest.raises(
+            ConfigurationError, match=r"of a pool with the policies \['hen', 'fox'\], but this one has \['cat'"
+        ),
+    ):
+        pool.load_state_dict(state)
 
 
 def test_environments_that_offer_no_state_begin_anew() -> None:
@@ -549,10 +583,6 @@ def test_tensors_have_the_fields_of_the_arrays() -> None:
         assert (rollout.next_states()[:-1] == rollout.states[1:])[
             ~np.isin(np.arange(127), rollout.final_index[0])
         ].all()
-
-
-NO_POOL = {"num_workers": 0, "rollout_length": 4}
-TWO = {"hen": act, "fox": act}
 
 
 @pytest.mark.parametrize(
