@@ -138,6 +138,10 @@ class PolicyVersions:
                 f"the state is of a pool with the policies {list(settings['policies'])}, but this one has "
                 f"{list(self._policies)}"
             )
+        if len(settings["frozen"]) > self._max_frozen:
+            raise ConfigurationError(
+                f"the state has {len(settings['frozen'])} frozen versions: make the pool with max_frozen= at least that"
+            )
         rows: dict[str, PolicyRow] = {}
         for index, name in enumerate(self._policies):
             version, mine = settings["policies"][name]

@@ -172,7 +172,12 @@ class Roster:
     def _side(self, index: int, name: str) -> Side:
         of = self._cast.table[name].of
         group = self.spec.found[of].group
-        return Side(name, index, group, self._cast.actors[name], len(self.groups[group].who), self.spec.stored(of))
+        agents, num_rows = self.spec.groups[group].agents, len(self.groups[group].who)
+
+        def whose(row: int) -> str:
+            return f"agent {agents[row % len(agents)]!r} of env_id {self.env_ids[row // len(agents)]}"
+
+        return Side(name, index, group, self._cast.actors[name], num_rows, self.spec.stored(of), whose)
 
     def _drawn(self, agent: str, episode: Any) -> str:
         name = drawn(self._job.policy_of, agent, episode, self._cast.table)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from parenv.envs.fitting import not_finite
+from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
 from parenv.worker.acting import NO_INFOS, Actor
 from parenv.worker.agent_writing import GroupWriter
@@ -25,6 +27,7 @@ class Side:
         actor: the policy.
         num_rows: of the group.
         stored: by what the policy calls an extra, the name under which it is stored.
+        whose: says in words whose row it is, for messages.
 
     Attributes:
         rows: which ones, ascending.
@@ -32,10 +35,17 @@ class Side:
     """
 
     def __init__(
-        self, name: str, index: int, group: int, actor: Actor, num_rows: int, stored: Mapping[str, str]
+        self,
+        name: str,
+        index: int,
+        group: int,
+        actor: Actor,
+        num_rows: int,
+        stored: Mapping[str, str],
+        whose: Callable[[int], str],
     ) -> None:
         self.name, self.index, self.group, self.actor = name, index, group, actor
-        self._num_rows = num_rows
+        self._num_rows, self._whose = num_rows, whose
         self._renamed = {mine: theirs for mine, theirs in stored.items() if mine != theirs}
         self._initial = actor.initial_carry(num_rows)
         self.carry = self._initial
@@ -51,7 +61,7 @@ class Side:
         rows, observed = self.rows, writer.observations[step]
         if self.has_all:
             actions, extras, self.carry = self.actor.act(observed, self.carry, NO_INFOS)
-            writer.write_actions(step, self.actor.actions.fitted(actions, self._num_rows), self._stored(extras))
+            writer.write_actions(step, self._fitted(actions, rows), self._stored(extras))
         else:
             self.act_for([block[rows] for block in observed], rows, writer, step)
 
@@ -68,7 +78,7 @@ class Side:
         actions, extras, following = self.actor.act(observed, carry, NO_INFOS)
         if self.carry is not None:
             self.carry = _with_rows(self.carry, following, rows)
-        return writer.write_some(steps, rows, self.actor.actions.fitted(actions, len(rows)), self._stored(extras))
+        return writer.write_some(steps, rows, self._fitted(actions, rows), self._stored(extras))
 
     def begin_row(self, row: int) -> None:
         """An agent begins an episode."""
@@ -83,6 +93,16 @@ class Side:
     def own(self) -> None:
         """Keep nothing of a rollout."""
         self.carry = self.actor.own_carry(self.carry)
+
+    def _fitted(self, actions: Sequence[Any], rows: Any) -> Sequence[Any]:
+        fitted = self.actor.actions.fitted(actions, len(rows))
+        for values in fitted if self.actor.fit.finite else ():
+            for row, value in zip(rows.tolist(), values, strict=True):
+                if not_finite(value):
+                    raise PolicyOutputError(
+                        f"the action of policy {self.name!r} for {self._whose(row)} is not finite: {value!r}"
+                    )
+        return fitted
 
     def _stored(self, extras: Mapping[str, Any]) -> Mapping[str, Any]:
         return {self._renamed.get(name, name): value for name, value in extras.items()} if self._renamed else extras

@@ -97,7 +97,8 @@ class TurnsCollector(AgentsCollector):
 
     def get_state(self) -> dict[str, Any]:
         """With whose turn it is, and what is still to come of the last ones."""
-        before = {self.roster.sides[i].name: map_trees(to_array, carry) for i, carry in self._carry_before.items()}
+        sides = self.roster.sides
+        before = {sides[i].name: map_trees(to_array, c) for i, c in self._carry_before.items() if i in sides}
         return {
             **super().get_state(),
             "turns": [seat.agent for seat in self._turns],

@@ -775,3 +775,25 @@ def test_workers_load_versions_answer_questions_and_are_traced_as_with_one_polic
         assert pool.statistics().rollouts == 1
         assert "acting" in str(pool.advice()) or str(pool.advice())
     assert (tmp_path / "trace.json").stat().st_size > 100
+
+
+def test_an_action_that_is_not_finite_is_said_with_its_agent() -> None:
+    class Analog(Scripted):
+        def action_space(self, agent: str) -> Any:
+            return gym.spaces.Box(-1, 1, (1,), np.float32)
+
+        def step(self, actions: Any) -> Any:
+            return super().step(dict.fromkeys(actions, 0))
+
+    def lost(observations: Any) -> Any:
+        steps = observations[:, 2:3].astype(np.float32)
+        return np.where(steps == 2, np.nan, 0).astype(np.float32)
+
+    policies = {"hen": lost, "fox": lambda observations: np.zeros((len(observations), 1), np.float32)}
+    with (
+        pytest.raises(PolicyOutputError, match="policy 'hen' for agent 'hen_0' of env_id 0 is not finite"),
+        AsyncWorkerPool(
+            scripted(1, Analog), policies, policy_of=species, num_workers=0, workers=WorkerOptions(check_finite=True)
+        ) as pool,
+    ):
+        next(pool.rollouts())
