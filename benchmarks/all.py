@@ -20,6 +20,7 @@ NAMES = (
     "publish",
     "scaling",
     "tracing",
+    "agents",
     "advice",
     "startup",
     "vector_env",

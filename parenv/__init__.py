@@ -31,6 +31,7 @@ from parenv.errors import (
     WorkerMemoryError,
     WorkerTimeoutError,
 )
+from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, EpisodesByPolicy, RolloutsByPolicy
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
@@ -67,9 +68,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "AgentEpisodes",
+    "AgentRollout",
     "AsyncWorkerPool",
     "ConfigurationError",
     "EpisodeStatistics",
+    "EpisodesByPolicy",
     "EvaluationResult",
     "Fitness",
     "Generational",
@@ -101,6 +105,7 @@ __all__ = [
     "RestartLimitError",
     "RestartPolicy",
     "Rollout",
+    "RolloutsByPolicy",
     "SaveBest",
     "Stop",
     "SubEnvironmentError",

@@ -10,6 +10,9 @@ A terminated step bootstraps nothing. A truncated step bootstraps from ``next_va
 stops the recursion: what follows belongs to another episode. Where the value that a truncated step would bootstrap from
 is NaN, as that of an observation that the environment has not given, :func:`gae` and :func:`vtrace` give the step no
 advantage and its own value as target; the other two give NaN. What is not ``valid`` has no part in anything.
+
+Where rows are agents, ``alive``, bool ``[T, B]``, says when they are there (:class:`~parenv.AgentRollout`). A step
+whose next one is not alive is like a truncated one, and the results are zero where nobody is.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ def gae(
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
     valid: Any = None,
+    alive: Any = None,
 ) -> tuple[Any, Any]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
@@ -62,6 +66,7 @@ def gae(
         gamma: discount per step.
         gae_lambda: the lambda of the exponential average.
         valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere advantages are 0 and targets the values; ``None``: all.
+        alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
         Advantages and return targets ``advantages + values``, each ``[T, B]``.
@@ -74,16 +79,24 @@ def gae(
     (rewards, values, next_values, terminated, truncated, valid), as_given = _blocks(
         rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
+    there, truncated = _alive(alive, terminated, truncated)
     rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
     continues = ~(terminated | truncated)
     deltas = rewards + gamma * _unless(terminated, next_values) - values
     decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
     advantages = _backward_sum(deltas, decay)
-    return as_given(advantages), as_given(advantages + values)
+    return as_given(_unless(~there, advantages)), as_given(_unless(~there, advantages + values))
 
 
 def discounted_returns(
-    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99, valid: Any = None
+    rewards: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    gamma: float = 0.99,
+    valid: Any = None,
+    alive: Any = None,
 ) -> Any:
     """Discounted sum of rewards until the episode or the rollout ends, then bootstrapped (Sutton and Barto, eq. 3.8).
 
@@ -94,6 +107,7 @@ def discounted_returns(
         truncated: bool ``[T, B]``.
         gamma: discount per step.
         valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere the return is 0; ``None``: all.
+        alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
         ``[T, B]``.
@@ -105,17 +119,26 @@ def discounted_returns(
     (rewards, next_values, terminated, truncated, valid), as_given = _blocks(
         rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
+    there, truncated = _alive(alive, terminated, truncated)
     bootstraps = truncated & ~terminated
     continues = ~(terminated | truncated)
     bootstraps[-1:] |= continues[-1:]
     terms = rewards + gamma * _unless(~bootstraps, next_values)
     if valid is not None:
         terms, continues = _unless(~valid, terms), continues & valid
-    return as_given(_backward_sum(terms, gamma * continues.astype(rewards.dtype)))
+    return as_given(_unless(~there, _backward_sum(terms, gamma * continues.astype(rewards.dtype))))
 
 
 def n_step_returns(
-    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, n: int, gamma: float = 0.99, valid: Any = None
+    rewards: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    n: int,
+    gamma: float = 0.99,
+    valid: Any = None,
+    alive: Any = None,
 ) -> Any:
     """n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
 
@@ -130,6 +153,7 @@ def n_step_returns(
         n: steps per target, at least 1.
         gamma: discount per step.
         valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere the target is 0; ``None``: all.
+        alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
         Targets ``[T, B]``.
@@ -143,13 +167,15 @@ def n_step_returns(
     (rewards, next_values, terminated, truncated, valid), as_given = _blocks(
         rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
+    there, truncated = _alive(alive, terminated, truncated)
     ended = terminated | truncated
     one_step = rewards + gamma * _unless(terminated, next_values)
     targets: Array = one_step.copy()
     for _ in range(min(n, len(rewards)) - 1):
         longer = rewards[:-1] + gamma * targets[1:]
         targets[:-1] = np.where(ended[:-1], one_step[:-1], longer)
-    return as_given(targets if valid is None else _unless(~valid, targets))
+    targets = targets if valid is None else _unless(~valid, targets)
+    return as_given(_unless(~there, targets))
 
 
 def vtrace(
@@ -166,6 +192,7 @@ def vtrace(
     c_bar: float = 1.0,
     trace_lambda: float = 1.0,
     valid: Any = None,
+    alive: Any = None,
 ) -> VTrace:
     """V-trace targets for rollouts by an older policy (Espeholt et al. 2018, arXiv:1802.01561, eq. 1 and remark 2).
 
@@ -182,6 +209,7 @@ def vtrace(
         c_bar: truncation of the importance weights in the trace.
         trace_lambda: the lambda of remark 2; 1 gives the n-step Bellman target on policy.
         valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere advantages are 0 and targets the values; ``None``: all.
+        alive: bool ``[T, B]``, or ``None`` for always.
 
     Returns:
         Value targets and policy-gradient advantages ``rho_t (r_t + gamma v_{t+1} - V(o_t))``.
@@ -202,6 +230,7 @@ def vtrace(
     )
     ratio = np.exp(np.minimum(target - behaviour, _MAX_LOG_RATIO))
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
+    there, truncated = _alive(alive, terminated, truncated)
     rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
     ended = terminated | truncated
     deltas = rho * (rewards + gamma * _unless(terminated, next_values) - values)
@@ -209,7 +238,19 @@ def vtrace(
     next_targets = np.array(next_values)
     next_targets[:-1] = np.where(ended[:-1], next_values[:-1], targets[1:])
     advantages = rho * (rewards + gamma * _unless(terminated, next_targets) - values)
-    return VTrace(as_given(targets), as_given(advantages))
+    return VTrace(as_given(_unless(~there, targets)), as_given(_unless(~there, advantages)))
+
+
+def _alive(alive: Any, terminated: Array, truncated: Array) -> tuple[Array, Array]:
+    """Where somebody is there, and what is truncated beside what the environment says: a last step before nobody is."""
+    if alive is None:
+        return np.ones_like(terminated), truncated
+    there: Array = np.asarray(alive.detach().cpu() if hasattr(alive, "detach") else alive).astype(bool)
+    if there.shape != terminated.shape:
+        raise ConfigurationError(_wrong_shape("alive", there.shape, terminated.shape))
+    cut = np.zeros_like(there)
+    cut[:-1] = there[:-1] & ~there[1:]
+    return there, truncated | (cut & ~terminated)
 
 
 def _backward_sum(terms: Array, decay: Array) -> Array:

@@ -81,6 +81,7 @@ def test_a_recurrent_agent_acts_again_as_it_did_from_the_carry_that_it_had(monke
     ("name", "arguments"),
     [
         ("recurrent_ppo", ["--total-env-steps", "2048", "--epochs", "2"]),
+        ("mappo", ["--total-env-steps", "400", "--num-envs", "4", "--rollout-length", "50", "--epochs", "1"]),
         ("atari_ppo", ["--total-env-steps", "64", "--num-envs", "2", "--rollout-length", "16", "--epochs", "1"]),
     ],
 )

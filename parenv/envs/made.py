@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gymnasium import Space
@@ -13,7 +13,13 @@ from parenv.errors import ConfigurationError
 from parenv.memory.status_slot import StatusSlot
 
 
-def make_envs(factories: Factories, env_ids: range, progress: StatusSlot, others: Sequence[Any] = ()) -> list[Any]:
+def make_envs(
+    factories: Factories,
+    env_ids: range,
+    progress: StatusSlot,
+    others: Sequence[Any] = (),
+    accept: Callable[[Any, int], Any] | None = None,
+) -> list[Any]:
     """Make sub-environments, or one ``VectorEnv`` with as many as it has.
 
     Args:
@@ -21,6 +27,7 @@ def make_envs(factories: Factories, env_ids: range, progress: StatusSlot, others
         env_ids: of the sub-environments.
         progress: where to say what is going on.
         others: environments of the same env_ids, which must not be made again.
+        accept: refuses what is no environment; by default what is none of Gymnasium.
 
     Raises:
         ConfigurationError: what is made is no environment, or one that is there already.
@@ -29,7 +36,8 @@ def make_envs(factories: Factories, env_ids: range, progress: StatusSlot, others
     for env_id in env_ids:
         progress.begin("making the environment", env_id)
         env = factories.make(env_id)
-        check_made(env, env_id, [*enumerate(others, env_ids.start), *enumerate(envs, env_ids.start)])
+        (accept or check_is_env)(env, env_id)
+        check_is_another(env, env_id, [*enumerate(others, env_ids.start), *enumerate(envs, env_ids.start)])
         envs.append(env)
         if isinstance(envs[0], VectorEnv):
             break
@@ -37,20 +45,23 @@ def make_envs(factories: Factories, env_ids: range, progress: StatusSlot, others
     return envs
 
 
-def check_made(env: Any, env_id: int, there: Iterable[tuple[int, Any]]) -> None:
-    """Check what was made for an env_id.
-
-    Args:
-        env: what was made.
-        env_id: for which.
-        there: environments that are in use already, with their env_ids.
+def check_is_env(env: Any, env_id: int) -> None:
+    """Check that what was made for an env_id is an environment of Gymnasium.
 
     Raises:
-        ConfigurationError: it is no environment of Gymnasium, or is one of those, perhaps in other wrappers.
+        ConfigurationError: it is not.
     """
     spaces = ("single_observation_space", "single_action_space") if isinstance(env, VectorEnv) else _SPACES
     if not all(isinstance(getattr(env, name, None), Space) for name in spaces):
         raise ConfigurationError(f"for env_id {env_id} the factory made {_what(env)}")
+
+
+def check_is_another(env: Any, env_id: int, there: Iterable[tuple[int, Any]]) -> None:
+    """Check that an environment is not one of those that are in use already.
+
+    Raises:
+        ConfigurationError: it is, perhaps in other wrappers.
+    """
     mine = _cores(env)
     for other_id, other in there:
         if any(core is another for core in mine for another in _cores(other)):
@@ -73,16 +84,12 @@ def _what(env: Any) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if hasattr(env, "possible_agents") or hasattr(env, "agents"):
         title = (getattr(env, "metadata", None) or {}).get("name", name)
-        if hasattr(env, "agent_iter"):
-            return (
-                f"{title}, a PettingZoo environment whose agents act in turns (AECEnv). Convert it with "
-                f"pettingzoo.utils.aec_to_parallel, and {_ONE_ENV}"
-            )
-        return f"{title}, a PettingZoo environment whose agents act together (ParallelEnv). {_ONE_ENV.capitalize()}"
+        how = "in turns (AECEnv)" if hasattr(env, "agent_iter") else "together (ParallelEnv)"
+        return f"{title}, a PettingZoo environment whose agents act {how}. {_POLICIES_BY_NAME}"
     return f"a {name}, which has no observation_space and action_space of Gymnasium: it must be a gymnasium.Env"
 
 
-_ONE_ENV = (
-    "wrap that in a gymnasium.Env with one action for all agents (a Dict or Tuple space), since sub-environments here "
-    "are environments of Gymnasium"
+_POLICIES_BY_NAME = (
+    'Give AsyncWorkerPool policies by name, AsyncWorkerPool(env_fn, {"runner": policy}), which takes environments of '
+    "several agents; a single policy, and ParallelVectorEnv, take environments of Gymnasium"
 )

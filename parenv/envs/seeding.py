@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-_SUB_ENVIRONMENT, _WORKER, _EVALUATION = 0, 1, 2
+_SUB_ENVIRONMENT, _WORKER, _EVALUATION, _EPISODE = 0, 1, 2, 3
 _MEMBER, _EVOLUTION = 100, 101
 
 
@@ -42,6 +42,11 @@ def member_seed(seed: int, member: int, turn: int) -> int:
 def evolution_seed(seed: int, member: int, turn: int) -> int:
     """Seed of what is decided about a member of a population after a turn."""
     return _spawned(seed, _EVOLUTION, member, turn)
+
+
+def episode_seed(seed: int, env_id: int, generation: int, number: int) -> int:
+    """Seed of what is drawn for an episode of a sub-environment, such as who plays."""
+    return _spawned(seed, _EPISODE, env_id, generation, number)
 
 
 def _spawned(seed: int, *key: int) -> int:

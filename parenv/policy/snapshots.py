@@ -90,6 +90,7 @@ class WeightsWriter:
         import torch
 
         self._layout, nbytes = flat_layout(module)
+        self._blocks = [memoryview(memory)[offset + i * nbytes : offset + (i + 1) * nbytes] for i in range(places)]
         self._names = [t.name for t in self._layout]
         in_state_dict = set(module.state_dict())
         self._not_persistent = set(self._names) - in_state_dict
@@ -102,6 +103,10 @@ class WeightsWriter:
                 self._places.append(_views(flat, self._layout))
             else:
                 self._places.append([])
+
+    def block(self, place: int) -> memoryview:
+        """The bytes of the version at a place."""
+        return self._blocks[place]
 
     def write(self, source: Any, place: int, previous: int | None) -> None:
         """Copy a module's tensors, or a state dict's, to a place.
@@ -177,3 +182,32 @@ class WeightsReader:
         if self._nbytes:
             offset = self._offset + place * self._nbytes
             self._flat.copy_(torch.frombuffer(self._memory, dtype=torch.uint8, count=self._nbytes, offset=offset))
+
+
+class SharedWeights:
+    """A worker's side of a version that stays: the module's parameters are those in shared memory, and no copy.
+
+    Its buffers are copies, since a module may write to them while it acts. On another device than the CPU all are.
+
+    Args:
+        module: the worker's copy of the module.
+        memory: the shared memory.
+        offset: where the first version lies, in bytes.
+        device: where the module acts.
+    """
+
+    def __init__(self, module: Any, memory: Any, offset: int, device: str) -> None:
+        self._module, self._memory, self._offset, self._device = module.to(device), memory, offset, device
+        self._layout, self._nbytes = flat_layout(module)
+
+    def load(self, place: int) -> None:
+        """Have the module be the version at a place, which must stay there."""
+        import torch
+
+        if not self._nbytes:
+            return
+        offset = self._offset + place * self._nbytes
+        flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=self._nbytes, offset=offset)
+        parameters = dict(self._module.named_parameters())
+        for (name, tensor), view in zip(tensors_of(self._module).items(), _views(flat, self._layout), strict=True):
+            tensor.data = view.to(self._device) if name in parameters else view.to(self._device, copy=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
+from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
 from parenv.memory.maps import WeightsMap
 from parenv.memory.shared import SharedMemory
@@ -15,6 +16,7 @@ from parenv.process.free_memory import check_fits, in_words
 
 MAX_WEIGHTS_BYTES = 1 << 30
 MIN_WEIGHTS_PLACES = 4
+AnyLayout = SlotLayout | AgentsLayout
 
 
 class Arena:
@@ -43,7 +45,7 @@ class Arena:
             self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
             self.weights_map = WeightsMap(head, self.weights_offset, nbytes, float32_parts(module))
 
-    def check_fits(self, layout: SlotLayout, count: int, spec: RolloutSpec) -> None:
+    def check_fits(self, layout: AnyLayout, count: int, spec: RolloutSpec | AgentsSpec) -> None:
         """Check that there is memory for rollout slots, beside the weights.
 
         Raises:
@@ -60,7 +62,7 @@ class Arena:
             "uint8 where they are float32",
         )
 
-    def add_slots(self, layout: SlotLayout, count: int) -> Slots:
+    def add_slots(self, layout: AnyLayout, count: int) -> Slots:
         """Make room for rollout slots, and claim the memory that every rollout needs."""
         self.memory.grow(self.slots_offset + count * layout.total_bytes)
         for slot in range(count):

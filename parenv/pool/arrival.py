@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -43,6 +43,10 @@ class Arrival(NamedTuple):
         """The same with memory of its own."""
         gradients = None if self.gradients is None else self.gradients.copy()
         return self._replace(rollout=self.rollout.copy(), gradients=gradients)
+
+
+ArrivalOf = Callable[[Block, Any, Sequence[Commit], int, int], Arrival]
+"""``(block, arrays of its slot, commits of its workers, version, lag) -> arrival``."""
 
 
 def arrival_of(

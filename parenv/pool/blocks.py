@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 
 from parenv.experience.assembly import Columns
-from parenv.memory.layout import RolloutSpec, SlotLayout, slot_layout
+from parenv.memory.agent_layout import AgentsLayout
+from parenv.memory.layout import SlotLayout
+
+LayOut = Callable[[int, int], SlotLayout | AgentsLayout]
+"""``(sub-environments, workers) -> layout`` of a slot."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Block:
         env_ids: those of all, int64 ``[B]``.
     """
 
-    layout: SlotLayout
+    layout: SlotLayout | AgentsLayout
     together: bool
     workers: range
     columns: tuple[Columns, ...]
@@ -39,23 +43,23 @@ class Block:
         return None if self.together else self.workers.start
 
 
-def blocks_of(spec: RolloutSpec, env_ids_of: Sequence[range], together: bool) -> list[Block]:
+def blocks_of(lay_out: LayOut, env_ids_of: Sequence[range], together: bool) -> list[Block]:
     """By worker, the block that it fills.
 
     Args:
-        spec: what a slot holds.
+        lay_out: a slot.
         env_ids_of: by worker, its sub-environments.
         together: whether all fill one slot.
     """
     if together:
-        return [_block(spec, range(len(env_ids_of)), env_ids_of, together)] * len(env_ids_of)
-    return [_block(spec, range(w, w + 1), [env_ids], together) for w, env_ids in enumerate(env_ids_of)]
+        return [_block(lay_out, range(len(env_ids_of)), env_ids_of, together)] * len(env_ids_of)
+    return [_block(lay_out, range(w, w + 1), [env_ids], together) for w, env_ids in enumerate(env_ids_of)]
 
 
-def _block(spec: RolloutSpec, workers: range, env_ids_of: Sequence[range], together: bool) -> Block:
+def _block(lay_out: LayOut, workers: range, env_ids_of: Sequence[range], together: bool) -> Block:
     begins = list(accumulate(map(len, env_ids_of), initial=0))
     return Block(
-        layout=slot_layout(spec, begins[-1], len(workers)),
+        layout=lay_out(begins[-1], len(workers)),
         together=together,
         workers=workers,
         columns=tuple(Columns(i, first, stop) for i, (first, stop) in enumerate(pairwise(begins))),

@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from parenv.errors import ConfigurationError
+from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.pool.events import Evaluated
+from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Version, Versions
 from parenv.supervision.questions import Question
@@ -50,7 +53,11 @@ class Evaluator:
     """
 
     def __init__(
-        self, supervisor: Supervisor, versions: Versions, counters: Counters, tell: Callable[[Evaluated], object]
+        self,
+        supervisor: Supervisor,
+        versions: Versions | PolicyVersions,
+        counters: Counters,
+        tell: Callable[[Evaluated], object],
     ) -> None:
         self._supervisor, self._versions, self._counters, self._tell = supervisor, versions, counters, tell
         self.begun = 0
@@ -69,7 +76,16 @@ class Evaluator:
         return self._done(answers, newest, self._counters.env_steps, began, beside=False).episodes
 
     def begin(self, episodes: int, deterministic: bool) -> EvaluationOutcome:
-        """Have workers do so beside the training; where they do already, nothing more is begun."""
+        """Have workers do so beside the training; where they do already, nothing more is begun.
+
+        Raises:
+            ConfigurationError: policies have names.
+        """
+        if isinstance(self._versions, PolicyVersions):
+            raise ConfigurationError(
+                "what runs beside the training is an evaluation of one policy, and here they have names: use "
+                "evaluate() as it is, which waits"
+            )
         if self._under_way is None:
             newest = self._versions.newest
             questions = self._questions(episodes, deterministic, True)
@@ -110,8 +126,8 @@ class Evaluator:
     def _done(
         self, answers: Mapping[int, Any], version: Version, env_steps: int, began: float, beside: bool
     ) -> EvaluationResult:
-        episodes = EpisodeStatistics.joined([EpisodeStatistics.of(*answers[worker]) for worker in sorted(answers)])
-        weights = self._versions.weights_of(version) if beside else {}
+        episodes = evaluated([answers[worker] for worker in sorted(answers)])
+        weights = self._versions.weights_of(version) if beside and isinstance(self._versions, Versions) else {}
         self.last = EvaluationResult(version.number, env_steps, episodes, weights)
         self._tell(Evaluated(self.last, began, beside))
         return self.last

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
-from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data
+from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.slots import Slots
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.pool.arena import Arena
+from parenv.pool.arrival import ArrivalOf, arrival_of
 from parenv.pool.blocks import Block, blocks_of
 from parenv.pool.pool_plan import Plan
 from parenv.protocol.data import pack
@@ -26,7 +28,7 @@ class LaidOut(NamedTuple):
 
     Args:
         spaces: of a sub-environment: observations and actions.
-        spec: what a rollout is made of.
+        arrival_of: makes an arrival of what lies in a slot.
         blocks: by worker, what one slot has of it, and of whom else.
         slots: for rollouts.
         leases: how many of them the user may hold.
@@ -34,7 +36,7 @@ class LaidOut(NamedTuple):
     """
 
     spaces: Spaces
-    spec: RolloutSpec
+    arrival_of: ArrivalOf
     blocks: Sequence[Block]
     slots: Slots
     leases: int
@@ -63,7 +65,7 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
         infos=infos_from_data(ready[0].infos),
     )
     num_workers, together = len(ready), plan.mode == "sync"
-    blocks = blocks_of(spec, [workers.env_ids(worker) for worker in range(num_workers)], together)
+    blocks = blocks_of(partial(slot_layout, spec), [workers.env_ids(worker) for worker in range(num_workers)], together)
     largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
     leases = SYNC_LEASES if together else num_workers + 2
     num_slots = leases + (1 if together else num_workers * plan.credits)
@@ -97,7 +99,7 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
                 infos=ready[0].infos,
             )
         )
-    return LaidOut(plan.spaces or described, spec, blocks, slots, leases, layouts)
+    return LaidOut(plan.spaces or described, partial(arrival_of, spec), blocks, slots, leases, layouts)
 
 
 def _checked_spaces(ready: Sequence[Ready], given: Spaces | None) -> Spaces:

@@ -10,12 +10,14 @@ from typing import NamedTuple
 from parenv.envs.factories import Spaces
 from parenv.placement.local import LocalPlacement
 from parenv.policy.snapshots import module_of
+from parenv.pool.agents_opening import agents_memory, lay_out_agents
 from parenv.pool.arena import Arena
 from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.gradients import Accumulator
 from parenv.pool.launching import launch_for, placement_for
 from parenv.pool.laying_out import lay_out
 from parenv.pool.loading import Loading
+from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.pool_plan import Plan
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
@@ -23,13 +25,14 @@ from parenv.pool.versions import Versions
 from parenv.protocol.messages import Layout
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
+from parenv.worker.job import AgentsJob
 
 
 class Parts(NamedTuple):
     """What a pool at work consists of."""
 
     arena: Arena
-    versions: Versions
+    versions: Versions | PolicyVersions
     workers: Workers
     supervisor: Supervisor
     queue: RolloutQueue
@@ -51,9 +54,8 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
     with contextlib.ExitStack() as stack:
         stack.callback(plan.recorder.close)
         plan.recorder.begin(plan.about)
-        arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 3)
+        arena, versions = agents_memory(plan, job) if isinstance(job, AgentsJob) else _memory(plan)
         stack.callback(arena.close)
-        versions = Versions(job.policy, arena.weights, arena.places, job.settings)
         placement = placement_for(plan, arena.weights_map)
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
@@ -66,13 +68,17 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
             product = product._replace(asked=loading.asked)
         supervisor = Supervisor(workers, job.options, product)
         stack.callback(supervisor.close, job.options.close_timeout_s)
-        laid_out = lay_out(plan, workers, arena, supervisor.start())
+        ready = supervisor.start()
+        if isinstance(versions, PolicyVersions):
+            laid_out = lay_out_agents(plan, workers, arena, versions, ready)
+        else:
+            laid_out = lay_out(plan, workers, arena, ready)
         layouts += laid_out.layouts
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
         queue = RolloutQueue(
             _scheduler(plan, len(workers.shares)),
-            laid_out.spec,
+            laid_out.arrival_of,
             laid_out.blocks,
             laid_out.slots,
             laid_out.leases,
@@ -86,6 +92,12 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
         )
         stack.pop_all()
     return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces, loading)
+
+
+def _memory(plan: Plan) -> tuple[Arena, Versions]:
+    job = plan.job
+    arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 2)
+    return arena, Versions(job.policy, arena.weights, arena.places, job.settings)
 
 
 def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:

@@ -41,6 +41,11 @@ class AsyncWorkerPool:
         env_fn: what makes a sub-environment: a callable, also a lambda, an env id, or a sequence of those with one for
             each; or a callable that makes a whole ``VectorEnv`` per worker.
         policy: a :class:`~parenv.Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``, by copies.
+            A dict of those by name is for environments of several agents, as PettingZoo's are, and makes every rollout
+            a mapping of policies to what their agents did.
+        policy_of: ``(agent, episode) -> name``, called on a worker where an episode begins, for every agent that there
+            can be: by which policy it acts. ``episode`` has ``env_id``, ``number``, ``generator`` (a seeded one of
+            numpy's) and ``settings`` (by policy, as they were published).
         num_envs: sub-environments in all workers together, split as evenly as can be; one per worker by default.
         num_workers: worker processes; ``None``: :func:`~parenv.recommended_num_workers`; 0: all in this process.
         mode: ``"sync"``: every rollout is ``[T, num_envs]``, all of it by the newest version. ``"async"``: one
@@ -67,6 +72,7 @@ class AsyncWorkerPool:
         replay: a file of ``record``: the same run once more, in the same order and by the same versions, also an
             asynchronous one; its streams end where it ended. Deaths are not replayed.
         placement: where workers run; ``None``: on this machine.
+        max_frozen: how many versions :meth:`freeze` may keep at once.
         spaces: the pool's very spaces, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
 
     Raises:
@@ -87,6 +93,7 @@ class AsyncWorkerPool:
         env_fn: Any,
         policy: Any,
         *,
+        policy_of: Callable[[str, Any], str] | None = None,
         num_envs: int | None = None,
         num_workers: int | None = None,
         mode: Mode = "async",
@@ -105,6 +112,7 @@ class AsyncWorkerPool:
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
         placement: Placing = None,
+        max_frozen: int = 8,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
         # By name, so that an argument is spelled here and where it is checked, and nowhere between.
@@ -151,6 +159,11 @@ class AsyncWorkerPool:
         """The newest version; 0 is the policy the pool was made with."""
         return self._session.version
 
+    @property
+    def policy_versions(self) -> dict[str, int]:
+        """Where policies have names: the newest version of each."""
+        return self._session.named_versions().numbers
+
     @overload
     def rollouts(self, stop: Stop | None = None) -> Iterator[Rollout]: ...
 
@@ -189,17 +202,19 @@ class AsyncWorkerPool:
         """Make a new version, by which every rollout that begins from now on acts.
 
         Args:
-            policy: a policy like the one the pool was made with, its module, or the module's state dict.
+            policy: a policy like the one the pool was made with, its module, or the module's state dict; where policies
+                have names, a dict of some of them: the others keep their versions.
             min_kl: publish only if the policy has moved by so much from what acted in the rollout ``on``, by an
                 estimate of the mean Kullback-Leibler divergence, or if there are settings; otherwise it is counted in
                 ``statistics().skipped_publishes``. The rollout needs the extra ``log_prob``, the policy a method
                 ``log_prob(observations, actions)``, which a :class:`~parenv.TorchPolicy` has if its method takes
-                ``action``.
+                ``action``. Not with policies by name.
             on: the rollout for ``min_kl``.
             **settings: reach the workers as ``policy.settings`` with this version, and stay until they are changed.
 
         Returns:
-            The number of the version, which is that of the one before where nothing was published.
+            The number of the version, which is that of the one before where nothing was published; where policies have
+            names, how many times something was published, while :attr:`policy_versions` has the number of each.
 
         Raises:
             ConfigurationError: names, shapes or dtypes are not those of the pool's policy, or ``min_kl`` cannot be
@@ -210,6 +225,37 @@ class AsyncWorkerPool:
             if (min_kl, on) == (None, None) or session.has_moved(policy, settings, min_kl, on):
                 return session.publish(policy, settings)
             return session.version
+
+    def freeze(self, name: str) -> str:
+        """Keep the newest version of a policy as an opponent, say: ``policy_of`` may return the name of it, for good.
+
+        Its weights stay where they are, in memory that all workers share.
+
+        Args:
+            name: of the policy.
+
+        Returns:
+            The name of the frozen version, such as ``"runner@12"``.
+
+        Raises:
+            ConfigurationError: there is no such policy, or ``max_frozen`` are frozen already.
+        """
+        with self._using() as session:
+            return session.named_versions().freeze(name)
+
+    def release(self, name: str) -> None:
+        """Give a frozen version up: no episode that begins from now on may have it.
+
+        Its memory is free once no episode has it any more.
+
+        Args:
+            name: what :meth:`freeze` returned.
+
+        Raises:
+            ConfigurationError: it is not frozen.
+        """
+        with self._using() as session:
+            session.named_versions().release(name)
 
     def synchronize(self) -> int:
         """Have every worker load the newest version now, and wait until all have; its number."""

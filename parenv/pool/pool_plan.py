@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -17,10 +18,11 @@ from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing,
 from parenv.policy.devices import check_device
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
+from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
 from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
-from parenv.worker.job import GradientJob, Job
+from parenv.worker.job import AgentsJob, GradientJob, Job
 
 Given = SimpleNamespace
 """What the user gave: every argument of :class:`~parenv.AsyncWorkerPool`, by its name."""
@@ -41,6 +43,7 @@ class Plan:
         recorder: writes the run down, has it repeat another one, or does nothing.
         placement: where workers run; ``None``: on this machine.
         spaces: of a sub-environment, where the user gives them.
+        max_frozen: how many versions of policies with names may be frozen at once.
     """
 
     job: Job
@@ -53,6 +56,7 @@ class Plan:
     recorder: Observer
     placement: Placing
     spaces: Spaces | None
+    max_frozen: int
 
     @property
     def credits(self) -> int:
@@ -72,6 +76,7 @@ class Plan:
             "prefetch": self.prefetch,
             "max_policy_lag": self.max_policy_lag,
             "on_stale": self.on_stale,
+            **({"policies": list(self.job.policy)} if isinstance(self.job, AgentsJob) else {}),
         }
 
 
@@ -83,6 +88,10 @@ def make_plan(given: Given) -> Plan:
     """
     one_of("mode", given.mode, ("sync", "async"))
     one_of("parallelism", given.parallelism, ("experience", "gradient"))
+    if isinstance(given.policy, Mapping):
+        check_policies(given)
+    elif given.policy_of is not None:
+        raise ConfigurationError('policy_of is for policies by name: AsyncWorkerPool(env_fn, {"runner": policy, ...})')
     options = _options(given)
     gradient = _gradient(given)
     recorder = _recorder(given)
@@ -98,6 +107,7 @@ def make_plan(given: Given) -> Plan:
         recorder=recorder,
         placement=given.placement,
         spaces=given_spaces(given.spaces, job.factories),
+        max_frozen=at_least("max_frozen", given.max_frozen, 0),
     )
 
 
@@ -105,7 +115,8 @@ def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None,
     factories, num_envs = _factories(given)
     num_workers = 1 if options.step_workers and given.num_workers is None else _num_workers(given)
     part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
-    return Job(
+    names = isinstance(given.policy, Mapping)
+    return (partial(agents_job, given) if names else Job)(
         factories=_stepped(factories, options, part.shares, part.first_env_id),
         policy=_policy(given, options),
         postprocess=_postprocess(given.postprocess),
@@ -195,7 +206,8 @@ def _max_policy_lag(given: Given) -> int | None:
 
 
 def _policy(given: Given, options: WorkerOptions) -> Any:
-    as_policy(given.policy)
+    if not isinstance(given.policy, Mapping):
+        as_policy(given.policy)
     if given.placement is None:  # A host may have other devices than this machine.
         check_device(options.device)
     return given.policy

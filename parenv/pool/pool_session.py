@@ -18,6 +18,7 @@ from parenv.pool.evaluating import EvaluationOutcome, Evaluator
 from parenv.pool.events import Asked, Delivered, Observer, Published, Questioned, telling
 from parenv.pool.moving import check_min_kl, kl_from
 from parenv.pool.opening import opened
+from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics, mean
 from parenv.process.forks import Owner
@@ -60,6 +61,19 @@ class PoolSession:
         """The newest version."""
         return self._versions.newest.number
 
+    def named_versions(self) -> PolicyVersions:
+        """Those of policies that have names.
+
+        Raises:
+            ConfigurationError: there is one policy, without a name.
+        """
+        if not isinstance(self._versions, PolicyVersions):
+            raise ConfigurationError(
+                "the pool has one policy, without a name: give policies by name, "
+                'AsyncWorkerPool(env_fn, {"runner": policy})'
+            )
+        return self._versions
+
     @property
     def identity(self) -> dict[str, Any]:
         """Layout and seed: what a pool must have in common with another one to go on where that one was."""
@@ -96,6 +110,8 @@ class PoolSession:
 
     def has_moved(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> bool:
         """Whether a policy is far enough from what acted in a rollout to be published; counts where it is not."""
+        if isinstance(self._versions, PolicyVersions):
+            raise ConfigurationError("min_kl is for a pool with one policy; here they have names: publish without it")
         limit = check_min_kl(min_kl, on)
         with self._timer.during("publishing"):
             moved = bool(settings) or not kl_from(on, policy, self.plan.job.policy) < limit
@@ -200,6 +216,7 @@ class PoolSession:
             skipped_publishes=counters.skipped_publishes,
             evaluations=self._evaluator.begun,
             evaluation=self._evaluator.last,
+            frozen_policies=self._versions.frozen,
         )
 
     def state(self) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from parenv.memory.layout import RolloutSpec
 from parenv.memory.slots import Slots
-from parenv.pool.arrival import Arrival, arrival_of
+from parenv.pool.arrival import Arrival, ArrivalOf
 from parenv.pool.blocks import Block
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
+from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
@@ -27,7 +27,7 @@ class RolloutQueue:
 
     Args:
         scheduler: who may fill a slot, and which one is yielded next.
-        spec: what a slot holds.
+        arrival_of: makes an arrival of what lies in a slot.
         blocks: by worker, whose columns lie in a slot that it fills.
         slots: the slots.
         max_leases: how many of them the user may hold before rollouts are copied out.
@@ -40,17 +40,17 @@ class RolloutQueue:
     def __init__(
         self,
         scheduler: Dispatch | Rounds,
-        spec: RolloutSpec,
+        arrival_of: ArrivalOf,
         blocks: Sequence[Block],
         slots: Slots,
         max_leases: int,
         drop_lag: int | None,
         supervisor: Supervisor,
-        versions: Versions,
+        versions: Versions | PolicyVersions,
         counters: Counters,
     ) -> None:
         self.scheduler = scheduler
-        self._spec, self._blocks = spec, blocks
+        self._arrival_of, self._blocks = arrival_of, blocks
         self._slots, self._max_leases = slots, max_leases
         self._drop_lag = drop_lag
         self._supervisor, self._versions, self._counters = supervisor, versions, counters
@@ -124,7 +124,7 @@ class RolloutQueue:
         block, version = self._blocks[key.worker], self.scheduler.version_of(key)
         lend = self._slots.leased < self._max_leases
         arrays = block.layout.arrays(self._slots.lease(slot) if lend else self._slots.peek(slot))
-        arrival = arrival_of(self._spec, block, arrays, commits, version, lag)
+        arrival = self._arrival_of(block, arrays, commits, version, lag)
         if not lend:
             arrival = arrival.copy()
             self._slots.release(slot)

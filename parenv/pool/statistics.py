@@ -61,6 +61,7 @@ class PoolStatistics:
         skipped_publishes: not done, because the policy had not moved by ``min_kl``.
         evaluations: how many were begun.
         evaluation: what the last one that is done has found, or ``None``.
+        frozen_policies: frozen versions of policies, and the bytes that each keeps.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -108,6 +109,7 @@ class PoolStatistics:
     skipped_publishes: int
     evaluations: int
     evaluation: EvaluationResult | None
+    frozen_policies: Mapping[str, int]
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<12} {words}" for name, words in _rows(self).items() if words)

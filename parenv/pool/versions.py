@@ -39,6 +39,7 @@ class Versions:
         settings: of version 0, beside those that the policy has.
     """
 
+    frozen: Mapping[str, int] = {}
     settings: dict[str, Any]
     newest: Version
     _kept: dict[int, Version]

@@ -19,7 +19,7 @@ class Ready:
         spaces: described observation and action space.
         num_envs: sub-environments in this worker.
         extras: ``[name, shape, dtype, postprocessed]`` of every extra that policy and postprocess return; empty from
-            all workers but the first.
+            all workers but the first. Where policies have names, what each adds to the rows of which agents.
         carry: ``[path, shape, dtype]`` of every leaf of the policy's carry, likewise.
         infos: ``[name, shape, dtype, acted_on]`` of every info that the user named, likewise.
     """
@@ -139,7 +139,7 @@ class Credit:
         policy_version: the version that must act.
         weights_slot: where its weights lie.
         snapshot: pickled settings, and the policy where it has no flat weights; empty for no settings and the policy
-            that the pool was made with.
+            that the pool was made with. Where policies have names, a table of all, which ``weights_slot`` counts.
     """
 
     sequence: int
@@ -157,6 +157,7 @@ class Commit:
         sequence: that of the credit.
         objects: values of spaces without a fixed size, which do not lie in the slot.
         report: for gradients: samples, metrics, and, of whole episodes, their returns, lengths, seconds and env_ids.
+            Where policies have names: env steps, the count of the table, and which policies still play.
         replaced: ``[env_id, doing, exception as text]`` of sub-environments that were replaced meanwhile.
     """
 

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from parenv.experience.agent_rollouts import AgentRollout, RolloutsByPolicy
 from parenv.experience.rollout import NAMED, TREES
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
@@ -101,10 +102,17 @@ class _RecordedDispatch(Dispatch):
 
 def digest(arrival: Arrival) -> dict[str, Any]:
     """The version of a rollout, and for each of its fields a hash of every value in it."""
-    rollout = arrival.rollout
+    rollout: Any = arrival.rollout
+    if isinstance(rollout, RolloutsByPolicy):
+        return {name: digest(arrival._replace(rollout=rows)) for name, rows in rollout.items()} | {
+            "policy_version": rollout.policy_version,
+            "states": _hash(rollout.states),
+        }
     fields = {name: getattr(rollout, name) for name in TREES if name not in _DERIVED}
     fields |= {f"{kind}[{name!r}]": value for kind in NAMED for name, value in getattr(rollout, kind).items()}
     fields |= {"final_observations": rollout.final_observations, "final_index": rollout.final_index}
+    if isinstance(rollout, AgentRollout):
+        fields |= {"alive": rollout.alive, "first_versions": rollout.first_versions, "agents": list(rollout.agents)}
     if arrival.gradients is not None:
         fields["gradients"] = arrival.gradients
     return {"policy_version": rollout.policy_version, **{name: _hash(value) for name, value in fields.items()}}

@@ -110,7 +110,7 @@ class Collector:
         self.stepper.set_states(state["envs"])
         initial = self.actor.initial_carry(self.stepper.num_envs)
         if initial is not None:
-            saved = map_trees(_like, initial, state["carry"])
+            saved = map_trees(like, initial, state["carry"])
             self._carry = self.actor.with_rows(saved, initial, anew)
         self._open = OpenEpisodes(self.stepper.num_envs, *state["open"])
         for column in range(self.stepper.num_envs):
@@ -247,7 +247,7 @@ class Collector:
         )
 
 
-def _like(initial: Any, saved: Any) -> Any:
+def like(initial: Any, saved: Any) -> Any:
     """An array as what the policy's carry consists of."""
     if not hasattr(initial, "detach"):
         return np.array(saved)

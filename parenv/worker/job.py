@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from gymnasium.vector import AutoresetMode
@@ -13,6 +14,8 @@ from parenv.envs.factories import Factories
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.options import WorkerOptions
+from parenv.policy.assignment import PolicyOf
+from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.spinning import Spinning
 from parenv.worker.member import Fitness
 
@@ -131,3 +134,28 @@ class Job(WorkerJob):
     def weights_offset(self) -> int:
         """Where the flat weights begin in shared memory, in bytes."""
         return header_bytes(len(self.shares))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentsJob(Job):
+    """For workers that collect rollouts of several agents, by policies that are given by name.
+
+    Args:
+        policy_of: ``(agent, episode) -> name``, or ``None`` where there is one policy.
+        places: versions of each policy that there is room for.
+    """
+
+    policy_of: PolicyOf | None
+    places: int
+
+    @property
+    def weights_offsets(self) -> dict[str, int]:
+        """By policy, where its flat weights begin in shared memory, in bytes."""
+        begins = accumulate(self.weights_bytes.values(), initial=header_bytes(len(self.shares)))
+        return dict(zip(self.weights_bytes, begins, strict=False))
+
+    @property
+    def weights_bytes(self) -> dict[str, int]:
+        """By policy, what the room for its versions takes."""
+        modules = {name: module_of(policy) for name, policy in self.policy.items()}
+        return {name: 0 if module is None else self.places * flat_layout(module)[1] for name, module in modules.items()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gymnasium import Space
+
 from parenv.errors import PolicyOutputError
-from parenv.memory.layout import Extra
+from parenv.memory.layout import Extra, RolloutSpec
 from parenv.memory.spaces import Leaf
-from parenv.worker.acting import carry_of, check_actions, extras_of
+from parenv.worker.acting import NO_INFOS, Actor, carry_of, check_actions, extras_of
 from parenv.worker.collecting import Collector, private_writer
 
 
@@ -25,11 +27,37 @@ def probe(collector: Collector, rows: Sequence[Any]) -> tuple[tuple[Extra, ...],
     Raises:
         PolicyOutputError: actions or extras do not fit.
     """
-    actor, spec, action_space = collector.actor, collector.spec, collector.stepper.action_space
-    batch = collector.stepper.num_envs
+    stepper = collector.stepper
+    return probe_actor(collector.actor, collector.spec, stepper.action_space, rows, stepper.num_envs, collector.seen)
+
+
+def probe_actor(
+    actor: Actor,
+    spec: RolloutSpec,
+    action_space: Space[Any],
+    rows: Sequence[Any],
+    batch: int,
+    infos: Mapping[str, Any] = NO_INFOS,
+) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
+    """Act once on real observations.
+
+    Args:
+        actor: with a copy of the policy that is thrown away afterwards.
+        spec: of the spaces.
+        action_space: of one row.
+        rows: one array or list ``[batch, ...]`` per leaf.
+        batch: how many.
+        infos: what came with them.
+
+    Returns:
+        As :func:`probe`.
+
+    Raises:
+        PolicyOutputError: actions or extras do not fit.
+    """
     initial = actor.initial_carry(batch)
     carry = carry_of(initial, batch)
-    actions, extras, following = actor.act(rows, initial, collector.seen)
+    actions, extras, following = actor.act(rows, initial, infos)
     check_actions(spec.actions, action_space, actor.actions.fitted(actions, batch), batch)
     if carry and carry_of(following, batch) != carry:
         raise PolicyOutputError(

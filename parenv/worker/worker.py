@@ -27,10 +27,11 @@ from parenv.protocol.messages import (
     as_warning,
 )
 from parenv.protocol.plain import as_data
+from parenv.worker.agents_task import AgentsTask
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.evaluation import FRACTION
 from parenv.worker.failing import LATER, FailedCallError, failure_of
-from parenv.worker.job import MemberJob, StepJob
+from parenv.worker.job import AgentsJob, MemberJob, StepJob
 from parenv.worker.loads import Loads
 from parenv.worker.member_task import MemberTask
 from parenv.worker.rollout_task import RolloutTask
@@ -184,6 +185,8 @@ class Worker:
                 self.task = StepTask(job, self._sender, self.progress, self)
             elif isinstance(job, MemberJob):
                 self.task = MemberTask(job, self._sender, self.progress, self)
+            elif isinstance(job, AgentsJob):
+                self.task = AgentsTask(job, self._sender, self._load_job, self.progress, self)
             else:
                 self.task = RolloutTask(job, self._sender, self._load_job, self.progress, self)
         self._cleanup.callback(self.task.close)

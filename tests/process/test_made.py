@@ -87,11 +87,11 @@ class Else:
     [
         (
             Together,
-            r"for env_id 0 the factory made tag_v3, a PettingZoo .* act together \(ParallelEnv\). Wrap that in a gym",
+            r"for env_id 0 the factory made tag_v3, a PettingZoo .* act together \(ParallelEnv\). Give Async",
         ),
         (
             InTurns,
-            r"chess_v6, a PettingZoo environment whose agents act in turns \(AECEnv\). Convert it with pettingzoo",
+            r"chess_v6, a PettingZoo environment whose agents act in turns \(AECEnv\). Give Async",
         ),
         (Else, r"for env_id 0 the factory made a .*Else, which has no observation_space"),
         (lambda: None, "the factory made a builtins.NoneType"),

@@ -1,0 +1,148 @@
+"""What policies by name cost: a row of a pool with one agent, and two policies of 32 rows each beside one of 64.
+
+An environment of one agent whose step takes and gives dicts, as PettingZoo's do, is run by a pool with a policy by
+name, and, through a wrapper that picks the agent out of the dicts, by a pool with one policy. All in one process,
+without workers, where nothing else is measured.
+
+python benchmarks/agents.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from lib.common import consumption_rate, interleaved, save, summary
+from torch import nn
+
+from parenv import AsyncWorkerPool, TorchPolicy
+
+SECONDS, REPEATS, ROLLOUT_LENGTH = 2.0, 7, 128
+
+
+class Dicts:
+    """CartPole with agents that know nothing of one another, in the manner of PettingZoo's ParallelEnv.
+
+    Args:
+        agents: their names.
+    """
+
+    def __init__(self, agents: tuple[str, ...] = ("a_0",)) -> None:
+        self.unwrapped, self.possible_agents = self, list(agents)
+        self._envs = {agent: gym.make("CartPole-v1") for agent in agents}
+        self.agents = list(agents)
+
+    def observation_space(self, agent: str) -> Any:
+        """Of an agent."""
+        return self._envs[agent].observation_space
+
+    def action_space(self, agent: str) -> Any:
+        """Of an agent."""
+        return self._envs[agent].action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode."""
+        self.agents = list(self.possible_agents)
+        found = {agent: env.reset(seed=seed) for agent, env in self._envs.items()}
+        return {agent: seen for agent, (seen, _) in found.items()}, {agent: info for agent, (_, info) in found.items()}
+
+    def step(self, actions: Any) -> Any:
+        """Take a step; an agent that falls is gone until the next episode."""
+        found = {agent: self._envs[agent].step(action) for agent, action in actions.items()}
+        seen, rewards, terminated, truncated, infos = (
+            {agent: part[i] for agent, part in found.items()} for i in range(5)
+        )
+        self.agents = [agent for agent in actions if not (terminated[agent] or truncated[agent])]
+        return seen, rewards, terminated, truncated, infos
+
+    def close(self) -> None:
+        """Close them."""
+        for env in self._envs.values():
+            env.close()
+
+
+class Picked(gym.Env[Any, Any]):
+    """The only agent of such an environment, as one of Gymnasium."""
+
+    def __init__(self) -> None:
+        self._env = Dicts()
+        self.observation_space = self._env.observation_space("a_0")
+        self.action_space = self._env.action_space("a_0")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode."""
+        seen, infos = self._env.reset(seed)
+        return seen["a_0"], infos["a_0"]
+
+    def step(self, action: Any) -> Any:
+        """Take a step."""
+        seen, rewards, terminated, truncated, infos = self._env.step({"a_0": action})
+        return seen["a_0"], rewards["a_0"], terminated["a_0"], truncated["a_0"], infos["a_0"]
+
+
+class Agent(nn.Module):
+    """Two layers of 64, and what PPO needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3))
+
+    def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Actions, their log-probabilities, and values."""
+        both = self.body(observations)
+        log_probs = both[:, :2].log_softmax(-1)
+        actions = log_probs.exp().multinomial(1)
+        return actions.squeeze(-1), log_probs.gather(1, actions).squeeze(-1), both[:, 2]
+
+
+def network() -> TorchPolicy:
+    return TorchPolicy(Agent(), "act", ("actions", "log_prob", "value"))
+
+
+def lean(observations: Any) -> Any:
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+def rate(make_env: Any, policy: Any, rows: int = 1, **more: Any) -> Callable[[], float]:
+    """Rows per second of a pool that is made anew for every measurement; all agents of it count as alive."""
+
+    def measure() -> float:
+        how: dict[str, Any] = {"num_envs": 32, "num_workers": 0, "rollout_length": ROLLOUT_LENGTH, **more}
+        with AsyncWorkerPool(make_env, policy, **how) as pool:
+            return rows * consumption_rate(pool, SECONDS)
+
+    return measure
+
+
+def pair() -> Dicts:
+    return Dicts(("a_0", "b_0"))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for kind, policy in (("a callable", lambda: lean), ("a network", network)):
+        measures = {
+            "one policy": rate(Picked, policy()),
+            "by name": rate(Dicts, {"a": policy()}),
+        }
+        found[f"rows per second, 32 sub-environments of one agent, {kind}"] = summary(
+            interleaved(measures, REPEATS, alternating=True), "one policy"
+        )
+    measures = {
+        "one of 64 rows": rate(pair, {"a": network()}, 2),
+        "two of 32 rows": rate(
+            pair, {"a": network(), "b": network()}, 2, policy_of=lambda agent, episode: agent.split("_")[0]
+        ),
+    }
+    found["rows per second, 32 sub-environments of two agents"] = summary(
+        interleaved(measures, REPEATS, alternating=True), "one of 64 rows"
+    )
+    save("agents", found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Rollouts of several agents: by policy, the rows of the agents that acted by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.rollout import Rollout, map_trees
+from parenv.experience.transitions import Transitions
+from parenv.memory.spaces import Tree
+
+
+@dataclass(frozen=True)
+class AgentEpisodes(EpisodeStatistics):
+    """Episodes of agents, each from its beginning, or its agent's coming, to the end of either.
+
+    Args:
+        agents: whose, ``[K]``.
+        numbers: of the episode of the sub-environment, int64 ``[K]``: with ``env_ids``, who played with whom.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
+    ...     episodes = pool.evaluate(4)["lean"]
+    >>> episodes.agents, sorted(episodes.numbers.tolist())
+    (['agent', 'agent', 'agent', 'agent'], [0, 0, 1, 1])
+    """
+
+    agents: Sequence[str] = ()
+    numbers: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def together(cls, parts: Sequence[Sequence[Any]]) -> AgentEpisodes:
+        """From the columns of several parts, as plain data."""
+        columns = [list(chain.from_iterable(column)) for column in zip(*parts, strict=True)]
+        returns, lengths, seconds, env_ids, agents, numbers = columns
+        plain = EpisodeStatistics.of(returns, lengths, seconds, env_ids)
+        return cls(**vars(plain), agents=agents, numbers=np.asarray(numbers, np.int64))
+
+
+@dataclass(frozen=True)
+class EpisodesByPolicy(EpisodeStatistics):
+    """Episodes of sub-environments of several agents: returns are sums over their agents.
+
+    Args:
+        by_policy: those of the agents, by the policy that they acted by; also ``episodes["runner"]``.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
+    ...     episodes = pool.evaluate(3)
+    >>> len(episodes), len(episodes["lean"])
+    (3, 3)
+    """
+
+    by_policy: Mapping[str, AgentEpisodes] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> AgentEpisodes:
+        return self.by_policy[name]
+
+
+def evaluated(answers: Sequence[Sequence[Any]]) -> EpisodeStatistics:
+    """The episodes that workers have played: returns, lengths, seconds and env_ids, and perhaps more by policy."""
+    whole = EpisodeStatistics.joined([EpisodeStatistics.of(*answer[:4]) for answer in answers])
+    if not any(answer[4:] for answer in answers):
+        return whole
+    names = {name for answer in answers for name in answer[4]}
+    parts = {name: [answer[4][name] for answer in answers if name in answer[4]] for name in sorted(names)}
+    return EpisodesByPolicy(**vars(whole), by_policy={n: AgentEpisodes.together(part) for n, part in parts.items()})
+
+
+@dataclass(frozen=True)
+class AgentRollout(Rollout):
+    """What the agents did that acted by one policy: a row for each of them in each sub-environment, ``[T, rows]``.
+
+    Where agents act together, a step of all rows is one env step. Where they act one after the other, the time of a row
+    is its agent's own turns, and its reward what came until the next one. Only what is alive is a transition; the rest
+    is zero. Rows are in the order of their env_ids, and within one in that of the environment's ``possible_agents``.
+
+    Args:
+        alive: bool ``[T, rows]``: whether the agent was there and acted, by this policy.
+        agents: of each row, its agent.
+        first_versions: of each row, the version that chose its first action, int64 ``[rows]``: an older one than
+            ``policy_version`` for a turn that the rollout before could not complete.
+        last_steps: of each row, the step that ``last_observations`` follows, int64 ``[rows]``; -1 where there is none.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
+    ...     rows = next(pool.rollouts())["lean"]
+    >>> rows.alive.shape, rows.agents, len(rows.transitions())
+    ((32, 2), ['agent', 'agent'], 64)
+    """
+
+    alive: Any = None
+    agents: Sequence[str] = ()
+    first_versions: Any = None
+    last_steps: Any = field(default=None, repr=False)
+
+    @property
+    def num_steps(self) -> int:
+        """Transitions in it."""
+        return int(self.alive.sum())
+
+    def transitions(self) -> Transitions:
+        """Flatten to the transitions of agents that were alive, with their true next observations."""
+        every = super().transitions()
+        if bool(self.alive.all()):
+            return every
+        there = self.alive.reshape(-1)
+        alive = {one.name: map_trees(lambda values: values[there], getattr(every, one.name)) for one in fields(every)}
+        return replace(every, **alive)
+
+    def next_values(self, values: Any, value_fn: Callable[[Tree], Any]) -> Any:
+        """Values of the true next observations, as :meth:`Rollout.next_values`; zeros where nobody is alive."""
+        following = super().next_values(values, value_fn)
+        last = value_fn(self.last_observations)
+        last = last.detach() if hasattr(last, "detach") else last
+        last = last if hasattr(following, "detach") else np.asarray(last)
+        rows = np.flatnonzero(np.asarray(self.last_steps) >= 0)
+        steps, ended = np.asarray(self.last_steps)[rows], np.asarray(self.terminated | self.truncated)
+        goes_on = ~ended[steps, rows]
+        following[steps[goes_on], rows[goes_on]] = last.reshape(-1)[rows[goes_on]]
+        following[~self.alive] = 0
+        return following
+
+    def _with_each(self, function: Callable[[Any], Any], ends: Any, **others: Any) -> AgentRollout:
+        mine = {name: function(getattr(self, name)) for name in ("alive", "first_versions", "last_steps")}
+        made = super()._with_each(function, ends, **others)
+        assert isinstance(made, AgentRollout)
+        return replace(made, **mine)
+
+
+@dataclass(frozen=True)
+class RolloutsByPolicy(Mapping[str, AgentRollout]):
+    """``T`` steps of some sub-environments of several agents: ``rollouts["runner"]`` is what that policy did.
+
+    Args:
+        by_policy: an :class:`AgentRollout` of each policy, and of each frozen version that acted.
+        env_ids: of the sub-environments, int64 ``[B]``.
+        worker: it came from; ``None`` for a block of all workers (sync).
+        policy_version: of all together: how often something had been published when its credit was given.
+        policy_lag: the largest of any policy, in versions of its own.
+        num_steps: env steps in it.
+        episodes: of sub-environments that ended in it: returns are sums over their agents.
+        states: where agents act together and the environment has a ``state()``: what it was at every step,
+            ``[T, B, *state]``, else ``None``.
+        shifted_states: one step later, before the final ones are put in.
+        final_states: those that episodes of sub-environments ended with, ``[K, *state]``.
+        final_index: steps and columns of these, two int64 ``[K]``.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", {"lean": lean}, num_workers=0, num_envs=2, rollout_length=32) as pool:
+    ...     rollout = next(pool.rollouts())
+    >>> list(rollout), rollout["lean"].observations.shape, rollout.num_steps
+    (['lean'], (32, 2, 4), 64)
+    """
+
+    by_policy: Mapping[str, AgentRollout]
+    env_ids: Any
+    worker: int | None
+    policy_version: int
+    policy_lag: int
+    num_steps: int
+    episodes: AgentEpisodes
+    states: Any
+    shifted_states: Any
+    final_states: Any
+    final_index: tuple[Any, Any]
+
+    def __getitem__(self, name: str) -> AgentRollout:
+        return self.by_policy[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_policy)
+
+    def __len__(self) -> int:
+        return len(self.by_policy)
+
+    def next_states(self) -> Any:
+        """The true next state of every step, ``[T, B, *state]``: the final one where an episode ended."""
+        if self.shifted_states is None or not len(self.final_index[0]):
+            return self.shifted_states
+        filled = self.shifted_states.clone() if hasattr(self.shifted_states, "clone") else self.shifted_states.copy()
+        filled[self.final_index] = self.final_states
+        return filled
+
+    def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> RolloutsByPolicy:
+        """The same as tensors. On the CPU they share the memory of the arrays."""
+        import torch
+
+        def tensor(value: Any) -> Any:
+            return None if value is None else torch.as_tensor(value).to(device, non_blocking=non_blocking)
+
+        by_policy = {name: rows.to(device, non_blocking=non_blocking) for name, rows in self.items()}
+        return self._with(tensor, by_policy)
+
+    def copy(self) -> RolloutsByPolicy:
+        """The same with memory of its own."""
+        return self._with(lambda value: None if value is None else value.copy(), {n: r.copy() for n, r in self.items()})
+
+    def _with(self, function: Callable[[Any], Any], by_policy: Any) -> RolloutsByPolicy:
+        steps, columns = self.final_index
+        made = {name: function(getattr(self, name)) for name in ("env_ids", "states", "shifted_states", "final_states")}
+        return replace(self, by_policy=by_policy, final_index=(function(steps), function(columns)), **made)

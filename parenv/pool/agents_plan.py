@@ -1,0 +1,91 @@
+"""From the arguments of a pool whose policies have names to a job that has been checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from parenv.errors import ConfigurationError
+from parenv.policy.devices import on_device
+from parenv.policy.policy import as_policy
+from parenv.policy.snapshots import flat_layout, module_of
+from parenv.pool.arena import MAX_WEIGHTS_BYTES, MIN_WEIGHTS_PLACES
+from parenv.worker.job import AgentsJob
+
+
+def check_policies(given: SimpleNamespace) -> None:
+    """Check policies by name, and that nothing is asked for that is not done with them.
+
+    Raises:
+        ConfigurationError: something is wrong; the message says what would be right.
+    """
+    if not given.policy:
+        raise ConfigurationError("there are no policies: give at least one by name")
+    for name, policy in given.policy.items():
+        _check_name(name)
+        try:
+            as_policy(policy)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"policy {name!r}: {error}") from None
+    if given.policy_of is None and len(given.policy) > 1:
+        raise ConfigurationError(
+            f"there are {len(given.policy)} policies, so policy_of=(agent, episode) -> name must say who acts by which"
+        )
+    if given.policy_of is not None and not callable(given.policy_of):
+        raise ConfigurationError(f"policy_of must be a callable (agent, episode) -> name, got {given.policy_of!r}")
+    _check_settings(given.settings)
+    _check_not_yet(given)
+
+
+def agents_job(given: SimpleNamespace, **arguments: Any) -> AgentsJob:
+    """The job of a pool with policies by name.
+
+    Args:
+        given: the arguments of the pool.
+        **arguments: of the job, as of any other pool.
+    """
+    policies = {name: on_device(policy, "cpu") for name, policy in arguments.pop("policy").items()}
+    settings = arguments.pop("settings")
+    ahead = 1 if given.mode == "sync" else 1 + given.prefetch
+    return AgentsJob(
+        **arguments,
+        policy=policies,
+        settings=dict.fromkeys(policies, settings) if settings else {},
+        policy_of=given.policy_of,
+        places=_places(policies, len(arguments["shares"]) * ahead + 2) + given.max_frozen,
+    )
+
+
+def _places(policies: Mapping[str, Any], versions: int) -> int:
+    """How many versions of each there is room for: fewer than there could be where they would take too much memory."""
+    modules = [module for policy in policies.values() if (module := module_of(policy)) is not None]
+    nbytes = sum(flat_layout(module)[1] for module in modules)
+    return max(MIN_WEIGHTS_PLACES, min(versions, MAX_WEIGHTS_BYTES // nbytes if nbytes else versions))
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"the names of policies are texts, got {name!r}")
+    if "@" in name:
+        raise ConfigurationError(f'a policy cannot be called {name!r}: names with "@" are those of frozen versions')
+
+
+def _check_settings(settings: Any) -> None:
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigurationError(f"settings must be a dict by name, got {settings!r}")
+
+
+def _check_not_yet(given: SimpleNamespace) -> None:
+    refused = {
+        'parallelism="gradient": take experience, and compute the losses in the loop': given.parallelism == "gradient",
+        "postprocess: compute what you need in the loop": given.postprocess is not None,
+        "infos: put what a policy needs into the observation": bool(given.infos),
+        "spaces": given.spaces is not None,
+        "placement: workers run on this machine": given.placement is not None,
+        'on_env_error="restart_env": use "restart_worker"': getattr(given.workers, "on_env_error", None)
+        == "restart_env",
+    }
+    for what, is_given in refused.items():
+        if is_given:
+            raise ConfigurationError(f"policies by name do not go together with {what}")

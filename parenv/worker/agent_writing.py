@@ -1,0 +1,167 @@
+"""Writing one worker's rows of agents into a rollout slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.envs.targets import End
+from parenv.envs.values import Rows
+from parenv.experience.assembly import Columns
+from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
+from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
+from parenv.protocol.messages import Layout
+from parenv.worker.writing import RolloutWriter, to_array
+
+Arrays = Mapping[tuple[str, Any], Any]
+
+
+class GroupWriter(RolloutWriter):
+    """One worker's rows of one group.
+
+    Args:
+        group: what lies there.
+        arrays: those of the group in the slot.
+        columns: the rows of this worker.
+
+    Attributes:
+        policies: who acts in each row, ``[T, R]``.
+        first_versions: ``[R]``.
+        blocks: by name, all arrays of the rows, one per leaf, extra or info.
+    """
+
+    def __init__(self, group: RowGroup, arrays: Arrays, columns: Columns) -> None:
+        super().__init__(group.spec, {name: a for name, a in arrays.items() if name[0] in ROLLOUT_FIELDS}, columns)
+        T, first, stop = group.spec.rollout_length, columns.first, columns.stop
+        part = part_of_slot(T, columns.position, first, stop)
+        self.policies = arrays["policies", 0][part["rewards"]]
+        self.first_versions = arrays["first_versions", 0][part["restarted"]]
+        self._assigned = arrays["assigned", 0][part["restarted"]]
+        self._numbers = arrays["numbers", 0][part["ends"]]
+        self.blocks: dict[str, list[Any]] = {
+            field: [array[part[field]] for name, array in arrays.items() if name[0] == field]
+            for field in ("observations", "actions", "extras")
+        }
+        self._records: list[tuple[float, int, int]] = []
+
+    def begin_rows(self, rows: Rows, who: Any, restarted: Any) -> None:
+        """Begin a rollout with these observations.
+
+        Args:
+            rows: one array ``[R, ...]`` per leaf.
+            who: acts in each row, ``[R]``.
+            restarted: bool ``[R]``.
+        """
+        self._records = []
+        self.ends = []
+        if self.blocks["observations"]:
+            self.begin(rows)
+        self.restarted[:] = restarted
+        self.rewards[:] = 0
+        self.policies[:] = who
+        self.first_versions[:] = -1
+        self.blank(np.flatnonzero(who == NOBODY), 0)
+
+    def blank(self, rows: Any, step: int) -> None:
+        """Leave nothing of former rollouts in rows in which nobody acts from a step on."""
+        if len(rows):
+            for blocks in self.blocks.values():
+                for block in blocks:
+                    block[step:, rows] = 0
+
+    def note(self, row: int, step: int, policy: int) -> None:
+        """From a step on, somebody else acts in a row, or nobody."""
+        self.policies[step:, row] = policy
+        if policy == NOBODY:
+            self.blank(np.array([row]), step)
+
+    def write_some(self, steps: Any, rows: Any, actions: Sequence[Any], extras: Mapping[str, Any]) -> list[Any]:
+        """Write what a policy returned for some rows; the actions in the dtypes of the space, one array per leaf.
+
+        Args:
+            steps: one for all, or ``[n]``.
+            rows: ``[n]``.
+            actions: ``[n, ...]`` per leaf.
+            extras: likewise, by the names under which they lie here.
+        """
+        for block, values in zip(self.blocks["actions"], actions, strict=True):
+            block[steps, rows] = to_array(values)
+        for name, value in extras.items():
+            self._extras[name][steps, rows] = to_array(value)
+        return [block[steps, rows] for block in self.blocks["actions"]]
+
+    def add_end(self, end: End, episode_return: float, length: int, number: int) -> None:
+        """An episode, or an agent's part of one, has ended."""
+        self.ends.append(end)
+        self._records.append((episode_return, length, number))
+
+    def finish(self, assigned: Any) -> None:
+        """Write where episodes ended, and who acts in each row, ``[R]``, if its agent is there."""
+        self._assigned[:] = assigned
+        returns, lengths, numbers = zip(*self._records, strict=True) if self._records else ((), (), ())
+        self.write_ends(returns, lengths)
+        self._numbers[: len(numbers)] = numbers
+
+    def ended(self) -> tuple[Any, list[int]]:
+        """The records of what has ended, and the numbers of the episodes."""
+        return self.end_records().copy(), [number for _, _, number in self._records]
+
+
+class AgentWriter:
+    """One worker's part of one slot.
+
+    Args:
+        spec: what the slot holds.
+        arrays: of each group.
+        position: of this worker among those of the slot.
+        first: its first sub-environment in the slot.
+        num_envs: its sub-environments.
+
+    Attributes:
+        groups: a writer for each.
+        versions: of each policy, int64 ``[P]``.
+    """
+
+    def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], position: int, first: int, num_envs: int) -> None:
+        self.arrays = arrays
+        self.groups = [
+            GroupWriter(group, mine, Columns(position, first * width, (first + num_envs) * width))
+            for group, mine in zip(spec.groups, arrays, strict=True)
+            for width in [len(group.agents)]
+        ]
+        self.versions = arrays[0]["versions", 0][position]
+
+    def stamp(self, **commit: float) -> None:
+        """Write the commit record; from then on the slot holds this rollout."""
+        self.groups[0].stamp(**commit)
+
+
+class AgentWriters(dict[int, AgentWriter]):
+    """One worker's writer of each slot, made when it is first written to.
+
+    Args:
+        spec: what a slot holds.
+        layout: where slots lie.
+        num_envs: sub-environments of this worker.
+        mapping: the shared memory, all of it.
+    """
+
+    def __init__(self, spec: AgentsSpec, layout: Layout, num_envs: int, mapping: Any) -> None:
+        super().__init__()
+        self._spec, self._layout, self._num_envs, self._memory = spec, layout, num_envs, memoryview(mapping)
+        self._slots = agents_layout(spec, layout.slot_envs, layout.slot_workers)
+
+    def __missing__(self, slot: int) -> AgentWriter:
+        layout = self._layout
+        offset = layout.slots_offset + slot * layout.slot_bytes
+        arrays = self._slots.arrays(self._memory[offset : offset + layout.slot_bytes])
+        writer = self[slot] = AgentWriter(self._spec, arrays, layout.position, layout.first_column, self._num_envs)
+        return writer
+
+
+def private_agent_writer(spec: AgentsSpec, num_envs: int) -> AgentWriter:
+    """A writer over memory of its own, for rollouts that nobody else reads."""
+    layout: AgentsLayout = agents_layout(spec, num_envs, 1)
+    return AgentWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), 0, 0, num_envs)

@@ -1,0 +1,244 @@
+"""The task of a pool's worker whose policies have names: rollouts of several agents into slots, answers to calls."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, spaces_of, with_agents
+from parenv.envs.fitting import Fit
+from parenv.envs.made import make_envs
+from parenv.envs.seeding import RandomState, environment_seed, random_state, set_random_state
+from parenv.memory.agent_layout import AgentsSpec, agents_spec
+from parenv.memory.spaces import describe
+from parenv.memory.status_slot import StatusSlot
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Commit, Credit, Layout, Ready
+from parenv.worker.agent_writing import AgentWriters
+from parenv.worker.agents_collecting import AgentsCollector
+from parenv.worker.agents_evaluation import AgentsEvaluation, short
+from parenv.worker.agents_probing import probe_agents
+from parenv.worker.calling import ENV_METHODS
+from parenv.worker.casting import Cast
+from parenv.worker.collecting import StopCollectingError
+from parenv.worker.failing import Outlet
+from parenv.worker.job import AgentsJob
+from parenv.worker.roster import Roster
+from parenv.worker.together import TogetherCollector
+from parenv.worker.turns import TurnsCollector
+
+
+class StartedAgents(NamedTuple):
+    """Sub-environments of several agents that exist and have been reset.
+
+    Args:
+        env_ids: theirs.
+        envs: the sub-environments.
+        spaces: observation and action spaces, by agent.
+        first: what the resets returned.
+        about: what rollouts hold; in worker 0 only.
+        fit: how values must fit their spaces.
+    """
+
+    env_ids: range
+    envs: Sequence[Any]
+    spaces: tuple[Any, Any]
+    first: Sequence[Any]
+    about: dict[str, Any]
+    fit: Fit
+
+
+def start_agents(
+    job: AgentsJob,
+    sender: Sender,
+    load_job: Callable[[], Any],
+    progress: StatusSlot,
+    warn: Callable[[str], object],
+) -> StartedAgents:
+    """Make and reset the sub-environments, and, in worker 0, find out what a rollout holds."""
+    env_ids, fit = job.env_ids(sender.worker), Fit.of(job.options, warn)
+    envs = make_agents(job, env_ids, progress)
+    by_agent = spaces_of(envs, env_ids.start)
+    first = []
+    for env_id, env in zip(env_ids, envs, strict=True):
+        progress.begin("reset", env_id)
+        first.append(env.reset(seed=environment_seed(job.seed, env_id, sender.generation)))
+    about: dict[str, Any] = {}
+    if sender.worker == 0:
+        progress.begin("act")
+        with RandomState(0):
+            about = probe_agents(load_job(), envs, first, by_agent, fit)
+    return StartedAgents(env_ids, envs, by_agent, first, about, fit)
+
+
+def make_agents(job: AgentsJob, env_ids: range, progress: StatusSlot, others: Sequence[Any] = ()) -> list[Any]:
+    """Make sub-environments, none of which may be one of the others."""
+    return [with_agents(env) for env in make_envs(job.factories, env_ids, progress, others, check_has_agents)]
+
+
+class AgentsTask:
+    """Collects a rollout of all agents for each credit, and answers what it is asked between two of them.
+
+    Args:
+        job: what to make.
+        sender: which share of it.
+        load_job: makes another copy of the job.
+        progress: where to say what is going on.
+        outlet: where to say what comes of it.
+    """
+
+    def __init__(
+        self, job: AgentsJob, sender: Sender, load_job: Callable[[], Any], progress: StatusSlot, outlet: Outlet
+    ) -> None:
+        self._job, self._sender, self._load_job = job, sender, load_job
+        self._progress, self._outlet = progress, outlet
+        self._started = start_agents(job, sender, load_job, progress, outlet.warn)
+        self._collector: AgentsCollector | None = None
+        self._evaluation: AgentsEvaluation | None = None
+        self._loaded = (-1, -1)
+        self._resumed: tuple[Any, Any, bool] | None = None
+
+    def ready(self) -> Ready:
+        """What the driver needs to know of the sub-environments."""
+        started = self._started
+        return Ready([describe(space) for space in started.spaces], len(started.envs), started.about, [], [])
+
+    def lay_out(self, layout: Layout, mapping: Any) -> None:
+        """Be told where everything lies in shared memory, all of which is mapped there."""
+        job, started = self._job, self._started
+        spec = agents_spec(job.rollout_length, *started.spaces, list(job.policy), layout.extras)
+        self._writers = AgentWriters(spec, layout, len(started.envs), mapping)
+        self._cast = Cast(job, self._load_job, spec, mapping, started.fit)
+        self._collector = self._collecting(job, spec, started.envs, started.first)
+        self._evaluation = AgentsEvaluation(job, self._sender.worker, self._cast)
+        self._idle_since = time.perf_counter()
+
+    def take(self, credit: Credit) -> None:
+        """Produce the rollout of a credit, unless the driver wants this worker to end."""
+        with contextlib.suppress(StopCollectingError):
+            self._outlet.say(self._collect(credit))
+
+    def answer(self, method: str, *arguments: Any) -> Any:
+        """Answer a call."""
+        if method in ENV_METHODS:
+            return self._ask_envs(method, *arguments)
+        answers: dict[str, Callable[..., Any]] = {
+            "load": self._load,
+            "evaluate": self._evaluate,
+            "get_state": self._get_state,
+            "set_state": self._set_state,
+        }
+        return answers[method](*arguments)
+
+    def close(self) -> None:
+        """Close the sub-environments."""
+        try:
+            for env in self._started.envs:
+                env.close()
+        finally:
+            if self._evaluation is not None:
+                self._evaluation.close()
+
+    def _collecting(
+        self, job: AgentsJob, spec: AgentsSpec, envs: Sequence[Any], first: Sequence[Any] = ()
+    ) -> AgentsCollector:
+        kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
+        started = self._started
+        roster = Roster(job, spec, self._cast, started.env_ids, self._sender.generation, started.fit)
+        return kind(envs, roster, self._progress, first)
+
+    def _load(self, version: int, serial: int, snapshot: bytes) -> int:
+        if (version, serial) != self._loaded:
+            self._progress.begin("loading the policy")
+            begins, self._loaded = not self._cast.table, (version, serial)
+            self._cast.load(cloudpickle.loads(snapshot))
+            assert self._collector is not None
+            self._collector.roster.settle()
+            if begins:
+                self._begin(self._collector)
+        return version
+
+    def _begin(self, collector: AgentsCollector) -> None:
+        if self._resumed is None:
+            collector.begin([None] * len(collector.envs))
+        else:
+            state, seeds, broken = self._resumed
+            collector.set_state(state["collector"], seeds, broken)
+            set_random_state(state["random"])
+
+    def _get_state(self) -> dict[str, Any]:
+        assert self._collector is not None
+        columns, has_begun = range(len(self._started.envs)), bool(self._cast.table)
+        envs = self._collector.each("get_state", lambda env: QuestionedEnv(env).get_state(), columns)
+        return {
+            "envs": envs if has_begun else [None] * len(envs),
+            "collector": self._collector.get_state() if has_begun else None,
+            "random": random_state(),
+            "generation": self._sender.generation,
+        }
+
+    def _set_state(self, state: dict[str, Any], generation: int, broken: bool) -> list[int]:
+        """Go on where another worker was, as soon as the policies are there; the columns that begin anew."""
+        assert self._collector is not None
+        if state["collector"] is None:
+            return []
+        for env, saved in zip(self._collector.envs, state["envs"], strict=True):
+            if saved is not None:
+                QuestionedEnv(env).set_state(saved)
+        anew = [column for column, saved in enumerate(state["envs"]) if saved is None]
+        env_ids = self._started.env_ids
+        seeds = {column: environment_seed(self._job.seed, env_ids[column], generation) for column in anew}
+        self._resumed = (state, seeds, broken)
+        return anew
+
+    def _collect(self, credit: Credit) -> Commit:
+        """Produce the rollout of a credit and stamp its slot."""
+        assert self._collector is not None
+        began, used_before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
+        writer = self._writers[credit.slot]
+        seconds = self._collector.collect(writer)
+        self._progress.begin("commit")
+        self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        writer.stamp(
+            environment_s=seconds.environment,
+            acting_s=seconds.acting,
+            learning_s=0.0,
+            waiting_s=waited_s,
+            processor_s=used.ru_utime + used.ru_stime - used_before.ru_utime - used_before.ru_stime,
+            voluntary_switches=used.ru_nvcsw - used_before.ru_nvcsw,
+            involuntary_switches=used.ru_nivcsw - used_before.ru_nivcsw,
+            began_s=began,
+            ended_s=self._idle_since,
+            gradient_norm=0.0,
+            generation=self._sender.generation,
+            policy_version=credit.policy_version,
+            sequence=credit.sequence,
+        )
+        report = [self._collector.env_steps, credit.weights_slot, self._collector.roster.indices_in_use]
+        return Commit(credit.sequence, {}, report, [])
+
+    def _evaluate(
+        self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, serial: int, snapshot: bytes
+    ) -> list[Any]:
+        assert self._evaluation is not None
+        self._load(version, serial, snapshot)
+        return self._evaluation.run(self._trial, episodes, deterministic, number)
+
+    def _trial(self, envs: Sequence[Any], job: AgentsJob) -> AgentsCollector:
+        """What plays an evaluation."""
+        assert self._collector is not None
+        started = self._started
+        envs = envs or make_agents(job, started.env_ids, self._progress, started.envs)
+        return self._collecting(job, short(self._collector.roster.spec), envs)
+
+    def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
+        assert self._collector is not None
+        method, positions = ENV_METHODS[name], iter(range(len(columns)))
+        return self._collector.each(name, lambda env: method(QuestionedEnv(env), next(positions), *arguments), columns)

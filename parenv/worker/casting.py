@@ -1,0 +1,77 @@
+"""A worker's policies by name, each with an actor of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from parenv.envs.fitting import Fit
+from parenv.memory.agent_layout import AgentsSpec
+from parenv.policy.assignment import PolicyRow, PolicyTable
+from parenv.policy.snapshots import SharedWeights, WeightsReader
+from parenv.worker.acting import Actor
+from parenv.worker.job import AgentsJob
+
+
+class Cast:
+    """The policies that act here.
+
+    Args:
+        job: has them.
+        load_job: makes another copy of the job, for versions that are frozen.
+        spec: what rollouts consist of.
+        mapping: the shared memory, all of it.
+        fit: how actions must fit their space.
+
+    Attributes:
+        table: which policies there are, and by which versions.
+        actors: of each.
+        settings: of each, what was published with it.
+    """
+
+    def __init__(self, job: AgentsJob, load_job: Callable[[], Any], spec: AgentsSpec, mapping: Any, fit: Fit) -> None:
+        self._job, self._load_job, self._spec, self._mapping, self._fit = job, load_job, spec, mapping, fit
+        self.table: PolicyTable = {}
+        self.settings: Mapping[str, Mapping[str, Any]] = {}
+        self.actors = {name: self._actor(name, job.policy[name], WeightsReader) for name in spec.found}
+        self._loaded: dict[str, int] = {}
+
+    def load(self, table: PolicyTable) -> None:
+        """Have these versions."""
+        for name in [name for name in self.actors if name not in table]:
+            del self.actors[name], self._loaded[name]
+        for name, row in table.items():
+            if name in self.actors and self._loaded.get(name) == row.number:
+                continue
+            if name not in self.actors:
+                self.actors[name] = self._frozen(row)
+            self.actors[name].load(row.place, row.snapshot)
+            self._loaded[name] = row.number
+        self.table = table
+        self.settings = {name: row.settings for name, row in table.items()}
+
+    @contextlib.contextmanager
+    def deterministic(self, wanted: bool) -> Iterator[None]:
+        """Have the settings of every policy say so meanwhile."""
+        with contextlib.ExitStack() as stack:
+            for actor in self.actors.values():
+                stack.enter_context(actor.deterministic(wanted))
+            yield
+
+    def _frozen(self, row: PolicyRow) -> Actor:
+        return self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
+
+    def _actor(self, of: str, policy: Any, weights: Callable[[Any, Any, int, str], Any]) -> Actor:
+        spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.options.device
+        return Actor(
+            policy,
+            spec.observations,
+            spec.actions,
+            device,
+            lambda module: weights(module, self._mapping, offset, device),
+            self._fit,
+        )
+
+    def _group_spec(self, policy: str) -> Any:
+        return self._spec.groups[self._spec.found[policy].group].spec

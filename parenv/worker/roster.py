@@ -1,0 +1,192 @@
+"""Who is there in each sub-environment, in which row, and by which policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.envs.fitting import Fit
+from parenv.errors import ConfigurationError, ObservationError
+from parenv.experience.rollout import map_trees
+from parenv.memory.agent_layout import NOBODY, AgentsSpec
+from parenv.policy.assignment import EpisodeStart, drawn
+from parenv.worker.casting import Cast
+from parenv.worker.collecting import like
+from parenv.worker.group_rows import GroupRows, Seat
+from parenv.worker.job import AgentsJob
+from parenv.worker.sides import Side
+from parenv.worker.writing import to_array
+
+
+class Roster:
+    """The rows of a worker's agents, and the policies that act for them.
+
+    Args:
+        job: knows who draws, and from which seed.
+        spec: what a rollout consists of.
+        cast: the policies.
+        env_ids: of the sub-environments.
+        generation: of the process.
+        fit: how observations must fit their spaces.
+
+    Attributes:
+        groups: rows of the sub-environments themselves, then of each group of agents.
+        seats: of each sub-environment, by agent.
+        sides: by index of the policy.
+        acting: the sides that somebody is on.
+        numbers: of each sub-environment, that of its episode.
+    """
+
+    def __init__(
+        self, job: AgentsJob, spec: AgentsSpec, cast: Cast, env_ids: Sequence[int], generation: int, fit: Fit
+    ) -> None:
+        self.spec, self.env_ids = spec, list(env_ids)
+        self._job, self._cast, self._generation = job, cast, generation
+        num_envs = len(self.env_ids)
+        self.groups = [GroupRows(g.spec, num_envs * len(g.agents), fit, generation > 0) for g in spec.groups]
+        self.groups[0].who[:] = 0  # A sub-environment is always there.
+        self.seats = [
+            {a: Seat(a, group, column * len(spec.groups[group].agents) + i) for a, (group, i) in spec.seats.items()}
+            for column in range(num_envs)
+        ]
+        self.sides: dict[int, Side] = {}
+        self.acting: list[Side] = []
+        self.names: list[Mapping[str, str]] = [{} for _ in self.env_ids]
+        self.numbers = [-1] * num_envs
+        self._born: list[tuple[GroupRows, int]] = []
+
+    @property
+    def indices_in_use(self) -> list[int]:
+        """The policies by which somebody acts in an episode under way."""
+        names = {name for mine in self.names for name in mine.values()}
+        return sorted(self._cast.table[name].index for name in names)
+
+    def get_state(self) -> dict[str, Any]:
+        """Who is there, with what, as plain data."""
+        return {
+            "numbers": list(self.numbers),
+            "names": [dict(names) for names in self.names],
+            "groups": [group.get_state() for group in self.groups],
+            "carries": {s.name: map_trees(to_array, s.carry) for s in self.sides.values() if s.carry is not None},
+        }
+
+    def set_state(self, state: Mapping[str, Any], anew: Sequence[int], broken: bool) -> None:
+        """Be as another roster was that had this state, but for sub-environments that begin anew, with nobody there.
+
+        Args:
+            state: of :meth:`get_state`.
+            anew: these.
+            broken: whether what follows does not follow what was delivered last.
+        """
+        self.numbers, self.names = list(state["numbers"]), [dict(names) for names in state["names"]]
+        for group, saved in zip(self.groups, state["groups"], strict=True):
+            group.set_state(saved)
+            group.restarted[:] = broken
+        for side in self.sides.values():
+            if side.carry is not None and side.name in state["carries"]:
+                side.carry = map_trees(like, side.carry, state["carries"][side.name])
+        for column in anew:
+            self.groups[0].restarted[column] = True
+            for seat in self.seats[column].values():
+                self.groups[seat.group].who[seat.row] = NOBODY
+                self.groups[seat.group].restarted[seat.row] = True
+
+    def settle(self) -> None:
+        """Take note of policies that have come and gone."""
+        there = {row.index: name for name, row in self._cast.table.items()}
+        self.sides = {index: side for index, side in self.sides.items() if index in there}
+        for index, name in there.items():
+            if index not in self.sides:
+                self.sides[index] = self._side(index, name)
+        self.share_out()
+
+    def clear(self) -> None:
+        """Nobody is there."""
+        for group in self.groups[1:]:
+            group.who[:] = NOBODY
+
+    def begin_episode(self, column: int) -> None:
+        """Draw who plays in the next episode of a sub-environment."""
+        self.numbers[column] += 1
+        self.groups[0].clocks.begin(column)
+        self._born.append((self.groups[0], column))
+        if self._job.policy_of is not None or not self.names[column]:
+            self._draw(column)
+
+    def index_of(self, column: int, agent: str) -> int:
+        """That of the policy of an agent."""
+        return self._cast.table[self.names[column][agent]].index
+
+    def version_of(self, side: Side) -> int:
+        """The version by which a side acts."""
+        return self._cast.table[side.name].number
+
+    def versions(self) -> list[int]:
+        """Those of the policies that learn."""
+        return [self._cast.table[name].number for name in self.spec.policies]
+
+    def seat_of(self, column: int, agent: str) -> Seat:
+        """The seat of an agent.
+
+        Raises:
+            ObservationError: it has none.
+        """
+        seat = self.seats[column].get(agent)
+        if seat is None:
+            raise ObservationError(
+                f"env_id {self.env_ids[column]} has the agent {agent!r}, which is not among its possible_agents "
+                f"{list(self.seats[column])}"
+            )
+        return seat
+
+    def be_born(self, seat: Seat) -> None:
+        """An agent begins to be there."""
+        group = self.groups[seat.group]
+        index = int(group.assigned[seat.row])
+        group.who[seat.row] = index
+        group.clocks.begin(seat.row)
+        self._born.append((group, seat.row))
+        self.sides[index].begin_row(seat.row)
+
+    def begin_counting(self) -> None:
+        """What has begun since the last time has no return yet."""
+        for group, row in self._born:
+            group.forget(row)
+        self._born.clear()
+
+    def share_out(self) -> None:
+        """Tell every side its rows."""
+        for side in self.sides.values():
+            side.rows = np.flatnonzero(self.groups[side.group].who == side.index)
+        self.acting = [side for side in self.sides.values() if len(side.rows)]
+
+    def _draw(self, column: int) -> None:
+        env_id, number = self.env_ids[column], self.numbers[column]
+        episode = EpisodeStart(env_id, number, self._cast.settings, (self._job.seed, self._generation))
+        self.names[column] = {agent: self._drawn(agent, episode) for agent in self.seats[column]}
+        for seat in self.seats[column].values():
+            self.groups[seat.group].assigned[seat.row] = self.index_of(column, seat.agent)
+
+    def _side(self, index: int, name: str) -> Side:
+        of = self._cast.table[name].of
+        group = self.spec.found[of].group
+        agents, num_rows = self.spec.groups[group].agents, len(self.groups[group].who)
+
+        def whose(row: int) -> str:
+            return f"agent {agents[row % len(agents)]!r} of env_id {self.env_ids[row // len(agents)]}"
+
+        return Side(name, index, group, self._cast.actors[name], num_rows, self.spec.stored(of), whose)
+
+    def _drawn(self, agent: str, episode: Any) -> str:
+        name = drawn(self._job.policy_of, agent, episode, self._cast.table)
+        of, group = self._cast.table[name].of, self.spec.seats[agent][0]
+        if self.spec.found[of].group != group:
+            theirs = self.spec.groups[self.spec.found[of].group].agents
+            raise ConfigurationError(
+                f"policy_of returned {name!r} for agent {agent!r} in episode {episode.number} of env_id "
+                f"{episode.env_id}, but {of!r} acts for {list(theirs)}, whose spaces are others: give {agent!r} a "
+                "policy of its own"
+            )
+        return name

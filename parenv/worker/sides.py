@@ -1,0 +1,127 @@
+"""A side: the rows of a group whose agents act by one policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.envs.fitting import not_finite
+from parenv.errors import PolicyOutputError
+from parenv.experience.rollout import map_trees
+from parenv.worker.acting import NO_INFOS, Actor
+from parenv.worker.agent_writing import GroupWriter
+
+Acted = tuple[Any, Mapping[str, Any]]
+"""Actions by leaf, and extras by the names under which they are stored."""
+
+
+class Side:
+    """What acts for some of the rows of a group, and what the policy keeps of them.
+
+    Args:
+        name: of the policy.
+        index: of the policy.
+        group: of the rows, by index.
+        actor: the policy.
+        num_rows: of the group.
+        stored: by what the policy calls an extra, the name under which it is stored.
+        whose: says in words whose row it is, for messages.
+
+    Attributes:
+        rows: which ones, ascending.
+        carry: of all rows of the group.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        group: int,
+        actor: Actor,
+        num_rows: int,
+        stored: Mapping[str, str],
+        whose: Callable[[int], str],
+    ) -> None:
+        self.name, self.index, self.group, self.actor = name, index, group, actor
+        self._num_rows, self._whose = num_rows, whose
+        self._renamed = {mine: theirs for mine, theirs in stored.items() if mine != theirs}
+        self._initial = actor.initial_carry(num_rows)
+        self.carry = self._initial
+        self.rows = np.arange(0)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every row of the group is its own."""
+        return len(self.rows) == self._num_rows
+
+    def act(self, writer: GroupWriter, step: int) -> None:
+        """Act for all of its rows on the observations of a step, and write what comes of it."""
+        rows, observed = self.rows, writer.observations[step]
+        if self.has_all:
+            actions, extras, self.carry = self.actor.act(observed, self.carry, NO_INFOS)
+            writer.write_actions(step, self._fitted(actions, rows), self._stored(extras))
+        else:
+            self.act_for([block[rows] for block in observed], rows, writer, step)
+
+    def act_for(self, observed: Any, rows: Any, writer: GroupWriter, steps: Any) -> list[Any]:
+        """Act for some rows, and write what comes of it; the actions as they were written.
+
+        Args:
+            observed: observations of these rows, one array ``[n, ...]`` per leaf.
+            rows: ``[n]``.
+            writer: where to.
+            steps: one for all, or ``[n]``.
+        """
+        carry = None if self.carry is None else map_trees(lambda values: values[_index(values, rows)], self.carry)
+        actions, extras, following = self.actor.act(observed, carry, NO_INFOS)
+        if self.carry is not None:
+            self.carry = _with_rows(self.carry, following, rows)
+        return writer.write_some(steps, rows, self._fitted(actions, rows), self._stored(extras))
+
+    def begin_row(self, row: int) -> None:
+        """An agent begins an episode."""
+        self.carry = self.carry_with_initial([row])
+
+    def carry_with_initial(self, rows: Sequence[int]) -> Any:
+        """The carry, with these rows as at the beginning of an episode."""
+        if self._initial is None or not rows:
+            return self.carry
+        return self.actor.with_rows(self.carry, self._initial, rows)
+
+    def own(self) -> None:
+        """Keep nothing of a rollout."""
+        self.carry = self.actor.own_carry(self.carry)
+
+    def _fitted(self, actions: Sequence[Any], rows: Any) -> Sequence[Any]:
+        fitted = self.actor.actions.fitted(actions, len(rows))
+        for values in fitted if self.actor.fit.finite else ():
+            for row, value in zip(rows.tolist(), values, strict=True):
+                if not_finite(value):
+                    raise PolicyOutputError(
+                        f"the action of policy {self.name!r} for {self._whose(row)} is not finite: {value!r}"
+                    )
+        return fitted
+
+    def _stored(self, extras: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {self._renamed.get(name, name): value for name, value in extras.items()} if self._renamed else extras
+
+
+def _with_rows(carry: Any, following: Any, rows: Any) -> Any:
+    """A copy of the carry with these rows from the carry of these rows alone."""
+
+    def put(values: Any, others: Any) -> Any:
+        values = values.clone() if hasattr(values, "clone") else np.array(values)
+        values[_index(values, rows)] = others
+        return values
+
+    return map_trees(put, carry, following)
+
+
+def _index(values: Any, rows: Any) -> Any:
+    if not hasattr(values, "clone"):
+        return rows
+    import torch
+
+    return torch.as_tensor(rows, device=values.device)

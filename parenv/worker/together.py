@@ -1,0 +1,184 @@
+"""Collecting where all agents that are there act in every step: the rows of a rollout are aligned in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.envs.targets import End
+from parenv.errors import ObservationError
+from parenv.memory.agent_layout import NOBODY
+from parenv.worker.agent_writing import AgentWriter
+from parenv.worker.agents_collecting import AgentsCollector, Enough
+from parenv.worker.collecting import Seconds, StopCollectingError
+from parenv.worker.group_rows import Seat
+from parenv.worker.single import ACT
+
+
+class TogetherCollector(AgentsCollector):
+    """For environments whose step takes the actions of all agents.
+
+    Args:
+        *arguments: as for :class:`~parenv.worker.agents_collecting.AgentsCollector`.
+        **more: likewise.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._live: list[list[Seat]] = [[] for _ in self.envs]
+        self._agents: list[list[str]] = [[] for _ in self.envs]
+        self._has_state = bool(self.roster.groups[0].observed)
+        self._rows: Sequence[Any] = [group.observed for group in self.roster.groups]
+        self._changed = False
+
+    def begin(self, seeds: Sequence[int | None]) -> None:
+        """Begin an episode in every sub-environment."""
+        self._rows = [group.observed for group in self.roster.groups]
+        super().begin(seeds)
+
+    def get_state(self) -> dict[str, Any]:
+        """With who is there."""
+        return {**super().get_state(), "agents": [list(agents) for agents in self._agents]}
+
+    def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
+        """Go on; see above."""
+        self._rows = [group.observed for group in self.roster.groups]
+        self._agents = [list(agents) for agents in state["agents"]]
+        self._live = [[self.roster.seat_of(i, agent) for agent in agents] for i, agents in enumerate(self._agents)]
+        super().set_state(state, seeds, broken)
+
+    def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
+        """Fill a rollout; see above."""
+        clock, progress, roster = time.perf_counter, self._progress, self.roster
+        cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
+        self._begin_writing(writer)
+        environment = acting = 0.0
+        env_ends = writer.groups[0].ends
+        agents = list(zip(roster.groups[1:], writer.groups[1:], strict=True))
+        for step in range(roster.spec.rollout_length):
+            if closing[0]:
+                raise StopCollectingError
+            began = clock()
+            cell[0] = ACT
+            heartbeat[0] += 1
+            for side in roster.acting:
+                side.act(writer.groups[side.group], step)
+            acted, known = clock(), len(env_ends)
+            self._step([(), *(group.split(mine.action_rows[step]) for group, mine in agents)], step)
+            acting += acted - began
+            environment += clock() - acted
+            if enough is not None and len(env_ends) > known and enough(env_ends[known:]):
+                break
+        self.env_steps = (step + 1) * len(self.envs)
+        for group, rows in zip(roster.groups, self._rows, strict=True):
+            group.observed = [row.copy() for row in rows]
+        self._finish_writing(writer)
+        return Seconds(environment, acting)
+
+    def _step(self, actions: Sequence[Any], step: int) -> None:
+        """Step every sub-environment; where an agent's part of an episode ends, keep its final observation."""
+        cell, groups, array, writers = self._progress.cell, self.roster.groups, np.ndarray, self._writer.groups
+        rows = self._rows = [mine.observations[step + 1] if mine.observations else () for mine in writers]
+        rewards, has_state = [mine.rewards[step] for mine in writers], self._has_state
+        together = zip(self._step_codes, self._steps, self.envs, self._live, self._agents, strict=True)
+        for column, (step_code, step_env, env, live, agents) in enumerate(together):
+            cell[0] = step_code
+            given = {agent: actions[index][row] for agent, index, row in live}
+            observations, rewarded, terminated, truncated, _ = step_env(given)
+            ended: tuple[str, ...] = ()
+            try:
+                for agent, index, row in live:
+                    rewards[index][row] = rewarded[agent]
+                    observation, group = observations[agent], groups[index]
+                    if terminated[agent] or truncated[agent]:
+                        self._end(Seat(agent, index, row), step, observation, bool(terminated[agent]), column)
+                        ended = (*ended, agent)
+                    elif (
+                        type(observation) is array
+                        and observation.dtype is group.dtype
+                        and observation.shape == group.shape
+                    ):
+                        rows[index][0][row] = observation
+                    else:
+                        group.write(rows[index], row, observation)
+            except KeyError as error:
+                raise self._unheard(column, agent, error) from error
+            if ended or env.agents != agents:
+                self._change(column, step, observations, ended)
+            elif has_state:
+                self._write_state(column, rows[0], column)
+        groups[0].lengths += 1
+        for group, mine in zip(groups[1:], rewards[1:], strict=True):
+            group.returns += mine
+            group.lengths += 1
+        self.roster.begin_counting()
+        if self._changed:
+            self._changed = False
+            self.roster.share_out()
+
+    def _unheard(self, column: int, agent: str, error: KeyError) -> Exception:
+        if error.args != (agent,):
+            return error
+        return ObservationError(
+            f"agent {agent!r} of env_id {self.roster.env_ids[column]} acted, but the step said nothing of it: "
+            "observations, rewards, terminations and truncations must have every agent that acted"
+        )
+
+    def _end(self, seat: Seat, step: int, observation: Any, terminated: bool, column: int) -> None:
+        """An agent's part of an episode ends with this observation."""
+        group, mine = self.roster.groups[seat.group], self._writer.groups[seat.group]
+        seconds, _ = group.clocks.end(seat.row, None)
+        episode_return = float(group.returns[seat.row] + mine.rewards[step, seat.row])
+        group.write(mine.finals, len(mine.ends), observation)
+        end = End(step, seat.row, terminated, not terminated, seconds)
+        mine.add_end(end, episode_return, int(group.lengths[seat.row]) + 1, self.roster.numbers[column])
+        group.who[seat.row] = NOBODY
+        self.roster.groups[0].returns[column] += episode_return
+        self._truncated[column] |= not terminated
+
+    def _change(self, column: int, step: int, observations: Any, ended: Sequence[str]) -> None:
+        """Agents have gone, come or come back; where none is left, another episode begins."""
+        roster, agents = self.roster, list(self.envs[column].agents)
+        live, names = self._live[column], roster.names[column]
+        for seat in live:
+            if seat.agent not in ended and seat.agent not in agents:
+                self._end(seat, step, observations[seat.agent], False, column)
+        if agents:
+            self._come_in(column, agents, observations)
+        else:
+            if self._has_state:
+                finals = self._writer.groups[0].finals
+                self._write_state(column, finals, len(self._writer.groups[0].ends))
+            self._end_episode(column, step, int(roster.groups[0].lengths[column]) + 1)
+            self._begin_episode(column, None)
+        if self._live[column] != live or roster.names[column] != names:
+            self._changed = True
+            for seat in roster.seats[column].values():
+                now = int(roster.groups[seat.group].who[seat.row])
+                self._writer.groups[seat.group].note(seat.row, step + 1, now)
+
+    def _begin_episode(self, column: int, seed: int | None) -> None:
+        observations, _ = self._reset(column, seed)
+        self._come_in(column, list(self.envs[column].agents), observations)
+
+    def _come_in(self, column: int, agents: list[str], observations: Any) -> None:
+        """These agents are there from now on: those that were not begin."""
+        live = [self.roster.seat_of(column, agent) for agent in agents]
+        for seat in live:
+            group = self.roster.groups[seat.group]
+            if group.who[seat.row] == NOBODY:
+                if seat.agent not in observations:
+                    raise ObservationError(
+                        f"agent {seat.agent!r} of env_id {self.roster.env_ids[column]} is there, but has no observation"
+                    )
+                self.roster.be_born(seat)
+                group.write(self._rows[seat.group], seat.row, observations[seat.agent])
+        self._live[column], self._agents[column] = live, agents
+        if self._has_state:
+            self._write_state(column, self._rows[0], column)
+
+    def _write_state(self, column: int, rows: Any, row: int) -> None:
+        self.roster.groups[0].write(rows, row, self.envs[column].state())

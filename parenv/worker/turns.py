@@ -1,0 +1,262 @@
+"""Collecting where agents act one after the other: the time of a row is its agent's own turns."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.envs.targets import End
+from parenv.errors import ObservationError
+from parenv.experience.rollout import map_trees
+from parenv.memory.agent_layout import NOBODY
+from parenv.worker.agent_writing import AgentWriter, GroupWriter
+from parenv.worker.agents_collecting import AgentsCollector, Enough
+from parenv.worker.collecting import Seconds, StopCollectingError, like
+from parenv.worker.group_rows import Seat
+from parenv.worker.single import ACT
+from parenv.worker.writing import to_array
+
+
+class Pending:
+    """The turns of a group's rows whose reward is still to come: it is complete at the agent's next turn.
+
+    Args:
+        num_rows: of the group.
+
+    Attributes:
+        there: bool ``[R]``.
+        counts: turns of each row that are complete in this rollout, ``[R]``.
+        versions: that chose the action, where it was chosen in a rollout before, else -1.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.there = np.zeros(num_rows, bool)
+        self.counts = np.zeros(num_rows, np.int64)
+        self.versions = np.full(num_rows, -1, np.int64)
+        self._rows = np.arange(num_rows)
+        self._kept: dict[str, list[Any]] = {}
+
+    def keep(self, writer: GroupWriter) -> list[Any]:
+        """Keep what is not complete at the end of a rollout; the observations that the next one begins with."""
+        last = np.minimum(self.counts, len(writer.policies) - 1)
+        self._kept = {
+            name: [block[last, self._rows] for block in writer.blocks[name]] for name in ("actions", "extras")
+        }
+        return [block[self.counts, self._rows] for block in writer.blocks["observations"]]
+
+    def get_state(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"there": self.there.copy(), "versions": self.versions.copy(), "kept": self._kept}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Be what another one was that had this state."""
+        self.there[:], self.versions[:], self._kept = state["there"], state["versions"], dict(state["kept"])
+
+    def put_back(self, writer: GroupWriter) -> None:
+        """Begin a rollout with it."""
+        self.counts[:] = 0
+        for name, kept in self._kept.items():
+            for block, values in zip(writer.blocks[name], kept, strict=True):
+                block[0][self.there] = values[self.there]
+        writer.first_versions[self.there] = self.versions[self.there]
+
+    def blank(self, writer: GroupWriter, who: Any) -> None:
+        """Leave nothing of former rollouts behind what this one has."""
+        steps = np.arange(len(writer.policies) + 1)[:, None]
+        unused = steps >= self.counts + (who != NOBODY)
+        for block in writer.blocks["observations"]:
+            block[unused] = 0
+        writer.policies[steps[:-1] >= self.counts] = NOBODY
+        for block in (*writer.blocks["actions"], *writer.blocks["extras"]):
+            block[(steps >= self.counts + self.there)[:-1]] = 0
+
+
+class TurnsCollector(AgentsCollector):
+    """Where one agent of a sub-environment acts at a time.
+
+    A rollout ends when a row is full. Turns whose reward is still to come then are the first of the next rollout.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._pending = [Pending(len(group.who)) for group in self.roster.groups]
+        self._turns: list[Any] = [None] * len(self.envs)
+        self._taken = [0] * len(self.envs)
+        self._is_full = self._is_writing = False
+        self._carry_before: dict[int, Any] = {}
+
+    def begin(self, seeds: Sequence[int | None]) -> None:
+        """Begin an episode in every sub-environment."""
+        for pending in self._pending:
+            pending.there[:] = False
+            pending.counts[:] = 0
+        super().begin(seeds)
+
+    def get_state(self) -> dict[str, Any]:
+        """With whose turn it is, and what is still to come of the last ones."""
+        sides = self.roster.sides
+        before = {sides[i].name: map_trees(to_array, c) for i, c in self._carry_before.items() if i in sides}
+        return {
+            **super().get_state(),
+            "turns": [seat.agent for seat in self._turns],
+            "pending": [pending.get_state() for pending in self._pending],
+            "carry_before": before,
+        }
+
+    def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
+        """Go on; see above."""
+        for pending, saved in zip(self._pending, state["pending"], strict=True):
+            pending.set_state(saved)
+        self._turns = [self.roster.seat_of(column, agent) for column, agent in enumerate(state["turns"])]
+        for side in self.roster.sides.values():
+            if side.name in state["carry_before"]:
+                self._carry_before[side.index] = map_trees(like, side.carry, state["carry_before"][side.name])
+        for column in seeds:
+            for seat in self.roster.seats[column].values():
+                self._pending[seat.group].there[seat.row] = False
+        super().set_state(state, seeds, broken)
+
+    def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
+        """Fill a rollout until a row is full."""
+        clock, progress = time.perf_counter, self._progress
+        self._begin_writing(writer)
+        self._is_writing, self._is_full = True, False
+        self._taken = [0] * len(self.envs)
+        for pending, mine in zip(self._pending[1:], writer.groups[1:], strict=True):
+            pending.put_back(mine)
+        environment = acting = 0.0
+        ends = writer.groups[0].ends
+        while not self._is_full:
+            if progress.closing[0]:
+                raise StopCollectingError
+            began = clock()
+            progress.cell[0] = ACT
+            progress.heartbeat[0] += 1
+            actions = self._act()
+            acted, known = clock(), len(ends)
+            for column, action in enumerate(actions):
+                self._take_turn(column, action)
+            acting += acted - began
+            environment += clock() - acted
+            if enough is not None and len(ends) > known and enough(ends[known:]):
+                break
+        self._end_writing(writer)
+        return Seconds(environment, acting)
+
+    def _act(self) -> list[Any]:
+        """Have every agent act whose turn it is, those of one policy together; the actions by sub-environment."""
+        actions: list[Any] = [None] * len(self.envs)
+        together: defaultdict[int, list[int]] = defaultdict(list)
+        for column, seat in enumerate(self._turns):
+            together[int(self.roster.groups[seat.group].who[seat.row])].append(column)
+        for index, columns in together.items():
+            side = self.roster.sides[index]
+            mine, pending = self._writer.groups[side.group], self._pending[side.group]
+            rows = np.array([self._turns[column].row for column in columns])
+            steps = pending.counts[rows]
+            if side.carry is not None:
+                before = self._carry_before.get(index, side.carry)
+                self._carry_before[index] = side.actor.with_rows(before, side.carry, rows.tolist())
+            observed = [block[steps, rows] for block in mine.blocks["observations"]]
+            written = side.act_for(observed, rows, mine, steps)
+            pending.there[rows], pending.versions[rows] = True, -1
+            each = self.roster.groups[side.group].split(written)
+            for column, action in zip(columns, each, strict=True):
+                actions[column] = action
+        return actions
+
+    def _take_turn(self, column: int, action: Any) -> None:
+        self._progress.cell[0] = self._step_codes[column]
+        self._steps[column](action)
+        self._taken[column] += 1
+        self.roster.groups[0].lengths[column] += 1
+        self._next_turn(column)
+
+    def _next_turn(self, column: int) -> None:
+        """Go on until it is the turn of an agent that can act: what it did last is complete now."""
+        env = self.envs[column]
+        while True:
+            if not env.agents:
+                if not self._is_writing:
+                    raise ObservationError(f"no agent of env_id {self.roster.env_ids[column]} can act after its reset")
+                self._end_episode(column, self._taken[column] - 1, int(self.roster.groups[0].lengths[column]))
+                self._reset(column, None)
+                self.roster.begin_counting()
+                continue
+            seat = self.roster.seat_of(column, env.agent_selection)
+            observation, reward, terminated, truncated, _ = env.last()
+            self._complete(seat, reward)
+            if not (terminated or truncated):
+                break
+            self._end_turns(seat, observation, bool(terminated), column)
+            env.step(None)
+        self._turns[column] = seat
+        self._await(column, seat, observation)
+
+    def _complete(self, seat: Seat, reward: Any) -> None:
+        """An agent's reward since its last turn is known."""
+        group, pending, row = self.roster.groups[seat.group], self._pending[seat.group], seat.row
+        if not pending.there[row]:
+            return
+        mine, count = self._writer.groups[seat.group], pending.counts[row]
+        mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
+        pending.there[row] = False
+        pending.counts[row] += 1
+        group.returns[row] += float(reward)
+        group.lengths[row] += 1
+
+    def _end_turns(self, seat: Seat, observation: Any, terminated: bool, column: int) -> None:
+        """An agent is gone; unless it has never had a turn, its part of the episode ends with its last one."""
+        group, row = self.roster.groups[seat.group], seat.row
+        self._truncated[column] |= not terminated
+        if group.who[row] == NOBODY:
+            return
+        mine, step = self._writer.groups[seat.group], int(self._pending[seat.group].counts[row]) - 1
+        seconds, _ = group.clocks.end(row, None)
+        group.write(mine.finals, len(mine.ends), observation)
+        end = End(step, row, terminated, not terminated, seconds)
+        mine.add_end(end, float(group.returns[row]), int(group.lengths[row]), self.roster.numbers[column])
+        group.who[row] = NOBODY
+        self.roster.groups[0].returns[column] += group.returns[row]
+
+    def _await(self, column: int, seat: Seat, observation: Any) -> None:
+        """It is an agent's turn, and this is what it sees."""
+        group, pending = self.roster.groups[seat.group], self._pending[seat.group]
+        if group.who[seat.row] == NOBODY:
+            self.roster.be_born(seat)
+            self.roster.begin_counting()
+        if not self._is_writing:
+            group.write(group.observed, seat.row, observation)
+            return
+        count = pending.counts[seat.row]
+        group.write(self._writer.groups[seat.group].observations[count], seat.row, observation)
+        self._is_full |= bool(count == self.roster.spec.rollout_length)
+
+    def _begin_episode(self, column: int, seed: int | None) -> None:
+        self._reset(column, seed)
+        self.roster.begin_counting()
+        self._next_turn(column)
+
+    def _end_writing(self, writer: AgentWriter) -> None:
+        versions = {side.index: self.roster.version_of(side) for side in self.roster.sides.values()}
+        for group, pending, mine in zip(self.roster.groups[1:], self._pending[1:], writer.groups[1:], strict=True):
+            pending.blank(mine, group.who)
+            group.observed = pending.keep(mine)
+            for row in np.flatnonzero(pending.there & (pending.versions < 0)):
+                pending.versions[row] = versions[int(group.who[row])]
+        self.env_steps = sum(self._taken)
+        self._finish_writing(writer)
+        self._is_writing = False
+
+    def _carries(self, index: int) -> dict[str, Any]:
+        """The carry of each policy of a group before the first turn of every row, which may have been taken already."""
+        found = super()._carries(index)
+        for side in self.roster.sides.values():
+            if side.index in self._carry_before and side.group == index:
+                rows = np.flatnonzero(self._pending[index].there).tolist()
+                found[side.name] = side.actor.with_rows(found[side.name], self._carry_before[side.index], rows)
+        return found

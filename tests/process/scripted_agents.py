@@ -1,0 +1,253 @@
+"""Environments of several agents that follow a script, and the plain loops that say what a pool must deliver."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+AGENTS = ("fox_0", "fox_1", "hen_0", "hen_1", "hen_2")
+"""Foxes see one number more than hens."""
+
+
+def length(env_id: int, episode: int) -> int:
+    return 3 + (env_id * 5 + episode * 7) % 6
+
+
+def lives(env_id: int, episode: int, agent: str) -> list[tuple[int, int]]:
+    """From which step to which, at latest the last one, an agent is there: some come late, some die and come back."""
+    number, end = AGENTS.index(agent), length(env_id, episode)
+    found = {
+        0: [(0, end)],
+        1: [(0, 2), (3, end)],
+        2: [(0, end)],
+        3: [(2, end - 1)],
+        4: [(0, 1), (2, 3), (4, end)] if (env_id + episode) % 2 else [],
+    }[number]
+    return [(begin, stop) for begin, stop in found if begin < stop]
+
+
+class Scripted:
+    """Shaped like PettingZoo's ParallelEnv. The buffers of observations are reused."""
+
+    metadata = {"name": "scripted_v0"}  # noqa: RUF012
+
+    def __init__(self, env_id: int) -> None:
+        self.env_id, self.episode, self.now = env_id, -1, 0
+        self.possible_agents = list(AGENTS)
+        self.agents: list[str] = []
+        self.state_space = spaces.Box(-1, 1 << 30, (3,), np.int64)
+        self.unwrapped = self
+        self._buffers = {agent: np.zeros(self.width(agent), np.int64) for agent in AGENTS}
+
+    @staticmethod
+    def width(agent: str) -> int:
+        return 5 if agent.startswith("fox") else 4
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1, 1 << 30, (self.width(agent),), np.int64)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(100 if agent.startswith("fox") else 50)
+
+    def state(self) -> Any:
+        return np.array([self.env_id, self.episode, self.now])
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.episode += 1
+        self.now = 0
+        self.agents = self._there()
+        return {agent: self._see(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        acted = self.agents
+        assert list(actions) == acted, (actions, acted)
+        assert all(type(action) is int for action in actions.values())
+        self.now += 1
+        there = [agent for agent in acted if self._stays(agent)]
+        gone = [agent for agent in acted if agent not in there]
+        born = [agent for agent in self._there() if agent not in acted]
+        seen = {agent: self._see(agent) for agent in (*acted, *born)}
+        rewards = {agent: self.reward(agent, actions[agent]) for agent in acted}
+        terminated = {agent: agent in gone and not self.cuts(agent) for agent in seen}
+        truncated = {agent: agent in gone and self.cuts(agent) for agent in seen}
+        self.agents = [*there, *born]
+        return seen, rewards, terminated, truncated, {agent: {} for agent in seen}
+
+    def reward(self, agent: str, action: int) -> float:
+        return float((self.env_id * 31 + self.episode * 17 + self.now * 7 + AGENTS.index(agent) * 3 + action) % 1000)
+
+    def cuts(self, agent: str) -> bool:
+        return (self.episode + AGENTS.index(agent)) % 3 == 0
+
+    def get_state(self) -> Any:
+        return [self.episode, self.now, list(self.agents)]
+
+    def set_state(self, state: Any) -> None:
+        self.episode, self.now, self.agents = state[0], state[1], list(state[2])
+
+    def close(self) -> None:
+        pass
+
+    def _there(self) -> list[str]:
+        end = length(self.env_id, self.episode)
+        if self.now >= end:
+            return []
+        return [a for a in AGENTS if any(b <= self.now < s for b, s in lives(self.env_id, self.episode, a))]
+
+    def _stays(self, agent: str) -> bool:
+        return agent in self._there()
+
+    def _see(self, agent: str) -> Any:
+        buffer = self._buffers[agent]
+        buffer[:4] = self.env_id, self.episode, self.now, AGENTS.index(agent)
+        return buffer
+
+
+class ScriptedTurns(Scripted):
+    """The same script, shaped like PettingZoo's AECEnv: those who are there act one after the other."""
+
+    def agent_iter(self) -> Any:
+        raise NotImplementedError
+
+    def observe(self, agent: str) -> Any:
+        return self._see(agent)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._sum = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self._queue = list(self.agents)
+        self.agent_selection = self._queue[0]
+
+    def last(self) -> Any:
+        agent = self.agent_selection
+        return self.observe(agent), self._sum[agent], self.terminations[agent], self.truncations[agent], {}
+
+    def step(self, action: Any) -> None:
+        agent = self._queue.pop(0)
+        if self.terminations[agent] or self.truncations[agent]:
+            assert action is None
+            self.agents.remove(agent)
+            for table in (self._sum, self.terminations, self.truncations):
+                del table[agent]
+        else:
+            assert type(action) is int
+            self._sum[agent] = 0.0
+            for other in self.agents:
+                self._sum[other] += self.reward(other, action) / 8
+        if not self._queue:
+            self._next_round()
+        self.agent_selection = self._queue[0] if self._queue else ""
+
+    def get_state(self) -> Any:
+        names = "_sum", "terminations", "truncations", "_queue", "agent_selection"
+        return [*super().get_state(), {name: getattr(self, name) for name in names}]
+
+    def set_state(self, state: Any) -> None:
+        super().set_state(state)
+        for name, value in state[3].items():
+            setattr(self, name, value.copy() if hasattr(value, "copy") else value)
+
+    def _next_round(self) -> None:
+        self.now += 1
+        for agent in self.agents:
+            if not self._stays(agent):
+                self.terminations[agent], self.truncations[agent] = not self.cuts(agent), self.cuts(agent)
+        for agent in self._there():
+            if agent not in self.agents:
+                self.agents.append(agent)
+                self._sum[agent] = 0.0
+                self.terminations[agent] = self.truncations[agent] = False
+        self._queue = list(self.agents)
+
+
+def act(observations: Any) -> Any:
+    """What every policy of the tests does: the action tells whose observation it is for."""
+    return (observations[:, :4] * [1, 3, 5, 7]).sum(1) % 50
+
+
+class Lived(NamedTuple):
+    """A transition."""
+
+    observation: list[int]
+    action: int
+    reward: float
+    following: list[int]
+    terminated: bool
+    truncated: bool
+
+
+Ledger = dict[tuple[int, str], list[Lived]]
+
+
+def one_action(observation: Any) -> int:
+    return int(act(np.asarray(observation)[None])[0])
+
+
+def plain_loop(env_id: int, env_steps: int) -> tuple[Ledger, list[list[int]]]:
+    """The transitions of each agent of a sub-environment, and its states, step by step."""
+    env, ledger, states = Scripted(env_id), defaultdict(list), []
+    seen, _ = env.reset()
+    for _ in range(env_steps):
+        states.append(env.state().tolist())
+        before = {agent: seen[agent].tolist() for agent in env.agents}
+        actions = {agent: one_action(before[agent]) for agent in env.agents}
+        seen, rewards, terminated, truncated, _ = env.step(actions)
+        for agent in actions:
+            ledger[env_id, agent].append(
+                Lived(
+                    before[agent],
+                    actions[agent],
+                    rewards[agent],
+                    seen[agent].tolist(),
+                    terminated[agent],
+                    truncated[agent],
+                )
+            )
+        if not env.agents:
+            seen, _ = env.reset()
+    return dict(ledger), states
+
+
+def plain_turns(env_id: int, env_steps: int) -> Ledger:
+    """The same where agents act one after the other."""
+    env, ledger = ScriptedTurns(env_id), defaultdict(list)
+    begun: dict[str, tuple[list[int], int]] = {}
+    env.reset()
+    while env_steps:
+        if not env.agents:
+            env.reset()
+        agent = env.agent_selection
+        observation, reward, terminated, truncated, _ = env.last()
+        observed = observation.tolist()
+        if agent in begun:
+            ledger[env_id, agent].append(Lived(*begun.pop(agent), reward, observed, terminated, truncated))
+        if terminated or truncated:
+            env.step(None)
+            continue
+        begun[agent] = observed, one_action(observed)
+        env.step(begun[agent][1])
+        env_steps -= 1
+    return dict(ledger)
+
+
+def delivered(rows: Any, ledger: Ledger) -> None:
+    """Write the transitions of an ``AgentRollout`` into a ledger."""
+    following = rows.next_observations()
+    for row, (env_id, agent) in enumerate(zip(rows.env_ids.tolist(), rows.agents, strict=True)):
+        for step in np.flatnonzero(rows.alive[:, row]):
+            ledger.setdefault((env_id, agent), []).append(
+                Lived(
+                    rows.observations[step, row].tolist(),
+                    int(rows.actions[step, row]),
+                    float(rows.rewards[step, row]),
+                    following[step, row].tolist(),
+                    bool(rows.terminated[step, row]),
+                    bool(rows.truncated[step, row]),
+                )
+            )
