@@ -241,6 +241,7 @@ def test_a_model_learns_to_the_bit_what_it_would_have_learned(case: str) -> None
     assert_learns_the_same(lambda: model_of(kind, make, *wrap, **copy.deepcopy(settings)), steps, num_workers=2)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_the_rollout_buffer_does_not_depend_on_the_number_of_workers(num_workers: int) -> None:
     assert_learns_the_same(lambda: model_of(PPO, cartpole, **PPO_SETTINGS), 200, num_workers=num_workers)
@@ -267,6 +268,7 @@ class Watch(BaseCallback):
         return self.n_calls < self.calls
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [cartpole, pendulum])
 def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
     model = model_of(PPO, make, **PPO_SETTINGS)
@@ -319,6 +321,7 @@ def test_a_model_saves_and_loads_in_the_middle(tmp_path: Path) -> None:
     loaded.learn(100)
 
 
+@pytest.mark.more
 def test_set_env_in_the_block_is_the_users_to_do() -> None:
     model, other = model_of(PPO, cartpole, **PPO_SETTINGS), envs_of(cartpole)
     model.seed = None
@@ -379,6 +382,7 @@ def test_a_callback_that_asks_the_environments_in_every_step_is_refused_by_name_
         assert model.env.has_attr("level")
 
 
+@pytest.mark.more
 def test_a_callback_that_asks_the_environments_works_where_the_model_acts() -> None:
     model = model_of(PPO, Sums, lambda envs: VecNormalize(envs, norm_obs_keys=["step"]), **PPO_SETTINGS)
     with accelerate(model, num_workers=1):
@@ -462,6 +466,7 @@ def test_async_repeats_with_the_same_seed() -> None:
     assert_same_models(*models)
 
 
+@pytest.mark.more
 def test_async_hindsight_has_its_rewards_computed_by_the_environments() -> None:
     model = model_of(DQN, bits, replay_buffer_class=HerReplayBuffer, **OFF_POLICY)
     learned(model, 200, num_workers=1, mode="async")
@@ -469,6 +474,7 @@ def test_async_hindsight_has_its_rewards_computed_by_the_environments() -> None:
     assert model.replay_buffer.env is model.env
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("max_policy_lag", [0, 1])
 def test_actions_of_async_are_random_until_learning_starts_and_then_by_the_policy(max_policy_lag: int) -> None:
     settings = OFF_POLICY | {"learning_starts": 45, "exploration_fraction": 1e-9, "exploration_final_eps": 0.0}
@@ -592,5 +598,6 @@ def test_a_model_cannot_be_accelerated_twice() -> None:
         accelerate(model)
 
 
+@pytest.mark.more
 def test_wrappers_that_are_not_known_work_where_the_model_acts() -> None:
     assert_learns_the_same(lambda: model_of(PPO, cartpole, Halved, **PPO_SETTINGS), 100, num_workers=1)
