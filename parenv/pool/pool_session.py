@@ -47,6 +47,7 @@ class PoolSession:
         self.workers, self._supervisor = parts.workers, parts.supervisor
         self._queue, self._accumulator = parts.queue, parts.accumulator
         self._evaluator = Evaluator(parts.supervisor, parts.versions, self._counters, self._tell)
+        self._loading = parts.loading
         self.observation_space, self.action_space = parts.spaces
 
     @property
@@ -104,6 +105,10 @@ class PoolSession:
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
+        if self._loading is not None and self._loading.can_load(newest):
+            with self._timer.during("calling"):
+                self._loading.load(newest, self._queue.listen)
+            return newest.number
         self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
 
@@ -229,6 +234,8 @@ class PoolSession:
             for observer in self._observers:
                 observer.close()
             self._arena.close()
+            if self._loading is not None:
+                self._loading.close()
 
     def _versions_in_use(self) -> set[int]:
         return self._queue.scheduler.versions_in_use() | self._evaluator.versions_in_use()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, evaluation_seed
 from parenv.envs.stepping import Stepper, make_stepper
+from parenv.experience.assembly import episodes_of
+from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, private_writer, reset
 from parenv.worker.job import Job
 
-MAX_STEPS = 16
+CHUNK = 16
 """Env steps between two looks at who is done."""
 PIECE_S = 0.005
 """How long a piece of an evaluation beside the training may take, unless a single env step takes longer."""
@@ -66,7 +69,7 @@ class Evaluation:
         """
         game = self._begun(self._training.actor, episodes, deterministic, number)
         while not game.is_over:
-            game.play(MAX_STEPS)
+            game.play(CHUNK)
         return self._answer(game)
 
     def begin(self, episodes: int, deterministic: bool, number: int, place: int, snapshot: bytes) -> None:
@@ -88,7 +91,7 @@ class Evaluation:
         game = self._game
         assert game is not None
         self._progress.begin("evaluate")
-        game.play(MAX_STEPS if game.step_s * MAX_STEPS < PIECE_S else 1)
+        game.play(CHUNK if game.step_s * CHUNK < PIECE_S else 1)
         if not game.is_over:
             return None
         self._game = None
@@ -103,25 +106,30 @@ class Evaluation:
         seed = evaluation_seed(self._job.seed, self._job.first_worker + self._worker, number)
         training = self._training.spec
         extras = tuple(extra for extra in training.extras if not extra.postprocessed)
-        spec = replace(training, rollout_length=MAX_STEPS, extras=extras)
+        spec = replace(training, rollout_length=CHUNK, extras=extras)
         random_state = RandomState(seed)
-        with random_state, actor.deterministic(deterministic):
+
+        @contextlib.contextmanager
+        def surroundings() -> Iterator[None]:
+            with random_state, actor.deterministic(deterministic):
+                yield
+
+        with surroundings():
             stepper = self._stepper = self._stepper or self._make()
             seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
             rows, infos = reset(stepper, spec.observations, seeds)
             collector = Collector(stepper, actor, spec, rows, self._env_ids, self._worker, self._progress, infos=infos)
-        return _Game(collector, episodes, deterministic, random_state)
+        return _Game(collector, episodes, surroundings)
 
     def _answer(self, game: _Game) -> tuple[Any, ...]:
-        records = np.array(game.records)
-        columns = [np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds")]
-        return *columns, self._env_ids[records["column"]]
+        played = episodes_of(np.array(game.records), self._env_ids)
+        return played.returns, played.lengths, played.seconds, played.env_ids
 
     def _make(self) -> Stepper:
         training, first = self._training, int(self._env_ids[0])
         env_ids = range(first, first + len(self._env_ids))
         envs = make_envs(self._job.factories, env_ids, self._progress, training.stepper.envs)
-        return make_stepper(envs, first, self._progress, training.actor.fit)
+        return make_stepper(envs, first, self._progress, training.actor.fit, self._job.options.step_threads)
 
 
 class _Game:
@@ -132,17 +140,21 @@ class _Game:
     Args:
         collector: over sub-environments that begin an episode.
         episodes: how many.
-        deterministic: what ``settings["deterministic"]`` says meanwhile.
-        random_state: that of the evaluation.
+        surroundings: makes the context in which they are played.
 
     Attributes:
         records: of the episodes that have ended and count.
         step_s: seconds that a step of all sub-environments took; infinite before the first.
     """
 
-    def __init__(self, collector: Collector, episodes: int, deterministic: bool, random_state: RandomState) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        episodes: int,
+        surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         batch = collector.stepper.num_envs
-        self._collector, self._deterministic, self._random_state = collector, deterministic, random_state
+        self._collector, self._surroundings = collector, surroundings
         self._wanted = [episodes // batch + (column < episodes % batch) for column in range(batch)]
         self._writer = private_writer(collector.spec, batch)
         self.records: list[Any] = []
@@ -160,10 +172,24 @@ class _Game:
             collector.spec = replace(collector.spec, rollout_length=steps)
             self._writer = private_writer(collector.spec, collector.stepper.num_envs)
         began = time.perf_counter()
-        with self._random_state, collector.actor.deterministic(self._deterministic):
+        with self._surroundings():
             collector.collect(self._writer)
         self.step_s = (time.perf_counter() - began) / steps
         for record in self._writer.end_records().copy():
             if self._wanted[record["column"]] and record["counts"]:
                 self._wanted[record["column"]] -= 1
                 self.records.append(record)
+
+
+def play(collector: Collector, episodes: int, env_ids: Any) -> EpisodeStatistics:
+    """Whole episodes, spread over the sub-environments, by the policy and the random state as they are.
+
+    Args:
+        collector: at the beginning of episodes.
+        episodes: how many.
+        env_ids: of its sub-environments, int64 ``[B]``.
+    """
+    game = _Game(collector, episodes)
+    while not game.is_over:
+        game.play(collector.spec.rollout_length)
+    return episodes_of(np.array(game.records), env_ids)
