@@ -169,6 +169,7 @@ LARGE_ON_PURPOSE = {
     "vector/env.py:ParallelVectorEnv": "the attributes that Gymnasium's vector envs have, and their methods",
     "vector/make.py:make_vec": "the arguments of gymnasium.make_vec, spelled out",
     "vector/process_backend.py:ProcessBackend": "the whole of Backend, over doorbells, the board and the supervisor",
+    "worker/rollout_task.py:RolloutTask": "what a pool's worker can be asked for, over the parts that do it",
     "vector/vector_session.py:VectorSession": "where every request stands, whatever happens meanwhile",
 }
 
