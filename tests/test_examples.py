@@ -315,7 +315,11 @@ def test_readme_and_docs_have_no_figure_beside_constants_and_what_is_generated()
 
 
 PACKAGE = ROOT / "parenv"
-NEEDED_BY = {"adapters/torchrl": "torchrl", "adapters/tianshou": "tianshou", "exporting/onnx_policy": "onnxscript"}
+NEEDED_BY = {
+    "adapters/torchrl/pool_collector": "torchrl",
+    "adapters/tianshou/parallel_venv": "tianshou",
+    "exporting/onnx_policy": "onnxscript",
+}
 """Libraries of extras without which the other examples of docstrings run all the same."""
 
 
