@@ -122,6 +122,9 @@ class WorkerOptions:
             that dies of it does so by :class:`~parenv.WorkerMemoryError`. Linux only.
         strict_dtype: whether observations and actions in another dtype of the same kind are errors, and not cast.
         check_finite: whether NaN or infinity in an observation or action is an error, which says whose and when.
+        step_threads: for pools: how many sub-environments a worker steps and resets at once, in threads. For those
+            that wait, for a socket or a clock, and share nothing; what computes in Python gains nothing. Rollouts are
+            the same whatever the number. They are made, and called by ``call``, in the main thread.
 
     >>> options = WorkerOptions(threads=2, step_timeout_s=30.0, on_env_error="restart_env", preload=("numpy.linalg",))
     >>> options.reset_timeout_s
@@ -145,9 +148,11 @@ class WorkerOptions:
     max_memory_bytes: int | None = None
     strict_dtype: bool = False
     check_finite: bool = False
+    step_threads: int = 1
 
     def __post_init__(self) -> None:
         _check_whole(self, "threads")
+        _check_whole(self, "step_threads")
         _check_whole(self, "max_memory_bytes", or_none=True)
         _check_whole(self, "step_workers", or_none=True)
         _check_positive(self, "start_timeout_s", "close_timeout_s", what="positive seconds")

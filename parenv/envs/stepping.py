@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -82,11 +81,11 @@ class EnvStepper:
         """
         rewards, write, row, cell = target.rewards[step], self._write, rows[0], self._progress.cell
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
-        named = bool(infos)
-        together = zip(self._step_codes, self._steps, self._split(actions), strict=True)
-        for column, (step_code, step_env, action) in enumerate(islice(together, first, None), first):
-            cell[0] = step_code
-            observation, rewards[column], terminated, truncated, info = step_env(action)
+        named, split, codes, steps = bool(infos), self._split(actions), self._step_codes, self._steps
+        # By index, because to put lists side by side costs one sub-environment as much as its step.
+        for column in range(first, self.num_envs):
+            cell[0] = codes[column]
+            observation, rewards[column], terminated, truncated, info = steps[column](split[column])
             if named:
                 infos.write(step, column, info)
             if terminated or truncated:
@@ -95,6 +94,20 @@ class EnvStepper:
                 row[column] = observation
             else:
                 write(rows, column, observation)
+
+    @property
+    def writes_arrays(self) -> bool:
+        """Whether observations are single arrays that are written as they come."""
+        return self._dtype is not None
+
+    def only(self) -> tuple[Any, ...]:
+        """What a loop over the steps of the only environment needs.
+
+        Its step, that step's code, what makes actions of rows, dtype and shape of an array that fits, and what writes
+        another one and what ends an episode.
+        """
+        (step,), (step_code,) = self._steps, self._step_codes
+        return step, step_code, self._split, self._dtype, self._shape, self._write, self._end
 
     def begun(self, ends: Sequence[End], step: int) -> Sequence[int]:
         """Columns in which an episode begins with the observation after a step, given the ends since that began."""
@@ -143,15 +156,21 @@ class EnvStepper:
             env.close()
 
     def _end(self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any) -> Any:
-        recorded, cell = recorded_in(info), self._progress.cell
-        seconds, counts = self._episodes.end(column, recorded)
-        self._write(target.finals, len(target.ends), observation)
-        target.ends.append(End(step, column, *how, seconds, recorded, counts))
+        cell = self._progress.cell
+        self._keep_end(target, step, column, observation, how, info)
         cell[0] = self._reset_codes[column]
         observation, info = self.envs[column].reset()
         target.infos.write_first(step + 1, column, info)
         cell[0] = self._step_codes[column]
         return observation
+
+    def _keep_end(
+        self, target: Target, step: int, column: int, observation: Any, how: tuple[Any, Any], info: Any
+    ) -> None:
+        recorded = recorded_in(info)
+        seconds, counts = self._episodes.end(column, recorded)
+        self._write(target.finals, len(target.ends), observation)
+        target.ends.append(End(step, column, *how, seconds, recorded, counts))
 
     def _check_spaces(self) -> None:
         for column, env in enumerate(self.envs):
@@ -167,15 +186,27 @@ Stepper = EnvStepper | VectorStepper
 """A worker's sub-environments, however they are held."""
 
 
-def make_stepper(envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> Stepper:
+def make_stepper(
+    envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None, step_threads: int = 1
+) -> Stepper:
     """Hold environments of one kind: single ones, or one ``VectorEnv``.
 
     Raises:
-        ConfigurationError: a ``VectorEnv`` that does not say when it resets, or different spaces.
+        ConfigurationError: a ``VectorEnv`` that does not say when it resets, or is to be stepped in threads, or
+            different spaces.
     """
     if isinstance(envs[0], VectorEnv):
         (vector_env,) = envs
         if type(vector_env) is not SyncVectorEnv:
+            if step_threads > 1:
+                raise ConfigurationError(
+                    f"step_threads={step_threads} needs single sub-environments, but env_fn makes a "
+                    f"{type(vector_env).__name__}, which steps its own: give a factory of single ones"
+                )
             return VectorStepper(vector_env, first_env_id, progress, fit)
         envs = vector_env.envs
+    if step_threads > 1 and len(envs) > 1:
+        from parenv.envs.threaded_stepping import ThreadedStepper
+
+        return ThreadedStepper(envs, first_env_id, progress, fit, min(step_threads, len(envs)))
     return EnvStepper(envs, first_env_id, progress, fit)

@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 from parenv.process.lines import Lines
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 class PoolGroup:
@@ -218,7 +219,7 @@ class Zygote:
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its single-threaded parent ends, however it ends (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # A parent that was gone before the kernel was asked is never told of.
         if os.getppid() != parent:
             os._exit(1)
@@ -232,8 +233,9 @@ def _run_child(
         become_child()
         if shared["spawn"]:
             _become_interpreter(shared, arguments, descriptors)
-        os.environ.clear()
-        os.environ.update(shared["environment"])
+        if os.environ != shared["environment"]:  # Which is seldom: each variable that is set costs a page.
+            os.environ.clear()
+            os.environ.update(shared["environment"])
         sys.path[:] = shared["sys_path"]
         sys.argv[:] = shared["argv"]
         with contextlib.suppress(OSError):

@@ -28,7 +28,9 @@ from parenv.protocol.messages import (
 from parenv.protocol.plain import as_data
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.failing import FailedCallError, failure_of
-from parenv.worker.job import StepJob
+from parenv.worker.job import MemberJob, StepJob
+from parenv.worker.loads import Loads
+from parenv.worker.member_task import MemberTask
 from parenv.worker.rollout_task import RolloutTask
 from parenv.worker.starting import prepare_process
 from parenv.worker.step_task import StepTask
@@ -95,6 +97,11 @@ class Worker:
         self.open = True
         self.failed = False
         self.answering = -1
+
+    @property
+    def loads(self) -> Loads | None:
+        """What the driver asks for by doorbell, once that can be done."""
+        return None if self.failed or self.task is None else self.task.loads
 
     def receive(self, message: Message) -> None:
         """Take a message. Nothing is done yet, except that ``Close`` ends the work."""
@@ -164,6 +171,8 @@ class Worker:
             job.set_up(self._sender.worker, self.progress, self._cleanup)
             if isinstance(job, StepJob):
                 self.task = StepTask(job, self._sender, self.progress, self)
+            elif isinstance(job, MemberJob):
+                self.task = MemberTask(job, self._sender, self.progress, self)
             else:
                 self.task = RolloutTask(job, self._sender, self._load_job, self.progress, self)
         self._cleanup.callback(self.task.close)

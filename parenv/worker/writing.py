@@ -84,14 +84,33 @@ class RolloutWriter:
             block[:] = row
         return written
 
+    @property
+    def observation_block(self) -> Any:
+        """All observations of a space that is a single array, ``[T + 1, B, ...]``."""
+        return self._own["observations", 0]
+
+    @property
+    def action_block(self) -> Any:
+        """All actions of a space that is a single array, ``[T, B, ...]``."""
+        return self._own["actions", 0]
+
     def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any], columns: slice = ALL) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
         written = self.action_rows[step]
-        for row, values in zip(written, actions, strict=True):
-            row[columns] = values if type(values) is np.ndarray else to_array(values)
+        # Of most there is one, and a pair of lists to go through costs as much as a step of a cheap environment.
+        if len(written) == 1 and type(actions[0]) is np.ndarray:
+            written[0][columns] = actions[0]
+        else:
+            for row, values in zip(written, actions, strict=True):
+                row[columns] = to_array(values)
+        if extras:
+            self.write_extras_of_step(step, extras, columns)
+        return written
+
+    def write_extras_of_step(self, step: int, extras: Mapping[str, Any], columns: slice = ALL) -> None:
+        """Write what the policy returned beside the actions, in arrays, lists or tensors."""
         for name, value in extras.items():
             self._extras[name][step, columns] = to_array(value)
-        return written
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
         """Write anew what the policy returned for one column."""
@@ -215,11 +234,14 @@ class OpenEpisodes:
             float64 ``[K]`` and int64 ``[K]``.
         """
         T, B = rewards.shape
+        if not ends:  # As in most rollouts of long episodes.
+            self._returns += _sums(rewards, np.arange(B) * T)
+            self._lengths += T
+            return np.empty(0), np.empty(0, np.int64)
         steps, columns = (np.array([end[i] for end in ends], np.int64) for i in (0, 1))
         last = columns * T + steps
         begins = np.sort(np.concatenate([np.arange(B) * T, last[steps < T - 1] + 1]))
-        with np.errstate(all="ignore"):
-            sums = np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)
+        sums = _sums(rewards, begins)
         counts = np.diff(begins, append=B * T)
         segment = np.searchsorted(begins, last, "right") - 1
         goes_on = begins[segment] == columns * T
@@ -233,3 +255,9 @@ class OpenEpisodes:
         self._returns[begins[still_open] // T] += sums[still_open]
         self._lengths[begins[still_open] // T] += counts[still_open]
         return returns, lengths
+
+
+def _sums(rewards: Any, begins: Any) -> Any:
+    """Of rewards ``[T, B]``, column behind column, from each of these places to the next."""
+    with np.errstate(all="ignore"):
+        return np.add.reduceat(rewards.T.ravel().astype(np.float64), begins)

@@ -210,6 +210,15 @@ def check_finite(product: str, directory: Path) -> None:
     raised(ObservationError, "nan|NaN", product, WorkerOptions(check_finite=True), "observation", of_nan)
 
 
+def step_threads(product: str, directory: Path) -> None:
+    options = WorkerOptions(step_threads=2)
+    if product == "pool":
+        with contextlib.closing(opened(product, options)) as it:
+            use(it)
+    else:
+        raised(ConfigurationError, r"step_threads is for pools", product, options, "step", fail)
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(WorkerOptions)])
