@@ -9,6 +9,7 @@ python benchmarks/central.py
 from __future__ import annotations
 
 import fcntl
+import os
 import statistics
 import tempfile
 import time
@@ -107,13 +108,13 @@ def rate(policy: Any, num_envs: int, central: bool) -> float:
         return ROWS * num_envs / statistics.median(times)
 
 
-def compared(policy: Any, own_s: Callable[[int], float], is_shared: bool) -> dict[str, Any]:
+def compared(policy: Any, own_s: Callable[[int], float], in_turn: float) -> dict[str, Any]:
     """By sub-environments: both, and what is advised."""
     found = {}
     for num_envs in ENVS:
         measures = {where: partial(rate, policy, num_envs, where == CENTRAL) for where in (LOCAL, CENTRAL)}
         rates = interleaved(measures, REPEATS, alternating=True)
-        advised = forward_place(own_s(num_envs // PROCESSES), own_s(num_envs // 2), PROCESSES, is_shared=is_shared)
+        advised = forward_place(own_s(num_envs // PROCESSES), own_s(num_envs // 2), in_turn)
         found[f"{num_envs} sub-environments"] = {**summary(rates, LOCAL), "advised": advised}
     return found
 
@@ -135,6 +136,7 @@ if __name__ == "__main__":
     with tempfile.NamedTemporaryFile() as device:
         for milliseconds in FORWARDS_MS:
             policy = OnDevice(device.name, milliseconds)
-            keep("central", f"{milliseconds} ms on a device", compared(policy, policy.takes, True))
+            keep("central", f"{milliseconds} ms on a device", compared(policy, policy.takes, PROCESSES))
+    cores = len(os.sched_getaffinity(0))
     network: Any = TorchPolicy(Convolution(), "act", ("actions",))
-    keep("central", "convolutions on the CPU", compared(network, partial(timed, network), False))
+    keep("central", "convolutions on the CPU", compared(network, partial(timed, network), max(1.0, PROCESSES / cores)))

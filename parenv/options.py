@@ -166,6 +166,8 @@ class WorkerOptions:
             )
         if self.on_env_error != "raise" and self.restart is None:
             raise ConfigurationError(f"on_env_error={self.on_env_error!r} needs a RestartPolicy, but restart=None")
+        if self.step_threads > 1 and self.step_workers is not None:
+            raise ConfigurationError("sub-environments are stepped by step_threads or by step_workers, not by both")
         if self.on_env_error == "restart_env" and self.step_workers is not None:
             raise ConfigurationError(
                 'on_env_error="restart_env" needs sub-environments that the worker steps itself: with step_workers, '

@@ -68,8 +68,9 @@ def step_workers(costs: Costs, best: Setting, device: str) -> Recommendation:
         device: on which workers are to act.
     """
     own_s, half_s = costs.acting_once_s(best.batch, device), costs.acting_once_s(-(-best.num_envs // 2), device)
-    where = forward_place(own_s, half_s, best.num_workers, is_shared=device != "cpu")
-    turns = f", {best.num_workers} of them in turn" if device != "cpu" else ", each on a core of its own"
+    in_turn = best.num_workers if device != "cpu" else max(1.0, best.num_workers / costs.cores)
+    where = forward_place(own_s, half_s, in_turn)
+    turns = f", {in_turn:.3g} of them in turn" if in_turn > 1 else ", each on a core of its own"
     because = (
         f"a forward takes {in_seconds(own_s)} for a worker's own {best.batch} rows on {device}{turns}; for all at once "
         f"two of {in_seconds(half_s)} and a wake-up"
@@ -77,7 +78,7 @@ def step_workers(costs: Costs, best: Setting, device: str) -> Recommendation:
     return Recommendation("step_workers", best.num_workers if where == "central" else "none", None, because)
 
 
-def forward_place(own_s: float, half_s: float, num_workers: int, *, is_shared: bool) -> str:
+def forward_place(own_s: float, half_s: float, in_turn: float) -> str:
     """Where to act: ``"local"``, in every worker for its own rows, or ``"central"``, in one for all.
 
     Local pays while a forward for its own rows costs less than a wake-up and its part of the joint one.
@@ -85,14 +86,13 @@ def forward_place(own_s: float, half_s: float, num_workers: int, *, is_shared: b
     Args:
         own_s: seconds of a forward for the rows of one worker.
         half_s: seconds of one for half of all rows; the joint one is two of these.
-        num_workers: that would act, or step.
-        is_shared: whether forwards of several workers take turns, as on a GPU; on the CPU each has a core.
+        in_turn: forwards of workers that wait for one another: all of them on one GPU; on the CPU, those for which
+            there is no core.
 
-    >>> forward_place(5e-3, 5e-3, 8, is_shared=True), forward_place(5e-3, 20e-3, 8, is_shared=False)
+    >>> forward_place(5e-3, 5e-3, in_turn=8), forward_place(5e-3, 20e-3, in_turn=1)
     ('central', 'local')
     """
-    part_s = 2 * half_s / (num_workers if is_shared else 1)
-    return "central" if num_workers > 1 and own_s >= WORTH * (WAKE_UP_S + part_s) else "local"
+    return "central" if own_s >= WORTH * (WAKE_UP_S + 2 * half_s / in_turn) else "local"
 
 
 def faster_device(seconds: Mapping[str, float]) -> str:

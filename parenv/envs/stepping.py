@@ -34,6 +34,8 @@ class EnvStepper:
 
     resetting: Any = False
     """Which of them only reset in the next step: none ever."""
+    spends_steps = False
+    """Whether it has steps that only reset."""
     sums_rewards = False
     """Whether it says returns and lengths of episodes, also where no wrapper does."""
 

@@ -114,6 +114,11 @@ class VectorStepper:
             observations = self._end(target, step, columns, observations, infos)
         self._write(rows, observations)
 
+    @property
+    def spends_steps(self) -> bool:
+        """Whether it has steps that only reset."""
+        return self._mode is AutoresetMode.NEXT_STEP
+
     def take_over(self) -> None:
         """All are where somebody else has reset them."""
         self._episodes.begin()

@@ -61,6 +61,11 @@ def start(
             f"env_fn makes a VectorEnv of {stepper.num_envs} sub-environments, but worker {sender.worker} is to have "
             f"{count}: leave num_envs out, or give {stepper.num_envs} for each worker"
         )
+    if job.gradient is not None and job.rollout_length == 1 and stepper.spends_steps:
+        raise ConfigurationError(
+            "with a VectorEnv in NEXT_STEP mode a rollout of one row may be resets only, which have no gradient: "
+            "use a longer rollout_length"
+        )
     first = first if stepper.num_envs == count else (job.first_worker + sender.worker) * stepper.num_envs
     seeds = [environment_seed(job.seed, first + column, sender.generation) for column in range(stepper.num_envs)]
     spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))

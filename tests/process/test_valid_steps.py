@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import AsyncWorkerPool, Policy, Stop, WorkerOptions
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, WorkerOptions
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
 
@@ -144,6 +144,18 @@ def test_gradients_count_transitions_only(pool_mode: Any) -> None:
         gradient = next(pool.gradients())
         per_worker = gradient.num_samples / len(gradient.workers)
         assert gradient.metrics["kept"] == per_worker < gradient.metrics["all"] == 8 * B
+
+
+def test_a_gradient_of_rows_that_may_be_resets_only_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="a rollout of one row may be resets only"):
+        AsyncWorkerPool(
+            lambda: ledgers(AutoresetMode.NEXT_STEP),
+            Linear(),
+            num_workers=1,
+            parallelism="gradient",
+            rollout_length=1,
+            loss_fn=counted,
+        )
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
