@@ -7,7 +7,9 @@ of step ``t``: the final one where an episode ended at ``t``, the last one at th
 ``Rollout.next_values`` computes it.
 
 A terminated step bootstraps nothing. A truncated step bootstraps from ``next_values`` and, like a terminated one,
-stops the recursion: what follows belongs to another episode.
+stops the recursion: what follows belongs to another episode. Where the value that a truncated step would bootstrap from
+is NaN, as that of an observation that the environment has not given, :func:`gae` and :func:`vtrace` give the step no
+advantage and its own value as target; the other two give NaN. What is not ``valid`` has no part in anything.
 
 Where rows are agents, ``alive``, bool ``[T, B]``, says when they are there (:class:`~parenv.AgentRollout`). A step
 whose next one is not alive is like a truncated one, and the results are zero where nobody is.
@@ -24,7 +26,7 @@ import numpy.typing as npt
 from parenv.errors import ConfigurationError
 
 Array = npt.NDArray[Any]
-_FLAGS = ("terminated", "truncated")
+_FLAGS = ("terminated", "truncated", "valid")
 _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is far below
 
 
@@ -50,6 +52,7 @@ def gae(
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
+    valid: Any = None,
     alive: Any = None,
 ) -> tuple[Any, Any]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
@@ -62,7 +65,8 @@ def gae(
         truncated: bool ``[T, B]``.
         gamma: discount per step.
         gae_lambda: the lambda of the exponential average.
-        alive: bool ``[T, B]``, or ``None`` for always.
+        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere advantages are 0 and targets the values; ``None``: all.
+        alive: ``AgentRollout.alive``, bool ``[T, B]``: elsewhere results are 0, and nothing is summed over it.
 
     Returns:
         Advantages and return targets ``advantages + values``, each ``[T, B]``.
@@ -72,10 +76,11 @@ def gae(
     >>> targets.tolist()
     [2.0, 1.0]
     """
-    (rewards, values, next_values, terminated, truncated), as_given = _blocks(
-        rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated
+    (rewards, values, next_values, terminated, truncated, valid), as_given = _blocks(
+        rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
     there, truncated = _alive(alive, terminated, truncated)
+    rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
     continues = ~(terminated | truncated)
     deltas = rewards + gamma * _unless(terminated, next_values) - values
     decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
@@ -84,7 +89,14 @@ def gae(
 
 
 def discounted_returns(
-    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99, alive: Any = None
+    rewards: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    gamma: float = 0.99,
+    valid: Any = None,
+    alive: Any = None,
 ) -> Any:
     """Discounted sum of rewards until the episode or the rollout ends, then bootstrapped (Sutton and Barto, eq. 3.8).
 
@@ -94,7 +106,8 @@ def discounted_returns(
         terminated: bool ``[T, B]``.
         truncated: bool ``[T, B]``.
         gamma: discount per step.
-        alive: bool ``[T, B]``, or ``None`` for always.
+        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere the return is 0; ``None``: all.
+        alive: ``AgentRollout.alive``, bool ``[T, B]``: elsewhere results are 0, and nothing is summed over it.
 
     Returns:
         ``[T, B]``.
@@ -103,14 +116,16 @@ def discounted_returns(
     >>> discounted_returns([1.0, 1.0, 1.0], [0.0, 0.0, 8.0], never, never, gamma=0.5).tolist()
     [2.75, 3.5, 5.0]
     """
-    (rewards, next_values, terminated, truncated), as_given = _blocks(
-        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
+    (rewards, next_values, terminated, truncated, valid), as_given = _blocks(
+        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
     there, truncated = _alive(alive, terminated, truncated)
     bootstraps = truncated & ~terminated
     continues = ~(terminated | truncated)
     bootstraps[-1:] |= continues[-1:]
     terms = rewards + gamma * _unless(~bootstraps, next_values)
+    if valid is not None:
+        terms, continues = _unless(~valid, terms), continues & valid
     return as_given(_unless(~there, _backward_sum(terms, gamma * continues.astype(rewards.dtype))))
 
 
@@ -122,6 +137,7 @@ def n_step_returns(
     *,
     n: int,
     gamma: float = 0.99,
+    valid: Any = None,
     alive: Any = None,
 ) -> Any:
     """n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
@@ -136,7 +152,8 @@ def n_step_returns(
         truncated: bool ``[T, B]``.
         n: steps per target, at least 1.
         gamma: discount per step.
-        alive: bool ``[T, B]``, or ``None`` for always.
+        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere the target is 0; ``None``: all.
+        alive: ``AgentRollout.alive``, bool ``[T, B]``: elsewhere results are 0, and nothing is summed over it.
 
     Returns:
         Targets ``[T, B]``.
@@ -147,8 +164,8 @@ def n_step_returns(
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    (rewards, next_values, terminated, truncated), as_given = _blocks(
-        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
+    (rewards, next_values, terminated, truncated, valid), as_given = _blocks(
+        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
     there, truncated = _alive(alive, terminated, truncated)
     ended = terminated | truncated
@@ -157,7 +174,7 @@ def n_step_returns(
     for _ in range(min(n, len(rewards)) - 1):
         longer = rewards[:-1] + gamma * targets[1:]
         targets[:-1] = np.where(ended[:-1], one_step[:-1], longer)
-    return as_given(_unless(~there, targets))
+    return as_given(_unless(~there if valid is None else ~(valid & there), targets))
 
 
 def vtrace(
@@ -173,6 +190,7 @@ def vtrace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
     trace_lambda: float = 1.0,
+    valid: Any = None,
     alive: Any = None,
 ) -> VTrace:
     """V-trace targets for rollouts by an older policy (Espeholt et al. 2018, arXiv:1802.01561, eq. 1 and remark 2).
@@ -189,7 +207,8 @@ def vtrace(
         rho_bar: truncation of the importance weights in the temporal differences.
         c_bar: truncation of the importance weights in the trace.
         trace_lambda: the lambda of remark 2; 1 gives the n-step Bellman target on policy.
-        alive: bool ``[T, B]``, or ``None`` for always.
+        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere advantages are 0 and targets the values; ``None``: all.
+        alive: ``AgentRollout.alive``, bool ``[T, B]``: elsewhere results are 0, and nothing is summed over it.
 
     Returns:
         Value targets and policy-gradient advantages ``rho_t (r_t + gamma v_{t+1} - V(o_t))``.
@@ -198,7 +217,7 @@ def vtrace(
     >>> vtrace([-0.5, -0.5], [-0.5, -0.5], [1.0, 1.0], zeros, zeros, never, never, gamma=1.0).targets.tolist()
     [2.0, 1.0]
     """
-    (rewards, values, next_values, terminated, truncated, behaviour, target), as_given = _blocks(
+    (rewards, values, next_values, terminated, truncated, behaviour, target, valid), as_given = _blocks(
         rewards=rewards,
         values=values,
         next_values=next_values,
@@ -206,10 +225,12 @@ def vtrace(
         truncated=truncated,
         behaviour_log_prob=behaviour_log_prob,
         target_log_prob=target_log_prob,
+        valid=valid,
     )
     ratio = np.exp(np.minimum(target - behaviour, _MAX_LOG_RATIO))
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
     there, truncated = _alive(alive, terminated, truncated)
+    rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
     ended = terminated | truncated
     deltas = rho * (rewards + gamma * _unless(terminated, next_values) - values)
     targets: Array = values + _backward_sum(deltas, gamma * trace * ~ended)
@@ -241,13 +262,26 @@ def _backward_sum(terms: Array, decay: Array) -> Array:
     return sums
 
 
+def _without_unused(
+    rewards: Array, values: Array, next_values: Array, terminated: Array, truncated: Array, valid: Any
+) -> tuple[Array, Array]:
+    """Rewards, and where there is nothing to come, so that steps that cannot be used have no temporal difference."""
+    unused: Array | None = None if valid is None else ~valid
+    if truncated.any():
+        unknown: Array = truncated & ~terminated & np.isnan(next_values)
+        unused = unknown if unused is None else unused | unknown
+    if unused is None:
+        return rewards, terminated
+    return np.where(unused, values, rewards), terminated | unused
+
+
 def _unless(nothing: Array, values: Array) -> Array:
     """The values, but zero, whatever they are, where there is nothing to come."""
     return np.where(nothing, values.dtype.type(0), values)
 
 
-def _blocks(**given: Any) -> tuple[list[Array], Callable[[Array], Any]]:
-    """What a function was given, by the names of its arguments, as arrays of the same shape.
+def _blocks(**given: Any) -> tuple[list[Any], Callable[[Array], Any]]:
+    """What a function was given, by the names of its arguments, as arrays of the same shape; ``None`` last.
 
     Returns:
         Flags as booleans, all else in the precision of the most precise; and what makes a result a tensor, if something
@@ -256,6 +290,8 @@ def _blocks(**given: Any) -> tuple[list[Array], Callable[[Array], Any]]:
     Raises:
         ConfigurationError: they have different shapes, which numpy would broadcast to another one.
     """
+    nothing = [name for name, block in given.items() if block is None]
+    given = {name: block for name, block in given.items() if block is not None}
     tensor = next((block for block in given.values() if hasattr(block, "detach")), None)
     arrays = {
         name: np.asarray(block.detach().cpu() if hasattr(block, "detach") else block) for name, block in given.items()
@@ -273,7 +309,8 @@ def _blocks(**given: Any) -> tuple[list[Array], Callable[[Array], Any]]:
 
         return torch.as_tensor(result, device=tensor.device)
 
-    return [array.astype(bool if name in _FLAGS else dtype, copy=False) for name, array in arrays.items()], as_given
+    found = [array.astype(bool if name in _FLAGS else dtype, copy=False) for name, array in arrays.items()]
+    return [*found, *(None for _ in nothing)], as_given
 
 
 def _wrong_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:

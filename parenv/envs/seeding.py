@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 _SUB_ENVIRONMENT, _WORKER, _EVALUATION, _EPISODE = 0, 1, 2, 3
+_MEMBER, _EVOLUTION = 100, 101
 
 
 def environment_seed(seed: int, env_id: int, generation: int = 0, replaced: int = 0) -> int:
@@ -36,6 +37,16 @@ def evaluation_seed(seed: int, worker: int, evaluation: int) -> int:
 def episode_seed(seed: int, env_id: int, generation: int, number: int) -> int:
     """Seed of what is drawn for an episode of a sub-environment, such as who plays."""
     return _spawned(seed, _EPISODE, env_id, generation, number)
+
+
+def member_seed(seed: int, member: int, turn: int) -> int:
+    """Seed of all that a member of a population does in one turn, whichever worker has it."""
+    return _spawned(seed, _MEMBER, member, turn)
+
+
+def evolution_seed(seed: int, member: int, turn: int) -> int:
+    """Seed of what is decided about a member of a population after a turn."""
+    return _spawned(seed, _EVOLUTION, member, turn)
 
 
 def _spawned(seed: int, *key: int) -> int:

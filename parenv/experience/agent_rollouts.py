@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Rollout, Transitions, map_trees
+from parenv.experience.rollout import Rollout, map_trees
+from parenv.experience.transitions import Transitions
 from parenv.memory.spaces import Tree
 
 

@@ -162,7 +162,8 @@ class TorchPolicy(Policy):
         if self.deterministic_method is not None and self.settings.get("deterministic"):
             method = self.deterministic_method
         arguments = (observations,) if self._carry_at is None else (observations, carry)
-        infos = {name: value for name, value in infos.items() if name in self._taken[method]}
+        if infos:
+            infos = {name: value for name, value in infos.items() if name in self._taken[method]}
         returned = getattr(self.module, method)(*arguments, **infos)
         if not isinstance(returned, tuple):
             return Action(returned, {}, carry)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from parenv.envs.factories import Spaces
+from parenv.placement.local import LocalPlacement
 from parenv.policy.snapshots import module_of
 from parenv.pool.agents_opening import agents_memory, lay_out_agents
 from parenv.pool.arena import Arena
@@ -14,6 +16,7 @@ from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.gradients import Accumulator
 from parenv.pool.launching import launch_for, placement_for
 from parenv.pool.laying_out import lay_out
+from parenv.pool.loading import Loading
 from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.pool_plan import Plan
 from parenv.pool.rollout_queue import RolloutQueue
@@ -35,6 +38,7 @@ class Parts(NamedTuple):
     queue: RolloutQueue
     accumulator: Accumulator | None
     spaces: Spaces
+    loading: Loading | None
 
 
 def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]) -> Parts:
@@ -56,6 +60,12 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
         product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
+        loading = None
+        if isinstance(placement, LocalPlacement):
+            loading = Loading(arena.memory.map(), len(job.shares), placement)
+            stack.callback(loading.close)
+            launch = replace(launch, descriptors=loading.descriptors)
+            product = product._replace(asked=loading.asked)
         supervisor = Supervisor(workers, job.options, product)
         stack.callback(supervisor.close, job.options.close_timeout_s)
         ready = supervisor.start()
@@ -81,7 +91,7 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
             Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
         )
         stack.pop_all()
-    return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces)
+    return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces, loading)
 
 
 def _memory(plan: Plan) -> tuple[Arena, Versions]:

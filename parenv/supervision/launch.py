@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from parenv.memory.maps import WeightsMap
@@ -10,6 +11,10 @@ from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.launcher import occupy_standard_descriptors
 from parenv.worker.process import WORKER_ENTRY
+
+PRELOAD = (WORKER_ENTRY.partition(":")[0], "gymnasium.envs.classic_control")
+"""What is imported once for all workers, beside what they ask for: what each would import for CartPole takes it longer
+than to make one."""
 
 
 def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Callable[[int], Launch]:
@@ -26,10 +31,17 @@ def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Cal
     return lambda memory_fd: Launch(
         memory_fd=memory_fd,
         job=job,
-        preload=(WORKER_ENTRY.partition(":")[0], *with_torch, *options.preload),
-        environment={**hidden, **options.environment},
+        preload=(*PRELOAD, *with_torch, *options.preload),
+        environment={**hidden, **_shared_device(), **options.environment},
         threads=options.threads,
+        spawn=options.start_method == "spawn",
     )
+
+
+def _shared_device() -> dict[str, str]:
+    """Unless the user says otherwise, XLA takes what it needs of a GPU, where each worker would take most of it."""
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    return {} if name in os.environ else {name: "false"}
 
 
 def worker_placement(placing: Placing, weights: WeightsMap | None, options: WorkerOptions) -> SteppingPlacement:

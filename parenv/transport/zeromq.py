@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import struct
 import threading
 import time
@@ -100,6 +101,13 @@ class WorkerSocket:
             return self._socket.recv_multipart(0 if block else zmq.NOBLOCK)
         except zmq.Again:
             return None
+
+    def wait(self, descriptor: int) -> None:
+        """Wait until a message may have come or a descriptor is readable; :meth:`receive` must have had none before."""
+        poll = select.poll()
+        poll.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
 
     def close(self) -> None:
         """Close, after what was sent is on its way or :data:`LINGER_MS` is over."""

@@ -13,79 +13,13 @@ from parenv.envs.fitting import Fit
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
 from parenv.memory.layout import Extra
-from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
+from parenv.memory.spaces import Leaf, is_single, unflatten
 from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
-from parenv.worker.writing import to_array
+from parenv.worker.fitting_actions import ActionFit
+from parenv.worker.writing import RolloutWriter, to_array
 
 NO_INFOS: Mapping[str, Any] = {}
-
-
-class ActionFit:
-    """Makes what the policy returns fit the action space.
-
-    Args:
-        actions: leaves of the space.
-        fit: how they must fit.
-    """
-
-    def __init__(self, actions: Sequence[Leaf], fit: Fit) -> None:
-        self._actions, self._fit = actions, fit
-        self._batch, self._like = -1, list[tuple[Any, tuple[int, ...]]]()
-
-    def fitted(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
-        """Actions by leaf as arrays, or lists, that can be written into rows of their space.
-
-        Raises:
-            PolicyOutputError: they do not fit the space.
-        """
-        if batch != self._batch:
-            self._batch = batch
-            self._like = [(leaf.dtype and np.dtype(leaf.dtype), (batch, *leaf.shape)) for leaf in self._actions]
-        for values, (dtype, shape) in zip(by_leaf, self._like, strict=True):
-            if type(values) is not np.ndarray or values.dtype is not dtype or values.shape != shape:
-                return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
-        return by_leaf
-
-    def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
-        array = to_array(values)
-        if leaf.dtype is None:
-            return array
-        array = np.asarray(array)
-        self._check(leaf, array, batch)
-        return array
-
-    def by_leaf(self, actions: Any) -> list[Any]:
-        """What the policy returned, taken apart.
-
-        Raises:
-            PolicyOutputError: it is not nested as the space is.
-        """
-        try:
-            return flatten(self._actions, actions)
-        except (KeyError, IndexError, TypeError) as error:
-            raise PolicyOutputError(
-                f"the policy must return actions nested as the action space is, with {_named(self._actions)}: "
-                f"{type(error).__name__} {error}"
-            ) from error
-
-    def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
-        wanted = (batch, *leaf.shape)
-        if array.shape == wanted and array.dtype == leaf.dtype:
-            return
-        if array.shape == wanted:
-            guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
-            problem = None if guise else self._fit.problem("action", leaf, array)
-            if problem is None:
-                return
-        else:
-            problem = "its shape is another"
-        raise PolicyOutputError(
-            f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
-            f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
-            'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
-            'outputs=("actions", ...)) or a callable that picks the actions'
-        )
 
 
 class Actor:
@@ -179,14 +113,42 @@ class Actor:
         Raises:
             PolicyOutputError: the actions are not nested as the space is.
         """
+        return self.act_on(self._observe(rows), carry, infos)
+
+    def act_on(
+        self, observations: Any, carry: Any, infos: Mapping[str, Any] = NO_INFOS
+    ) -> tuple[Sequence[Any], Mapping[str, Any], Any]:
+        """As :meth:`act`, on observations as :meth:`observing` makes them."""
         if infos:
             infos = {name: self._convert(value) for name, value in infos.items() if name in self.infos_taken}
         if self._policy.takes_tensors:
             with self._context():
-                actions, extras, carry = self._act(self._observe(rows), carry, **infos)
-        else:  # Entering and leaving even a null context costs as much as a step of a cheap environment.
-            actions, extras, carry = self._act(self._observe(rows), carry, **infos)
+                actions, extras, carry = self._act(observations, carry, **infos)
+        # Entering and leaving even a null context costs as much as a step of a cheap environment, and so does an empty
+        # dict of arguments.
+        elif infos:
+            actions, extras, carry = self._act(observations, carry, **infos)
+        else:
+            actions, extras, carry = self._act(observations, carry)
         return (actions,) if self._one_action else self.actions.by_leaf(actions), extras, carry
+
+    @property
+    def plain_act(self) -> Callable[[Any, Any], Any] | None:
+        """The policy's own ``act``, if it takes one array of numpy's for another and nothing else matters."""
+        plain = self._one_action and is_single(self._observations) and not self.fit.finite
+        return self._act if plain and not self._policy.takes_tensors else None
+
+    def observing(self, writer: RolloutWriter) -> Callable[[int], Any]:
+        """What makes the policy's observations of a row of a rollout that is being written, given its number."""
+        if not is_single(self._observations) or self.device != "cpu":
+            return lambda step: self._observe(writer.observations[step])
+        if not self._policy.takes_tensors:
+            # Every row of it is a new one, which the policy may keep, and cannot be written to.
+            return _read_only(writer.observation_block).__getitem__  # type: ignore[no-any-return]
+        import torch
+
+        with self._context():
+            return torch.from_numpy(writer.observation_block).unbind().__getitem__
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments from another one."""
@@ -226,7 +188,9 @@ class Actor:
         if self._policy.takes_tensors:
             import torch
 
-            self._context = torch.inference_mode
+            # One for all times, of which none is within another: to make it takes as long as to enter it.
+            context = torch.inference_mode()
+            self._context = lambda: context
             on_cpu = is_single(self._observations) and self.device == "cpu"
             self._observe = self._observer(torch.from_numpy if on_cpu else self._tensor)
 
@@ -269,10 +233,6 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
             )
             if not space.contains(action):
                 raise PolicyOutputError(f"the policy returned the action {action!r}, which is not in {space}")
-
-
-def _named(of: Sequence[Leaf]) -> str:
-    return ", ".join(leaf.name or "values without a fixed size" for leaf in of)
 
 
 def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> tuple[Extra, ...]:

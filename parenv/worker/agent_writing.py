@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.stepping import End
+from parenv.envs.targets import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Columns
 from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
@@ -58,6 +58,7 @@ class GroupWriter(RolloutWriter):
         self.ends = []
         if self.blocks["observations"]:
             self.begin(rows)
+        self.plain["terminated"][:] = self.plain["truncated"][:] = False
         self.restarted[:] = restarted
         self.rewards[:] = 0
         self.policies[:] = who

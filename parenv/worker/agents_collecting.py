@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.stepping import End
+from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.worker.agent_writing import AgentWriter

@@ -12,22 +12,18 @@ import numpy as np
 
 from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
-from parenv.envs.stepping import End, Stepper
+from parenv.envs.stepping import Stepper
 from parenv.envs.values import Rows, copied
 from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble
 from parenv.experience.rollout import Rollout, map_trees
 from parenv.memory.layout import RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf
-from parenv.memory.status_slot import StatusSlot, code
+from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import NO_INFOS, Actor
+from parenv.worker.single import ACT, fill_rows, single_env
+from parenv.worker.single import StopCollectingError as StopCollectingError
 from parenv.worker.writing import OpenEpisodes, RolloutWriter, to_array
-
-ACT = code("act")
-
-
-class StopCollectingError(Exception):
-    """The driver wants this worker to end."""
 
 
 class Seconds(NamedTuple):
@@ -133,38 +129,60 @@ class Collector:
         """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
         return []
 
-    def restart(self) -> None:
-        """Leave all episodes that are under way, and begin others."""
+    def restart(self, seeds: Sequence[int | None] | None = None) -> list[Any]:
+        """Leave all episodes that are under way, and begin others, with seeds for some of them.
+
+        Returns:
+            Their first observations, one array or list ``[B, ...]`` per leaf.
+        """
         batch = self.stepper.num_envs
-        self._begin_anew([None] * batch)
+        self._begin_anew(seeds or [None] * batch)
         self._open = OpenEpisodes(batch)
         self._carry = self.actor.initial_carry(batch)
+        return [copied(rows) for rows in self._rows]
 
     def _begin_anew(self, seeds: Sequence[int | None]) -> None:
         self._rows, infos = reset(self.stepper, self.spec.observations, seeds)
         self._seen = first_seen(self.spec.infos, infos)
 
-    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[End]], bool] | None = None) -> Seconds:
+    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
         """Fill a rollout.
 
         Args:
             writer: where to.
-            enough: is told which episodes have ended, and may end the rollout before it is full.
+            enough: is told in which columns episodes have ended, and may end the rollout before it is full.
 
         Raises:
             StopCollectingError: the driver wants this worker to end.
         """
-        clock, stepper = time.perf_counter, self.stepper
-        cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
-        environment = acting = 0.0
+        began, stepper, actor = time.perf_counter(), self.stepper, self.actor
         writer.restarted[:], self._restarted[:] = self._restarted, False
-        initial = self.actor.initial_carry(stepper.num_envs)
-        rows = writer.begin(self._rows)
+        writer.plain["resetting"][:] = stepper.resetting
+        initial = actor.initial_carry(stepper.num_envs)
+        writer.begin(self._rows)
         writer.infos.begin(self._seen)
         writer.write_carry(self._carry)
-        act, write, step_envs = self.actor.act, writer.write_actions, self._step
+        plain = initial is enough is None and self._step == stepper.step
+        if plain and (single := single_env(stepper, actor, writer)) is not None:
+            self._carry, acting = fill_rows(single, actor, self._carry, writer, self._progress, self._env_steps)
+            rows_filled = self.spec.rollout_length
+        else:
+            acting, rows_filled = self._fill_rows(writer, initial, enough)
+        environment = time.perf_counter() - began - acting
+        self._env_steps += rows_filled
+        self._settle(writer, rows_filled - 1)
+        return Seconds(environment, acting)
+
+    def _fill_rows(
+        self, writer: RolloutWriter, initial: Any, enough: Callable[[Sequence[int]], bool] | None
+    ) -> tuple[float, int]:
+        """Act and step, once per row; seconds of acting, and how many rows there are."""
+        clock, acting, stepper = time.perf_counter, 0.0, self.stepper
+        cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
+        act, write, step_envs = self.actor.act_on, writer.write_actions, self._step
         fitted, batch = self.actor.actions.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
+        observe = self.actor.observing(writer)
         seen, finite = writer.infos.seen or repeat(NO_INFOS), self.actor.fit.finite
         for step, infos in zip(range(self.spec.rollout_length), seen, strict=False):
             if closing[0]:
@@ -173,37 +191,45 @@ class Collector:
             cell[0] = ACT
             heartbeat[0] += 1
             self._carry_before = self._carry
-            actions, extras, self._carry = act(rows, self._carry, infos)
+            actions, extras, self._carry = act(observe(step), self._carry, infos)
             written = write(step, fitted(actions, batch), extras)
-            acted = clock()
-            known, rows = len(ends), observations[step + 1]
+            acting += clock() - began
+            known = writer.num_ends
             if finite:
-                self._check_finite(written, step)
+                self.check_actions(written, step)
             try:
-                step_envs(written, rows, step, writer)
+                step_envs(written, observations[step + 1], step, writer)
             except ObservationError as error:
                 error.args = (f"in env step {self._env_steps + step + 1}: {error.args[0]}",)
                 raise
-            if len(ends) > known and initial is not None:
-                columns = [end.column for end in ends[known:] if end.step == step]
+            if initial is not None and len(columns := stepper.begun(ends[known:], step)):
                 self._carry = self.actor.with_rows(self._carry, initial, columns)
-            acting += acted - began
-            environment += clock() - acted
-            if enough is not None and len(ends) > known and enough(ends[known:]):
+            if enough is not None and writer.num_ends > known and enough(writer.ended_since(known)):
                 break
-        self._env_steps += step + 1
+        return acting, step + 1
+
+    def _settle(self, writer: RolloutWriter, step: int) -> None:
+        """Keep what the next rollout begins with, and say which episodes have ended until this step."""
+        stepper = self.stepper
         self._progress.begin("commit")
-        self._rows = [row.copy() for row in rows]
+        self._rows = [row.copy() for row in writer.observations[step + 1]]
         self._seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
-        writer.write_ends(*self._open.close(writer.rewards[: step + 1], writer.ends))
-        return Seconds(environment, acting)
+        closed = ((), ()) if stepper.sums_rewards else self._open.close(writer.rewards[: step + 1], writer.ends)
+        writer.write_ends(*closed)
 
-    def _check_finite(self, actions: Rows, step: int) -> None:
+    def check_actions(self, actions: Rows, step: int, first: int = 0) -> None:
+        """Check that actions from a column on are finite, if the user wants that.
+
+        Raises:
+            PolicyOutputError: they are not.
+        """
+        if not self.actor.fit.finite:
+            return
         for leaf, values in zip(self.spec.actions, actions, strict=True):
             for column in np.flatnonzero([not_finite(value) for value in values]) if leaf.dtype else ():
                 raise PolicyOutputError(
-                    f"the policy's action{leaf.name} for env_id {self._env_ids[column]} in env step "
+                    f"the policy's action{leaf.name} for env_id {self._env_ids[first + column]} in env step "
                     f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
                 )
 

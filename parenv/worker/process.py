@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -31,7 +31,8 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
         memory_fd: the shared memory.
         job_fd: the pickled job.
         stacks_fd: where to write stacks.
-        *bells: of a step task, the doorbell of the driver and that of this worker, two descriptors each.
+        *bells: of a step task, the doorbell of the driver and that of this worker, two descriptors each; of a pool's,
+            that of the driver and the two that ask all workers by turns to load a version.
     """
     # First of all, because without a handler the signal that asks for a stack kills.
     _show_stacks(stacks_fd)
@@ -45,10 +46,13 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
         lambda message: socket.send(to_frames(sender, message)),
         owns_process=True,
     )
-    if bells:
-        _heed_doorbell(worker, socket, Doorbell(bells[:2]), Doorbell(bells[2:]))
-    else:
-        _heed_messages(worker, socket)
+    rung_by, *mine = (Doorbell((bells[i], bells[i + 1])) for i in range(0, len(bells), 2)) if bells else (None,)
+    match mine:
+        case [bell]:
+            assert rung_by is not None
+            _heed_doorbell(worker, socket, rung_by, bell)
+        case _:
+            _heed_messages(worker, socket, rung_by, mine)
     worker.close()
     socket.close()
     return 0
@@ -60,14 +64,23 @@ def _show_stacks(descriptor: int) -> None:
     faulthandler.register(STACK_SIGNAL, file=descriptor)
 
 
-def _heed_messages(worker: Worker, socket: WorkerSocket) -> None:
-    """Do what messages ask for; all that are there are taken before the next thing is done."""
+def _heed_messages(worker: Worker, socket: WorkerSocket, answers: Doorbell | None, bells: Sequence[Doorbell]) -> None:
+    """Do what messages ask for; all that are there are taken before the next thing is done.
+
+    Where there are bells, the driver asks for versions with them too: see :class:`~parenv.pool.loading.Loading`.
+    """
     while worker.open:
         try:
             busy = worker.work()
-            while worker.open and (frames := socket.receive(block=not busy)) is not None:
+            loads = worker.loads if bells else None
+            if loads is not None and loads.load():
+                assert answers is not None
+                answers.ring(1)
+            while worker.open and (frames := socket.receive(block=not busy and loads is None)) is not None:
                 worker.receive(from_frames(frames)[1])
                 busy = True
+            if loads is not None and not busy and worker.open and not loads.is_asked:
+                socket.wait(bells[loads.turn].fileno())
         except BaseException as error:
             worker.fail(error)
 

@@ -32,7 +32,9 @@ from parenv.worker.collecting import Collector, StopCollectingError
 from parenv.worker.differentiating import Differentiator
 from parenv.worker.evaluation import Evaluation
 from parenv.worker.failing import Outlet
+from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
+from parenv.worker.loads import Loads
 from parenv.worker.replacing import Replacements, ReplacingCollector
 from parenv.worker.starting import start
 from parenv.worker.whole_episodes import EpisodeCollector
@@ -57,6 +59,8 @@ class RolloutTask:
         self._started = start(sender, job, load_job, progress, outlet.warn)
         self._evaluation: Evaluation | None = None
         self._policy_version = -1
+        self.loads: Loads | None = None
+        """What the driver asks for by doorbell, once it is laid out."""
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
@@ -87,6 +91,7 @@ class RolloutTask:
         self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
         self._idle_since = time.perf_counter()
+        self.loads = Loads(mapping, len(job.shares), worker, self._load)
 
     def take(self, credit: Credit) -> None:
         """Produce the rollout of a credit, unless the driver wants this worker to end."""
@@ -102,6 +107,7 @@ class RolloutTask:
             "get_state": self._get_state,
             "set_state": self._set_state,
             "load": self._load,
+            "restart": self._collector.restart,
         }
         return answers[method](*arguments)
 
@@ -158,6 +164,8 @@ class RolloutTask:
         started, job, generation = self._started, self._job, self._sender.generation
         about = (started.stepper, self._actor, spec, started.rows, self._env_ids, self._sender.worker, self._progress)
         more: dict[str, Any] = {"restarted": generation > 0, "infos": started.infos}
+        if job.options.step_workers is not None:
+            return HalfBatchCollector(*about, **more)
         if job.options.on_env_error != "restart_env":
             return Collector(*about, **more)
         replacements = Replacements(job, started.stepper, int(self._env_ids[0]), generation, self._progress)

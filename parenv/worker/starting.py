@@ -54,7 +54,8 @@ def start(
     env_ids = job.env_ids(sender.worker)
     first, count = env_ids.start, len(env_ids)
     fit = Fit.of(job.options, warn)
-    stepper = make_stepper(make_envs(job.factories, env_ids, progress), first, progress, fit)
+    envs = make_envs(job.factories, env_ids, progress)
+    stepper = make_stepper(envs, first, progress, fit, job.options.step_threads)
     if job.num_envs_is_given and stepper.num_envs != count:
         raise ConfigurationError(
             f"env_fn makes a VectorEnv of {stepper.num_envs} sub-environments, but worker {sender.worker} is to have "

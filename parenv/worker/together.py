@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.stepping import End
+from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collecting import AgentsCollector, Enough
-from parenv.worker.collecting import ACT, Seconds, StopCollectingError
+from parenv.worker.collecting import Seconds, StopCollectingError
 from parenv.worker.group_rows import Seat
+from parenv.worker.single import ACT
 
 
 class TogetherCollector(AgentsCollector):

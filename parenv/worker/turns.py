@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.stepping import End
+from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter, GroupWriter
 from parenv.worker.agents_collecting import AgentsCollector, Enough
-from parenv.worker.collecting import ACT, Seconds, StopCollectingError, like
+from parenv.worker.collecting import Seconds, StopCollectingError, like
 from parenv.worker.group_rows import Seat
+from parenv.worker.single import ACT
 from parenv.worker.writing import to_array
 
 

@@ -29,7 +29,9 @@ from parenv.protocol.plain import as_data
 from parenv.worker.agents_task import AgentsTask
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.failing import FailedCallError, failure_of
-from parenv.worker.job import AgentsJob, StepJob
+from parenv.worker.job import AgentsJob, MemberJob, StepJob
+from parenv.worker.loads import Loads
+from parenv.worker.member_task import MemberTask
 from parenv.worker.rollout_task import RolloutTask
 from parenv.worker.starting import prepare_process
 from parenv.worker.step_task import StepTask
@@ -96,6 +98,11 @@ class Worker:
         self.open = True
         self.failed = False
         self.answering = -1
+
+    @property
+    def loads(self) -> Loads | None:
+        """What the driver asks for by doorbell, once that can be done."""
+        return None if self.failed or self.task is None else self.task.loads
 
     def receive(self, message: Message) -> None:
         """Take a message. Nothing is done yet, except that ``Close`` ends the work."""
@@ -167,6 +174,8 @@ class Worker:
                 self.task = StepTask(job, self._sender, self.progress, self)
             elif isinstance(job, AgentsJob):
                 self.task = AgentsTask(job, self._sender, self._load_job, self.progress, self)
+            elif isinstance(job, MemberJob):
+                self.task = MemberTask(job, self._sender, self.progress, self)
             else:
                 self.task = RolloutTask(job, self._sender, self._load_job, self.progress, self)
         self._cleanup.callback(self.task.close)

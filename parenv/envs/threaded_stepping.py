@@ -1,0 +1,186 @@
+"""Stepping sub-environments that wait, for a socket or a clock, in threads of one worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from parenv.envs.fitting import Fit
+from parenv.envs.infos import Found
+from parenv.envs.stepping import EnvStepper
+from parenv.envs.targets import Target
+from parenv.envs.values import Rows
+from parenv.memory.status_slot import StatusSlot
+
+CLOSE_TIMEOUT_S = 5.0
+_Task = Callable[[int], Any]
+
+
+class ColumnThreads:
+    """Does something for several columns at once, begun in their order.
+
+    Args:
+        num_threads: how many.
+        num_columns: how many there are to do something for.
+    """
+
+    def __init__(self, num_threads: int, num_columns: int) -> None:
+        self._tasks: SimpleQueue[tuple[_Task, int] | None] = SimpleQueue()
+        self._results: list[Any] = [None] * num_columns
+        self._errors: list[BaseException | None] = [None] * num_columns
+        # Each is held but for the time between the end of what is done for its column and when that is taken.
+        self._done = [threading.Lock() for _ in range(num_columns)]
+        for lock in self._done:
+            lock.acquire()
+        # Nothing of this object is theirs, so that they end with it.
+        parts = (self._tasks, self._results, self._errors, self._done)
+        self._threads = [
+            threading.Thread(target=_serve, args=parts, name=f"parenv step {i}", daemon=True)
+            for i in range(num_threads)
+        ]
+        self._end = weakref.finalize(self, _end, self._tasks, num_threads)
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, columns: Iterable[int], task: _Task) -> None:
+        """Have this done for each of these columns."""
+        for column in columns:
+            self._tasks.put((task, column))
+
+    def take(self, column: int) -> Any:
+        """Wait for what came of it.
+
+        Raises:
+            BaseException: what was raised.
+        """
+        self._done[column].acquire()
+        error, self._errors[column] = self._errors[column], None
+        if error is None:
+            return self._results[column]
+        try:
+            raise error
+        finally:
+            del error  # Its traceback leads here.
+
+    def close(self) -> bool:
+        """End the threads; whether all have ended within the limit. Idempotent."""
+        self._end()
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+def _serve(
+    tasks: SimpleQueue[tuple[_Task, int] | None], results: list[Any], errors: list[Any], done: Sequence[threading.Lock]
+) -> None:
+    while (asked := tasks.get()) is not None:
+        task, column = asked
+        try:
+            results[column] = task(column)
+        except BaseException as error:
+            errors[column] = error
+        del task, asked
+        done[column].release()
+
+
+def _end(tasks: SimpleQueue[tuple[_Task, int] | None], num_threads: int) -> None:
+    for _ in range(num_threads):
+        tasks.put(None)
+
+
+class ThreadedStepper(EnvStepper):
+    """Single environments, stepped and reset in threads.
+
+    What they return is taken in their order, and whoever is waited for is said to be at work: rollouts, errors and time
+    limits are those of :class:`EnvStepper`.
+
+    Args:
+        envs: the environments, which share nothing.
+        first_env_id: env_id of the first.
+        progress: where to say which one is waited for.
+        fit: how observations must fit their space.
+        num_threads: how many.
+    """
+
+    def __init__(
+        self, envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None, num_threads: int
+    ) -> None:
+        super().__init__(envs, first_env_id, progress, fit)
+        self._num_threads = num_threads
+        self._threads = ColumnThreads(num_threads, self.num_envs)
+        self._stepping: deque[int] = deque()
+        """Those whose step has been begun and is not yet written."""
+        self._resetting: deque[int] = deque()
+        """Likewise those whose episode has ended in this step."""
+
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
+        """Begin an episode in every sub-environment and write the first observations; the info of each."""
+        self._leave()
+        infos, columns = [], range(self.num_envs)
+        self._threads.begin(columns, lambda column: self.envs[column].reset(seed=seeds[column]))
+        self._resetting.extend(columns)
+        for column in columns:
+            self._progress.begin("reset", self._first + column)
+            self._resetting.popleft()
+            observation, info = self._threads.take(column)
+            self.begin(column, observation, rows)
+            infos.append(info)
+        return infos
+
+    def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
+        """Step all, and then reset those whose episode has ended; as :meth:`EnvStepper.step`.
+
+        Whoever is called again after an exception goes on with what was begun before it.
+        """
+        split = self._split(actions)
+        if not self._stepping and not self._resetting:
+            self._stepping.extend(range(self.num_envs))
+            self._begin_steps(self._stepping, split)
+        elif self._stepping:  # The one in front has raised, and there is another in its place.
+            self._begin_steps([first], split)
+        while self._stepping:
+            self._write_step(self._stepping[0], rows, step, target)
+            self._stepping.popleft()
+            if not self._stepping:
+                self._threads.begin(self._resetting, lambda column: self.envs[column].reset())
+        while self._resetting:
+            self._write_reset(self._resetting.popleft(), rows, step, target)
+
+    def close(self) -> None:
+        """Close all, but for those that are still at work: what they hold is not to be taken from under them."""
+        if self._threads.close():
+            super().close()
+
+    def _begin_steps(self, columns: Iterable[int], actions: Sequence[Any]) -> None:
+        self._threads.begin(columns, lambda column: self._steps[column](actions[column]))
+
+    def _write_step(self, column: int, rows: Rows, step: int, target: Target) -> None:
+        self._progress.cell[0] = self._step_codes[column]
+        observation, target.rewards[step][column], terminated, truncated, info = self._threads.take(column)
+        if target.infos:
+            target.infos.write(step, column, info)
+        if terminated or truncated:
+            self._keep_end(target, step, column, observation, (terminated, truncated), info)
+            self._resetting.append(column)
+        else:
+            self._write(rows, column, observation)
+
+    def _write_reset(self, column: int, rows: Rows, step: int, target: Target) -> None:
+        self._progress.cell[0] = self._reset_codes[column]
+        observation, info = self._threads.take(column)
+        target.infos.write_first(step + 1, column, info)
+        self._write(rows, column, observation)
+
+    def _leave(self) -> None:
+        """Forget what was begun and given up with an exception, if there is anything."""
+        if self._stepping or self._resetting:
+            self._stepping.clear()
+            self._resetting.clear()
+            self._threads.close()
+            self._threads = ColumnThreads(self._num_threads, self.num_envs)

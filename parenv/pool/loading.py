@@ -1,0 +1,72 @@
+"""Having all workers load a version at once: by doorbells, because a message to each and its answer take far longer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from parenv.memory.load_board import LoadBoard
+from parenv.placement.local import LocalPlacement
+from parenv.pool.versions import Version
+from parenv.process.doorbell import Doorbell
+
+
+class Loading:
+    """Asks workers on this machine.
+
+    One bell wakes all, and stays rung until the next time, when it is the turn of the other: whoever has answered
+    sleeps at that one.
+
+    Args:
+        buffer: the shared memory.
+        num_workers: of the pool.
+        placement: of all workers.
+    """
+
+    def __init__(self, buffer: Any, num_workers: int, placement: LocalPlacement) -> None:
+        self._board, self._placement = LoadBoard(buffer, num_workers), placement
+        self._answers, self._bells = Doorbell(), (Doorbell(), Doorbell())
+        os.set_blocking(self._answers.fileno(), False)
+        self._intact = True
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """For every worker: of the bell that it rings, and of the two that wake it by turns."""
+        return tuple(fd for bell in (self._answers, *self._bells) for fd in bell.descriptors)
+
+    def asked(self, worker: int) -> int | None:
+        """What changes with every answer of a worker, or ``None`` while none is to come."""
+        return self._board.asked(worker)
+
+    def can_load(self, version: Version) -> bool:
+        """Whether the version is all in shared memory, and nobody may still be on the way to the wrong bell."""
+        return self._intact and not version.snapshot
+
+    def load(self, version: Version, listen: Callable[[], object]) -> None:
+        """Have all load a version.
+
+        Args:
+            version: which one.
+            listen: waits until something happens.
+        """
+        self._intact = False
+        number = self._board.ask(version.number, version.place)
+        if number > 1:
+            self._bells[(number - 1) % 2].take()
+        self._placement.watch(self._answers.fileno())
+        try:
+            self._bells[number % 2].ring(1)
+            while not self._board.all_have():
+                listen()
+        finally:
+            self._placement.unwatch(self._answers.fileno())
+            with suppress(BlockingIOError):
+                self._answers.take()
+        self._intact = True
+
+    def close(self) -> None:
+        """Give the descriptors back. Idempotent."""
+        for bell in (self._answers, *self._bells):
+            bell.close()

@@ -1,0 +1,89 @@
+"""What a policy returns, made to fit the action space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parenv.envs.fitting import Fit
+from parenv.errors import PolicyOutputError
+from parenv.memory.spaces import Leaf, flatten, is_single
+from parenv.worker.writing import to_array
+
+
+class ActionFit:
+    """Makes what the policy returns fit the action space.
+
+    Args:
+        actions: leaves of the space.
+        fit: how they must fit.
+
+    Attributes:
+        dtype: of the space, if that is a single array, or else ``None``.
+        shape: of one action, likewise.
+    """
+
+    def __init__(self, actions: Sequence[Leaf], fit: Fit) -> None:
+        self._actions, self._fit = actions, fit
+        # What a single array must look like to be taken without a look at anything else; None matches nothing.
+        single = is_single(actions)
+        self.dtype = np.dtype(actions[0].dtype) if single else None
+        self.shape = actions[0].shape if single else ()
+
+    def fitted(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
+        """Actions by leaf as arrays, or lists, that can be written into rows of their space.
+
+        Raises:
+            PolicyOutputError: they do not fit the space.
+        """
+        if self.dtype is not None:
+            values = to_array(by_leaf[0])
+            if type(values) is np.ndarray and values.dtype is self.dtype and values.shape == (batch, *self.shape):
+                return (values,)
+        return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
+
+    def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
+        array = to_array(values)
+        if leaf.dtype is None:
+            return array
+        array = np.asarray(array)
+        self._check(leaf, array, batch)
+        return array
+
+    def by_leaf(self, actions: Any) -> list[Any]:
+        """What the policy returned, taken apart.
+
+        Raises:
+            PolicyOutputError: it is not nested as the space is.
+        """
+        try:
+            return flatten(self._actions, actions)
+        except (KeyError, IndexError, TypeError) as error:
+            raise PolicyOutputError(
+                f"the policy must return actions nested as the action space is, with {_named(self._actions)}: "
+                f"{type(error).__name__} {error}"
+            ) from error
+
+    def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
+        wanted = (batch, *leaf.shape)
+        if array.shape == wanted and array.dtype == leaf.dtype:
+            return
+        if array.shape == wanted:
+            guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
+            problem = None if guise else self._fit.problem("action", leaf, array)
+            if problem is None:
+                return
+        else:
+            problem = "its shape is another"
+        raise PolicyOutputError(
+            f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
+            f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
+            'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
+            'outputs=("actions", ...)) or a callable that picks the actions'
+        )
+
+
+def _named(of: Sequence[Leaf]) -> str:
+    return ", ".join(leaf.name or "values without a fixed size" for leaf in of)

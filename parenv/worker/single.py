@@ -1,0 +1,89 @@
+"""The row loop of a worker with one sub-environment, in one piece.
+
+Such a worker mostly waits, with many others beside it, and after a wait nothing is in the processor's caches any more:
+each object on the way, a call or a row cut out beforehand, costs more then than what it does.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parenv.envs.stepping import EnvStepper, Stepper
+from parenv.errors import ObservationError
+from parenv.memory.status_slot import StatusSlot, code
+from parenv.worker.acting import Actor
+from parenv.worker.writing import RolloutWriter
+
+ACT = code("act")
+
+
+class StopCollectingError(Exception):
+    """The driver wants this worker to end."""
+
+
+class Filled(NamedTuple):
+    """What came of the rows of a rollout beside themselves: the policy's carry, and seconds of acting."""
+
+    carry: Any
+    acting: float
+
+
+def single_env(stepper: Stepper, actor: Actor, writer: RolloutWriter) -> EnvStepper | None:
+    """The stepper, if :func:`fill_rows` can do it: one sub-environment, one array in and one out, nothing beside."""
+    if type(stepper) is not EnvStepper or stepper.num_envs > 1 or writer.infos:
+        return None
+    return stepper if stepper.writes_arrays and actor.plain_act is not None else None
+
+
+def fill_rows(
+    stepper: EnvStepper, actor: Actor, carry: Any, writer: RolloutWriter, progress: StatusSlot, env_steps: int
+) -> Filled:
+    """Fill a rollout that has been begun, as :class:`~parenv.worker.collecting.Collector` does for any number.
+
+    Args:
+        stepper: of one sub-environment.
+        actor: chooses the actions.
+        carry: the policy's.
+        writer: where to.
+        progress: where to say what is going on.
+        env_steps: before this rollout.
+
+    Raises:
+        StopCollectingError: the driver wants this worker to end.
+    """
+    clock, array, acting = perf_counter, np.ndarray, 0.0
+    cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
+    act, observed, fit = actor.plain_act, actor.observing(writer), actor.actions
+    wanted, wanted_shape = fit.dtype, (1, *fit.shape)
+    step_env, step_code, split, dtype, shape, write, end = stepper.only()
+    observations, written, rewards = writer.observation_block, writer.action_block, writer.rewards
+    assert act is not None
+    for row in range(len(rewards)):
+        if closing[0]:
+            raise StopCollectingError
+        cell[0] = ACT
+        heartbeat[0] += 1
+        began = clock()
+        actions, extras, carry = act(observed(row), carry)
+        if type(actions) is not array or actions.dtype is not wanted or actions.shape != wanted_shape:
+            actions = fit.fitted((actions,), 1)[0].astype(wanted)
+        written[row] = actions
+        if extras:
+            writer.write_extras_of_step(row, extras)
+        acting += clock() - began
+        cell[0] = step_code
+        observation, rewards[row, 0], terminated, truncated, info = step_env(split((actions,))[0])
+        try:
+            if terminated or truncated:
+                observation = end(writer, row, 0, observation, (terminated, truncated), info)
+            if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
+                observations[row + 1, 0] = observation
+            else:
+                write((observations[row + 1],), 0, observation)
+        except ObservationError as error:
+            error.args = (f"in env step {env_steps + row + 1}: {error.args[0]}",)
+            raise
+    return Filled(carry, acting)

@@ -1,0 +1,160 @@
+"""synchronize: all workers load the newest version, asked by doorbells where they are on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, RestartPolicy, TorchPolicy, WorkerOptions
+from parenv.memory.load_board import LoadBoard
+from parenv.testing import LedgerEnv
+
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+AT_MOST_S = 60.0
+SOON = RestartPolicy(backoff_s=0.01)
+
+
+class Weighing(torch.nn.Module):
+    """Can be looked at in its worker."""
+
+    newest: Any = None
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((1000,), float(value)))
+
+    def act(self, observations: torch.Tensor) -> torch.Tensor:
+        Weighing.newest = self
+        return torch.zeros(len(observations), dtype=torch.int64)
+
+
+class Scale(LedgerEnv):
+    """Says which weights its worker holds."""
+
+    def weight(self) -> list[float]:
+        weight = Weighing.newest.weight
+        return [float(weight[0]), float(weight[-1])]
+
+
+def weighing(value: float) -> TorchPolicy:
+    return TorchPolicy(Weighing(value), "act", ("actions",))
+
+
+def opened(num_workers: int, **options: Any) -> AsyncWorkerPool:
+    factories = [lambda env_id=env_id: Scale(env_id) for env_id in range(num_workers)]
+    pool = AsyncWorkerPool(
+        factories,
+        weighing(0.0),
+        num_workers=num_workers,
+        mode="sync",
+        rollout_length=4,
+        workers=WorkerOptions(restart=SOON, **options),
+    )
+    next(pool.rollouts())
+    return pool
+
+
+def held(pool: AsyncWorkerPool) -> set[float]:
+    """What all workers hold."""
+    return {value for values in pool.call("weight") for value in values}
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + AT_MOST_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_all_hold_the_newest_version_and_no_message_was_needed() -> None:
+    with opened(3) as pool:
+        for value in range(1, 8):
+            version = pool.publish(weighing(value))
+            before = pool.statistics().messages
+            assert pool.synchronize() == version
+            assert pool.statistics().messages == before
+            assert held(pool) == {value}
+
+
+def test_settings_go_by_message() -> None:
+    with opened(2) as pool:
+        pool.publish(weighing(1.0), pace=3)
+        before = pool.statistics().messages
+        pool.synchronize()
+        assert pool.statistics().messages == before + 4
+        assert held(pool) == {1.0}
+        next(pool.rollouts())
+
+
+@pytest.mark.parametrize("end", ["killed", "hangs"])
+def test_whoever_takes_the_place_of_one_that_was_asked_loads_it_too(end: str) -> None:
+    with opened(2, step_timeout_s=AT_MOST_S if end == "killed" else 1.0) as pool:
+        pool.publish(weighing(1.0))
+        loading, stopped = pool._session._loading, pool._session.workers.pid(0)
+        assert loading is not None
+        os.kill(stopped, signal.SIGSTOP)
+        thread = threading.Thread(target=pool.synchronize)
+        thread.start()
+        wait_for(lambda: loading.asked(1) is None)
+        if end == "killed":
+            assert loading.asked(0) is not None
+            os.kill(stopped, signal.SIGKILL)
+        thread.join(AT_MOST_S)
+        assert not thread.is_alive()
+        assert pool.statistics().worker_restarts == 1
+        pool.publish(weighing(2.0))
+        pool.synchronize()
+        next(pool.rollouts())
+        assert held(pool) == {2.0}
+
+
+def test_it_goes_on_by_messages_once_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with opened(2) as pool:
+        pool.publish(weighing(1.0))
+        monkeypatch.setattr(pool._session._loading._board, "all_have", lambda: False)
+        monkeypatch.setattr(pool._session._queue, "listen", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.synchronize()
+        monkeypatch.undo()
+        for value in (2.0, 3.0):
+            pool.publish(weighing(value))
+            pool.synchronize()
+            assert held(pool) == {value}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_thousands_of_times_between_rollouts(mode: Any) -> None:
+    factories = [lambda env_id=env_id: Scale(env_id) for env_id in range(3)]
+    policy = weighing(0.0)
+    with AsyncWorkerPool(factories, policy, num_workers=3, mode=mode, rollout_length=2) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        for value in range(1, 2000):
+            policy.module.weight.data.fill_(value)
+            pool.publish(policy)
+            assert pool.synchronize() == value
+            if value % 7 == 0:
+                next(stream)
+        assert held(pool) == {1999.0}
+
+
+def test_of_those_that_answer_at_once_one_is_told_that_all_have() -> None:
+    memory = np.zeros(4096, np.uint8)
+    board = LoadBoard(memory, 3)
+    assert board.all_have()
+    number = board.ask(5, 2)
+    assert [board.asked(worker) for worker in range(3)] == [number] * 3
+    assert board.wanted() == (5, 2)
+    assert [board.answer(worker, number) for worker in (1, 0, 2)] == [False, False, True]
+    assert board.asked(1) is None

@@ -1,0 +1,258 @@
+"""WorkerOptions(step_threads=): sub-environments that wait are stepped at once, and nobody sees a difference."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from comparison import assert_same
+
+from parenv import AsyncWorkerPool, ConfigurationError, RestartPolicy, Stop, WorkerOptions, WorkerTimeoutError
+from parenv.errors import RestartLimitError
+from parenv.testing import LedgerEnv, check_ledger
+
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+OFTEN = RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3)
+AT_MOST_S = 60.0
+
+
+class Dawdler(gym.Env[Any, Any]):
+    """Waits as long as it likes, ends when it likes, and fails in steps and resets with some chance."""
+
+    observation_space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "words": gym.spaces.Text(9)})
+    action_space = gym.spaces.Discrete(5)
+
+    def __init__(self, chance: float = 0.0) -> None:
+        self._chance, self._state = chance, np.zeros(3, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._seen(), {"luck": float(self.np_random.random())}
+
+    def step(self, action: Any) -> Any:
+        if self.np_random.random() < self._chance:
+            raise ValueError("dropped its cup")
+        time.sleep(self.np_random.random() / 1000)
+        ended = bool(self.np_random.random() < 0.2)
+        return self._seen(), float(action) / 3, ended, False, {"luck": float(self.np_random.random())}
+
+    def _seen(self) -> Any:
+        self._state[:] = self.np_random.normal(size=3)
+        return {"state": self._state, "words": str(self.np_random.integers(1000))}
+
+
+def wary(observations: Any, luck: Any) -> Any:
+    """Acts by what it sees and by chance."""
+    return (np.abs(observations["state"]).sum(axis=1) + luck + np.random.randint(5)).astype(np.int64) % 5
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def rollouts_of(chance: float, num_workers: int, **options: Any) -> list[Any]:
+    """Everything in some rollouts but for seconds."""
+    found = []
+    with AsyncWorkerPool(
+        lambda: Dawdler(chance),
+        wary,
+        num_envs=7,
+        num_workers=num_workers,
+        mode="sync",
+        rollout_length=9,
+        infos=("luck",),
+        seed=3,
+        workers=WorkerOptions(**options),
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=7 * 9 * 6)):
+            arrays = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name != "episodes"}
+            episodes = rollout.episodes
+            found.append([arrays, rollout.final_observations, episodes.returns, episodes.lengths, episodes.env_ids])
+        if not chance:  # One that fails in an evaluation is not replaced.
+            evaluated = pool.evaluate(9)
+            found.append([evaluated.returns, evaluated.lengths, evaluated.env_ids])
+        found.append(pool.statistics().env_restarts)
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_rollouts_and_evaluations_are_the_same_to_the_bit_whatever_the_number_of_threads(num_workers: int) -> None:
+    one = rollouts_of(0.0, num_workers)
+    for step_threads in (2, 32):
+        assert_same(rollouts_of(0.0, num_workers, step_threads=step_threads), one)
+
+
+def test_replaced_environments_are_the_same_whatever_the_number_of_threads() -> None:
+    how = {"restart": OFTEN, "on_env_error": "restart_env"}
+    one = rollouts_of(0.1, 2, **how)
+    assert one[-1] > 10
+    assert_same(rollouts_of(0.1, 2, step_threads=3, **how), one)
+
+
+class Meets(LedgerEnv):
+    """Goes on only when so many are in step at once, and in reset once more than the first time."""
+
+    meeting: threading.Barrier
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self._resets = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.meeting.wait(AT_MOST_S)
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self.meeting.wait(AT_MOST_S)
+        return super().step(action)
+
+
+def test_so_many_step_and_reset_at_once() -> None:
+    class MeetsHere(Meets):
+        meeting = threading.Barrier(3)
+
+        def step(self, action: Any) -> Any:
+            observation, reward, *_ = super().step(action)
+            self._steps = getattr(self, "_steps", 0) + 1
+            return observation, reward, self._steps % 4 == 0, False, {}
+
+    factories = [lambda env_id=env_id: MeetsHere(env_id) for env_id in range(6)]
+    options = WorkerOptions(step_threads=3)
+    with AsyncWorkerPool(factories, zeros, num_workers=0, mode="sync", rollout_length=10, workers=options) as pool:
+        rollout = next(pool.rollouts())
+    assert rollout.terminated.sum() == 6 * 2
+
+
+def test_every_transition_arrives_once_also_where_workers_die_and_hang(tmp_path: Path) -> None:
+    class Mortal(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            for name, act in (("killed", die), ("hung", sleep)):
+                if self._buffer[0] == 2 and self._buffer[1] == 2 and once(tmp_path / name):
+                    act()
+            return super().step(action)
+
+    expected: dict[int, tuple[int, ...]] = {}
+    factories = [lambda env_id=env_id: Mortal(env_id) for env_id in range(6)]
+    options = WorkerOptions(step_threads=3, step_timeout_s=3.0, restart=OFTEN)
+    with AsyncWorkerPool(factories, zeros, num_workers=2, rollout_length=8, workers=options) as pool:
+        for rollout in pool.rollouts():
+            check_ledger(rollout, expected)
+            if {path.name for path in tmp_path.iterdir()} == {"killed", "hung"} and rollout.restarted.any():
+                break
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep() -> None:
+    time.sleep(10_000)
+
+
+def once(flag: Path) -> bool:
+    """Whether this is the first time anybody asks."""
+    try:
+        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class Fails(LedgerEnv):
+    """Does something in one place."""
+
+    def __init__(self, env_id: int, who: tuple[int, ...], where: str, act: Any) -> None:
+        super().__init__(env_id)
+        self._is_it, self._where, self._act, self._resets = env_id in who, where, act, 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._resets += 1
+        if self._is_it and self._where == "reset" and self._resets > 1:
+            self._act()
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if self._is_it and self._where == "step" and self._resets > 1:
+            self._act()
+        return super().step(action)
+
+
+def fail() -> None:
+    raise ValueError("dropped its cup")
+
+
+def opened(who: tuple[int, ...], where: str, act: Any, num_workers: int = 1, **options: Any) -> AsyncWorkerPool:
+    factories = [lambda env_id=env_id: Fails(env_id, who, where, act) for env_id in range(6)]
+    workers = WorkerOptions(step_threads=4, **options)
+    return AsyncWorkerPool(factories, zeros, num_workers=num_workers, rollout_length=64, workers=workers)
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_an_exception_says_whose_it_is_and_shows_the_users_frames(where: str) -> None:
+    with opened((2, 4), where, fail) as pool, pytest.raises(ValueError, match="dropped its cup") as caught:
+        for _ in pool.rollouts():
+            pass
+    said = f"{caught.value.__cause__} {getattr(caught.value, '__notes__', '')}"
+    assert "env_id 2" in said
+    assert where in said
+    assert "in fail" in said
+    assert "threaded_stepping" not in said
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_who_hangs_is_named_though_others_were_begun_behind_it(where: str) -> None:
+    limits = {"step_timeout_s": 3.0, "reset_timeout_s": 3.0, "restart": None}
+    with opened((2,), where, sleep, **limits) as pool, pytest.raises(WorkerTimeoutError) as caught:
+        for _ in pool.rollouts():
+            pass
+    assert f"{where} of env_id 2" in str(caught.value)
+
+
+def test_who_hangs_again_and_again_ends_the_pool() -> None:
+    limits = {"step_timeout_s": 3.0, "restart": RestartPolicy(max_restarts=1, backoff_s=0.01)}
+    with opened((5,), "step", sleep, **limits) as pool, pytest.raises(RestartLimitError, match="env_id 5"):
+        for _ in pool.rollouts():
+            pass
+
+
+def test_an_evaluation_that_fails_leaves_the_next_one_alone(tmp_path: Path) -> None:
+    def fail_once() -> None:
+        if once(tmp_path / "failed"):
+            fail()
+
+    with opened((1,), "step", fail_once, num_workers=0) as pool:
+        with pytest.raises(ValueError, match="dropped its cup"):
+            pool.evaluate(12)
+        assert pool.evaluate(12).lengths.shape == (12,)
+
+
+@pytest.mark.parametrize("step_threads", [0, -1, 1.5, "4", None])
+def test_a_number_of_threads_that_is_none_is_an_error(step_threads: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"WorkerOptions\.step_threads must be an integer of at least 1"):
+        WorkerOptions(step_threads=step_threads)
+
+
+def test_a_vector_env_that_steps_its_own_is_refused() -> None:
+    def make() -> Any:
+        return gym.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
+
+    with pytest.raises(ConfigurationError, match="step_threads=4 needs single sub-environments, but env_fn makes a"):
+        AsyncWorkerPool(make, zeros, num_workers=1, workers=WorkerOptions(step_threads=4))
+
+
+def test_those_of_gymnasiums_own_vector_env_are_stepped_in_threads() -> None:
+    def make() -> Any:
+        return gym.vector.SyncVectorEnv([lambda i=i: LedgerEnv(i) for i in range(3)])
+
+    options, expected = WorkerOptions(step_threads=3), dict[int, tuple[int, ...]]()
+    with AsyncWorkerPool(make, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=240)):
+            check_ledger(rollout, expected)
