@@ -58,6 +58,7 @@ class GroupWriter(RolloutWriter):
         self.ends = []
         if self.blocks["observations"]:
             self.begin(rows)
+        self.plain["terminated"][:] = self.plain["truncated"][:] = False
         self.restarted[:] = restarted
         self.rewards[:] = 0
         self.policies[:] = who

@@ -100,6 +100,7 @@ class AgentsTask:
         self._started = start_agents(job, sender, load_job, progress, outlet.warn)
         self._collector: AgentsCollector | None = None
         self._evaluation: AgentsEvaluation | None = None
+        self.loads = None  # A table of versions comes as a message.
         self._loaded = (-1, -1)
         self._resumed: tuple[Any, Any, bool] | None = None
 
