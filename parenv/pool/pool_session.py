@@ -45,7 +45,6 @@ class PoolSession:
         self._arena, self._versions = parts.arena, parts.versions
         self.workers, self._supervisor = parts.workers, parts.supervisor
         self._queue, self._accumulator = parts.queue, parts.accumulator
-        self._loading = parts.loading
         self.observation_space, self.action_space = parts.spaces
 
     @property
@@ -95,9 +94,10 @@ class PoolSession:
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
-        if self._loading is not None and self._loading.can_load(newest):
+        loading = self._arena.loading
+        if loading is not None and loading.can_load(newest):
             with self._timer.during("calling"):
-                self._loading.load(newest, self._queue.listen)
+                loading.load(newest, self._queue.listen)
             return newest.number
         self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
@@ -213,8 +213,6 @@ class PoolSession:
             for observer in self._observers:
                 observer.close()
             self._arena.close()
-            if self._loading is not None:
-                self._loading.close()
 
     def _next(self, deadline: float) -> Arrival | None:
         self._timer.asked()
