@@ -24,6 +24,8 @@ test-lowest: .venv-lowest/done
 		tests/process/test_gradients.py tests/test_examples.py::test_the_examples_of_the_readme_run_as_plain_scripts
 
 soak: .venv/dev
+	$(PIP) --group vector-envs
+	.venv/bin/pytest -m "not soak" tests/process/test_jax.py tests/process/test_libraries_of_vector_envs.py
 	.venv/bin/pytest -m soak --timeout 1200 --numprocesses 3 --dist worksteal --ignore tests/soak
 	.venv/bin/pytest -m soak --timeout 1200 -s tests/soak
 

@@ -33,14 +33,21 @@ from parenv.errors import (
 )
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
-from parenv.experience.rollout import Rollout, Transitions
+from parenv.experience.rollout import Rollout
+from parenv.experience.transitions import Transitions
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
+from parenv.population.evolving import Generational, Tournament
+from parenv.population.hyperparameters import LogUniform, Uniform
+from parenv.population.population import Population
+from parenv.population.turn_report import PopulationStatistics, Report
 from parenv.process.cores import recommended_num_workers
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.make import make_vec
+from parenv.vector.vector_statistics import VectorStatistics
+from parenv.worker.member import Fitness, Member
 
 if TYPE_CHECKING:
     from parenv import adapters as adapters
@@ -59,10 +66,14 @@ __all__ = [
     "AsyncWorkerPool",
     "ConfigurationError",
     "EpisodeStatistics",
+    "Fitness",
+    "Generational",
     "Gradient",
     "GradientError",
     "GradientOptions",
     "HostLostError",
+    "LogUniform",
+    "Member",
     "NotDataError",
     "NotPicklableError",
     "ObservationError",
@@ -74,17 +85,23 @@ __all__ = [
     "PoolBusyError",
     "PoolClosedError",
     "PoolStatistics",
+    "Population",
+    "PopulationStatistics",
     "ProtocolError",
     "RayPlacement",
     "RemotePlacement",
     "ReplayError",
+    "Report",
     "RestartLimitError",
     "RestartPolicy",
     "Rollout",
     "Stop",
     "SubEnvironmentError",
     "TorchPolicy",
+    "Tournament",
     "Transitions",
+    "Uniform",
+    "VectorStatistics",
     "WorkerDiedError",
     "WorkerError",
     "WorkerMemoryError",

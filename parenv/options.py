@@ -18,6 +18,7 @@ Mode = Literal["sync", "async"]
 Parallelism = Literal["experience", "gradient"]
 OnStale = Literal["pace", "drop"]
 OnEnvError = Literal["raise", "restart_env", "restart_worker"]
+StartMethod = Literal["fork", "spawn"]
 Reduction = Literal["mean", "weighted_mean", "sum"] | Callable[[Any, Any], Any]
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9._*-]+):([0-9]{1,5}|\*)")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
@@ -98,6 +99,12 @@ class WorkerOptions:
         threads: intra-op threads per worker (OpenMP, BLAS, torch), set before anything is imported.
         environment: environment variables, set before anything is imported.
         preload: modules imported once and shared by all workers: slow ones, that start no threads of their own.
+        start_method: ``"fork"``: workers are forked, in milliseconds, from a small process that has imported what all
+            need; ``"spawn"``: each is a fresh interpreter that imports everything for itself, ``preload`` or not: for
+            what must not be forked once it is loaded, such as JAX.
+        step_workers: for pools: processes that step the sub-environments of each worker, which acts for all of them, in
+            two half batches that take turns; ``None``: it steps them itself. For policies of which one forward for all
+            costs less than one in every worker, as on a GPU. ``num_workers`` is 1 by default.
         setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
             counted over all learners, so that ports and files chosen by them are different.
         cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
@@ -128,6 +135,8 @@ class WorkerOptions:
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
+    start_method: StartMethod = "fork"
+    step_workers: int | None = None
     setup_fn: Callable[[int], object] | None = None
     cleanup_fn: Callable[[int], object] | None = None
     restart: RestartPolicy | None = field(default_factory=RestartPolicy)
@@ -145,6 +154,7 @@ class WorkerOptions:
         _check_whole(self, "threads")
         _check_whole(self, "step_threads")
         _check_whole(self, "max_memory_bytes", or_none=True)
+        _check_whole(self, "step_workers", or_none=True)
         _check_positive(self, "start_timeout_s", "close_timeout_s", what="positive seconds")
         _check_positive(self, "step_timeout_s", "reset_timeout_s", what="positive seconds", or_none=True)
         if self.max_memory_bytes is not None and sys.platform != "linux":
@@ -156,9 +166,16 @@ class WorkerOptions:
             )
         if self.on_env_error != "raise" and self.restart is None:
             raise ConfigurationError(f"on_env_error={self.on_env_error!r} needs a RestartPolicy, but restart=None")
+        if self.on_env_error == "restart_env" and self.step_workers is not None:
+            raise ConfigurationError(
+                'on_env_error="restart_env" needs sub-environments that the worker steps itself: with step_workers, '
+                'use "restart_worker"'
+            )
         for name in ("setup_fn", "cleanup_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")
+        if self.start_method not in ("fork", "spawn"):
+            raise ConfigurationError(f"WorkerOptions.start_method must be 'fork' or 'spawn', got {self.start_method!r}")
         if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
 

@@ -7,7 +7,9 @@ of step ``t``: the final one where an episode ended at ``t``, the last one at th
 ``Rollout.next_values`` computes it.
 
 A terminated step bootstraps nothing. A truncated step bootstraps from ``next_values`` and, like a terminated one,
-stops the recursion: what follows belongs to another episode.
+stops the recursion: what follows belongs to another episode. Where the value that a truncated step would bootstrap from
+is NaN, as that of an observation that the environment has not given, :func:`gae` and :func:`vtrace` give the step no
+advantage and its own value as target; the other two give NaN. What is not ``valid`` has no part in anything.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy.typing as npt
 from parenv.errors import ConfigurationError
 
 Array = npt.NDArray[Any]
-_FLAGS = ("terminated", "truncated")
+_FLAGS = ("terminated", "truncated", "valid")
 _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is far below
 
 
@@ -47,6 +49,7 @@ def gae(
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
+    valid: Any = None,
 ) -> tuple[Any, Any]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
@@ -58,6 +61,7 @@ def gae(
         truncated: bool ``[T, B]``.
         gamma: discount per step.
         gae_lambda: the lambda of the exponential average.
+        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere advantages are 0 and targets the values; ``None``: all.
 
     Returns:
         Advantages and return targets ``advantages + values``, each ``[T, B]``.
@@ -67,9 +71,10 @@ def gae(
     >>> targets.tolist()
     [2.0, 1.0]
     """
-    (rewards, values, next_values, terminated, truncated), as_given = _blocks(
-        rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated
+    (rewards, values, next_values, terminated, truncated, valid), as_given = _blocks(
+        rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
+    rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
     continues = ~(terminated | truncated)
     deltas = rewards + gamma * _unless(terminated, next_values) - values
     decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
@@ -77,7 +82,9 @@ def gae(
     return as_given(advantages), as_given(advantages + values)
 
 
-def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99) -> Any:
+def discounted_returns(
+    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, gamma: float = 0.99, valid: Any = None
+) -> Any:
     """Discounted sum of rewards until the episode or the rollout ends, then bootstrapped (Sutton and Barto, eq. 3.8).
 
     Args:
@@ -86,6 +93,7 @@ def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncate
         terminated: bool ``[T, B]``.
         truncated: bool ``[T, B]``.
         gamma: discount per step.
+        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere the return is 0; ``None``: all.
 
     Returns:
         ``[T, B]``.
@@ -94,18 +102,20 @@ def discounted_returns(rewards: Any, next_values: Any, terminated: Any, truncate
     >>> discounted_returns([1.0, 1.0, 1.0], [0.0, 0.0, 8.0], never, never, gamma=0.5).tolist()
     [2.75, 3.5, 5.0]
     """
-    (rewards, next_values, terminated, truncated), as_given = _blocks(
-        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
+    (rewards, next_values, terminated, truncated, valid), as_given = _blocks(
+        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
     bootstraps = truncated & ~terminated
     continues = ~(terminated | truncated)
     bootstraps[-1:] |= continues[-1:]
     terms = rewards + gamma * _unless(~bootstraps, next_values)
+    if valid is not None:
+        terms, continues = _unless(~valid, terms), continues & valid
     return as_given(_backward_sum(terms, gamma * continues.astype(rewards.dtype)))
 
 
 def n_step_returns(
-    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, n: int, gamma: float = 0.99
+    rewards: Any, next_values: Any, terminated: Any, truncated: Any, *, n: int, gamma: float = 0.99, valid: Any = None
 ) -> Any:
     """n-step return targets (Sutton and Barto, *Reinforcement Learning*, 2nd ed., eq. 7.1).
 
@@ -119,6 +129,7 @@ def n_step_returns(
         truncated: bool ``[T, B]``.
         n: steps per target, at least 1.
         gamma: discount per step.
+        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere the target is 0; ``None``: all.
 
     Returns:
         Targets ``[T, B]``.
@@ -129,8 +140,8 @@ def n_step_returns(
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    (rewards, next_values, terminated, truncated), as_given = _blocks(
-        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
+    (rewards, next_values, terminated, truncated, valid), as_given = _blocks(
+        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
     )
     ended = terminated | truncated
     one_step = rewards + gamma * _unless(terminated, next_values)
@@ -138,7 +149,7 @@ def n_step_returns(
     for _ in range(min(n, len(rewards)) - 1):
         longer = rewards[:-1] + gamma * targets[1:]
         targets[:-1] = np.where(ended[:-1], one_step[:-1], longer)
-    return as_given(targets)
+    return as_given(targets if valid is None else _unless(~valid, targets))
 
 
 def vtrace(
@@ -154,6 +165,7 @@ def vtrace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
     trace_lambda: float = 1.0,
+    valid: Any = None,
 ) -> VTrace:
     """V-trace targets for rollouts by an older policy (Espeholt et al. 2018, arXiv:1802.01561, eq. 1 and remark 2).
 
@@ -169,6 +181,7 @@ def vtrace(
         rho_bar: truncation of the importance weights in the temporal differences.
         c_bar: truncation of the importance weights in the trace.
         trace_lambda: the lambda of remark 2; 1 gives the n-step Bellman target on policy.
+        valid: ``Rollout.valid``, bool ``[T, B]``: elsewhere advantages are 0 and targets the values; ``None``: all.
 
     Returns:
         Value targets and policy-gradient advantages ``rho_t (r_t + gamma v_{t+1} - V(o_t))``.
@@ -177,7 +190,7 @@ def vtrace(
     >>> vtrace([-0.5, -0.5], [-0.5, -0.5], [1.0, 1.0], zeros, zeros, never, never, gamma=1.0).targets.tolist()
     [2.0, 1.0]
     """
-    (rewards, values, next_values, terminated, truncated, behaviour, target), as_given = _blocks(
+    (rewards, values, next_values, terminated, truncated, behaviour, target, valid), as_given = _blocks(
         rewards=rewards,
         values=values,
         next_values=next_values,
@@ -185,9 +198,11 @@ def vtrace(
         truncated=truncated,
         behaviour_log_prob=behaviour_log_prob,
         target_log_prob=target_log_prob,
+        valid=valid,
     )
     ratio = np.exp(np.minimum(target - behaviour, _MAX_LOG_RATIO))
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
+    rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
     ended = terminated | truncated
     deltas = rho * (rewards + gamma * _unless(terminated, next_values) - values)
     targets: Array = values + _backward_sum(deltas, gamma * trace * ~ended)
@@ -207,13 +222,26 @@ def _backward_sum(terms: Array, decay: Array) -> Array:
     return sums
 
 
+def _without_unused(
+    rewards: Array, values: Array, next_values: Array, terminated: Array, truncated: Array, valid: Any
+) -> tuple[Array, Array]:
+    """Rewards, and where there is nothing to come, so that steps that cannot be used have no temporal difference."""
+    unused: Array | None = None if valid is None else ~valid
+    if truncated.any():
+        unknown: Array = truncated & ~terminated & np.isnan(next_values)
+        unused = unknown if unused is None else unused | unknown
+    if unused is None:
+        return rewards, terminated
+    return np.where(unused, values, rewards), terminated | unused
+
+
 def _unless(nothing: Array, values: Array) -> Array:
     """The values, but zero, whatever they are, where there is nothing to come."""
     return np.where(nothing, values.dtype.type(0), values)
 
 
-def _blocks(**given: Any) -> tuple[list[Array], Callable[[Array], Any]]:
-    """What a function was given, by the names of its arguments, as arrays of the same shape.
+def _blocks(**given: Any) -> tuple[list[Any], Callable[[Array], Any]]:
+    """What a function was given, by the names of its arguments, as arrays of the same shape; ``None`` last.
 
     Returns:
         Flags as booleans, all else in the precision of the most precise; and what makes a result a tensor, if something
@@ -222,6 +250,8 @@ def _blocks(**given: Any) -> tuple[list[Array], Callable[[Array], Any]]:
     Raises:
         ConfigurationError: they have different shapes, which numpy would broadcast to another one.
     """
+    nothing = [name for name, block in given.items() if block is None]
+    given = {name: block for name, block in given.items() if block is not None}
     tensor = next((block for block in given.values() if hasattr(block, "detach")), None)
     arrays = {
         name: np.asarray(block.detach().cpu() if hasattr(block, "detach") else block) for name, block in given.items()
@@ -239,7 +269,8 @@ def _blocks(**given: Any) -> tuple[list[Array], Callable[[Array], Any]]:
 
         return torch.as_tensor(result, device=tensor.device)
 
-    return [array.astype(bool if name in _FLAGS else dtype, copy=False) for name, array in arrays.items()], as_given
+    found = [array.astype(bool if name in _FLAGS else dtype, copy=False) for name, array in arrays.items()]
+    return [*found, *(None for _ in nothing)], as_given
 
 
 def _wrong_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:

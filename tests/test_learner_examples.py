@@ -149,3 +149,20 @@ class Learners:
         for process, _ in self._processes():
             process.kill()
         self._launcher.communicate()
+
+
+def test_a_population_learns_and_its_lineage_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = ["--size", "4", "--every", "256", "--meets", "2", "--episodes", "2", "--total-env-steps", "4096"]
+    files = [
+        "--lineage",
+        str(tmp_path / "l.jsonl"),
+        "--plot",
+        str(tmp_path / "l.png"),
+        "--save",
+        str(tmp_path / "b.pt"),
+    ]
+    curve: Any = load("population", monkeypatch).main([*size, *files])
+    assert curve.points[-1][0] >= 4096
+    assert (tmp_path / "l.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "b.pt").stat().st_size > 1000
+    assert '"event":"copy"' in (tmp_path / "l.jsonl").read_text()

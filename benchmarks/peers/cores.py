@@ -37,10 +37,12 @@ def stepping(case: str, workers: int, with_peers: bool) -> list[System]:
     """Who steps, and the limit."""
     sizes = {"case": case, "num_envs": NUM_ENVS}
     ours = {**sizes, "num_workers": workers}
+    caller = {**ours, "caller_steps": True}
     peers = PEERS_STEPPING if with_peers else ()
     return [
         System("limit", "parenv", "loops", "limit", {**sizes, "num_processes": workers}),
-        System("parenv, caller and workers step", "parenv", "ours", "stepping", {**ours, "caller_steps": True}),
+        System("parenv, caller and workers step", "parenv", "ours", "stepping", caller),
+        System("parenv, the same, spin_us=1000", "parenv", "ours", "stepping", {**caller, "spin_us": 1000}),
         System("parenv, step", "parenv", "ours", "stepping", ours),
         System("parenv, step, nobody spins", "parenv", "ours", "stepping", {**ours, "spin_us": 0}),
         System("parenv, send/recv of halves", "parenv", "ours", "ready", {**ours, "batch_size": NUM_ENVS // 2}),

@@ -114,6 +114,9 @@ def draw_growth(name: str, panels: Mapping[str, Mapping[int, Mapping[str, float]
 
     figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.4), squeeze=False, layout="constrained")
     for axis, (title, found) in zip(axes.flat, panels.items(), strict=True):
+        if not found:
+            axis.set_visible(False)
+            continue
         for system in dict.fromkeys(system for one in found.values() for system in one):
             workers = [count for count, one in found.items() if system in one]
             axis.plot(workers, [found[count][system] for count in workers], label=system, marker="o", **_line(system))

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import devices
 import field
 import growth
 import on_paper
@@ -103,11 +104,14 @@ def read(name: str) -> Any:
 
 def blocks() -> dict[str, str]:
     """What is generated in the guide, with the markers around it, by name."""
-    vector_env = read("vector_env")
+    vector_env, cores = read("vector_env"), read("peers_cores")["results"]
     parts = {
         "when it pays": sentences.when_it_pays(vector_env),
         "shared machine": sentences.shared_machine(vector_env),
         "results": tables(),
+        "a GPU": f"\n{devices.gpu(read('gpu')['results'])}\n",
+        "its machine": devices.described(read("gpu")["machine"]),
+        **{f"cores, {case}": f"\n{devices.cores(cores, case)}\n" for case in ("cartpole", "halfcheetah", "rollouts")},
     }
     return {name: f"<!-- {name} -->{text}<!-- end of {name} -->" for name, text in parts.items()}
 
@@ -269,8 +273,8 @@ def rows() -> list[tuple[str, str]]:
 
 
 def machine() -> str:
-    """What the figures come from: all machines, but that of ``remote.json``, which ``scaling.md`` names."""
-    names = {file.stem for file in (HERE / "results").glob("*.json")} - {"remote"}
+    """What the figures come from: all machines, but those that are named beside their figures."""
+    names = {file.stem for file in (HERE / "results").glob("*.json")} - {"remote", "gpu", "peers_cores", "by_hand"}
     machines = [read(name)["machine"] for name in names]
     described = "{cpu}, {cores} cores, Python {python}, torch {torch}"
     return "; ".join(sorted({described.format(**facts) for facts in machines}))

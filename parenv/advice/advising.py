@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from parenv.advice.costs import Costs, RolloutLength, Setting, steps_per_second
-from parenv.advice.device_choice import learner_device, mini_batch, worker_device
+from parenv.advice.device_choice import learner_device, mini_batch, step_workers, worker_device
 from parenv.advice.recommendations import NEARLY, WORTH, Advice, Recommendation, in_seconds, in_steps
 from parenv.errors import ConfigurationError
 from parenv.options import Mode, Parallelism
@@ -203,7 +203,10 @@ def _recommendations(costs: Costs, best: Setting) -> Iterator[Recommendation]:
     learner = learner_device(costs)
     yield mini_batch(costs, learner.value)
     yield learner
-    yield worker_device(costs, best, _worker_shares(costs)["acting"])
+    worker = worker_device(costs, best, _worker_shares(costs)["acting"])
+    yield worker
+    if worker.value in costs.acting_at:
+        yield step_workers(costs, best, worker.value)
 
 
 def _because_mode(costs: Costs, best: Setting) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from parenv.advice.costs import Costs, Setting
 from parenv.advice.recommendations import NEARLY, WORTH, Recommendation, in_seconds
 
+WAKE_UP_S = 100e-6
+"""To wake processes on other cores and be woken."""
+
 
 def mini_batch(costs: Costs, device: str) -> Recommendation:
     """The smallest that is nearly as cheap per sample as any."""
@@ -54,6 +57,42 @@ def worker_device(costs: Costs, best: Setting, share: float) -> Recommendation:
     shared = f", which {best.num_workers} workers share" if best.num_workers > 1 else ""
     because = f"{acting}; on {best.batch} observations it takes {_by_device(seconds)}{shared}"
     return Recommendation("worker_device", faster_device(steps), now, because)
+
+
+def step_workers(costs: Costs, best: Setting, device: str) -> Recommendation:
+    """Whether one worker should act for all sub-environments and have others step them.
+
+    Args:
+        costs: of a run in which acting was measured at several batches.
+        best: the setting that is recommended.
+        device: on which workers are to act.
+    """
+    own_s, half_s = costs.acting_once_s(best.batch, device), costs.acting_once_s(-(-best.num_envs // 2), device)
+    where = forward_place(own_s, half_s, best.num_workers, is_shared=device != "cpu")
+    turns = f", {best.num_workers} of them in turn" if device != "cpu" else ", each on a core of its own"
+    because = (
+        f"a forward takes {in_seconds(own_s)} for a worker's own {best.batch} rows on {device}{turns}; for all at once "
+        f"two of {in_seconds(half_s)} and a wake-up"
+    )
+    return Recommendation("step_workers", best.num_workers if where == "central" else "none", None, because)
+
+
+def forward_place(own_s: float, half_s: float, num_workers: int, *, is_shared: bool) -> str:
+    """Where to act: ``"local"``, in every worker for its own rows, or ``"central"``, in one for all.
+
+    Local pays while a forward for its own rows costs less than a wake-up and its part of the joint one.
+
+    Args:
+        own_s: seconds of a forward for the rows of one worker.
+        half_s: seconds of one for half of all rows; the joint one is two of these.
+        num_workers: that would act, or step.
+        is_shared: whether forwards of several workers take turns, as on a GPU; on the CPU each has a core.
+
+    >>> forward_place(5e-3, 5e-3, 8, is_shared=True), forward_place(5e-3, 20e-3, 8, is_shared=False)
+    ('central', 'local')
+    """
+    part_s = 2 * half_s / (num_workers if is_shared else 1)
+    return "central" if num_workers > 1 and own_s >= WORTH * (WAKE_UP_S + part_s) else "local"
 
 
 def faster_device(seconds: Mapping[str, float]) -> str:

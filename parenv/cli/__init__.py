@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_MODULES = ("bench", "report")
+_MODULES = ("bench", "lineage", "report")
 
 if not TYPE_CHECKING:
 

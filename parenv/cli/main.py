@@ -16,6 +16,7 @@ from parenv.cli.blame import is_of_the_user, users_frames
 from parenv.cli.display import make_display
 from parenv.cli.help import add_command, with_examples
 from parenv.cli.keys_command import add_keys_command
+from parenv.cli.lineage import lineage
 from parenv.cli.plot import check_plotting, plot
 from parenv.cli.report import report
 from parenv.cli.worker_command import add_worker_command
@@ -77,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_advise(commands)
     _add_report(commands)
+    _add_lineage(commands)
     add_keys_command(commands)
     add_worker_command(commands)
     return whole
@@ -123,6 +125,20 @@ def _add_report(commands: Any) -> None:
     )
     one.add_argument("path", type=Path, metavar="RUN_DIR", help="a directory with a trace in it, or the trace")
     one.add_argument("--output", type=Path, metavar="PATH", help="where to (default: report.html beside the trace)")
+
+
+def _add_lineage(commands: Any) -> None:
+    one = add_command(
+        commands,
+        "lineage",
+        "draw what became of a population",
+        "Draw scores and hyper-parameters of a population over env steps, coloured by ancestor, from the file that "
+        "Population(lineage=path) wrote.",
+        ["parenv lineage runs/lineage.jsonl", "parenv lineage runs/lineage.jsonl --output run.svg"],
+        lambda options: print(lineage(options.path, options.output)),
+    )
+    one.add_argument("path", type=Path, metavar="FILE", help="what the population wrote")
+    one.add_argument("--output", type=Path, metavar="PATH", help="where to (default: a .png beside the file)")
 
 
 def _add_advise(commands: Any) -> None:

@@ -31,7 +31,7 @@ class Fit:
     ) -> None:
         self.strict, self.finite = strict, finite
         self._warn = warn
-        self._warned: set[tuple[str, Leaf]] = set()
+        self._warned: set[object] = set()
 
     @classmethod
     def of(cls, options: WorkerOptions, warn: Callable[[str], object]) -> Fit:
@@ -56,13 +56,18 @@ class Fit:
             return f"its values do not fit into {wanted}"
         if self.strict:
             return f"it is {array.dtype} and not {wanted}, and strict_dtype=True forbids to cast it"
-        if (what, leaf) not in self._warned:
-            self._warned.add((what, leaf))
-            self._warn(
-                f"the {what}s{leaf.name} are {array.dtype} and {becomes} the {wanted} of their space: give them that "
-                "dtype, or correct the space; WorkerOptions(strict_dtype=True) makes it an error"
-            )
+        self.warn_once(
+            (what, leaf),
+            f"the {what}s{leaf.name} are {array.dtype} and {becomes} the {wanted} of their space: give them that "
+            "dtype, or correct the space; WorkerOptions(strict_dtype=True) makes it an error",
+        )
         return None
+
+    def warn_once(self, about: object, text: str) -> None:
+        """Warn the user, unless that was done about the same thing before."""
+        if about not in self._warned:
+            self._warned.add(about)
+            self._warn(text)
 
 
 def of_one_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.values import as_array
 from parenv.errors import ObservationError
 from parenv.memory.layout import Info
 
@@ -49,7 +50,7 @@ class InfoRows:
     def write(self, step: int, column: int, info: Found) -> None:
         """Write what a step returned, as what came with the next observation too."""
         for wanted in self._infos:
-            value = as_array(wanted, info.get(wanted.name))
+            value = fitting(wanted, info.get(wanted.name))
             _put(self._own[wanted.name], step, column, value)
             if wanted.acted_on:
                 _put(self._seen[wanted.name], step + 1, column, value)
@@ -57,13 +58,30 @@ class InfoRows:
     def write_own(self, step: int, column: int, info: Found) -> None:
         """Write what a step returned that ended an episode, and not what came with the next observation."""
         for wanted in self._infos:
-            _put(self._own[wanted.name], step, column, as_array(wanted, info.get(wanted.name)))
+            _put(self._own[wanted.name], step, column, fitting(wanted, info.get(wanted.name)))
 
     def write_first(self, row: int, column: int, info: Found) -> None:
         """Write what a reset returned, as what came with the observation of a row."""
         for name, blocks in self._seen.items():
             wanted = next(one for one in self._infos if one.name == name)
-            _put(blocks, row, column, as_array(wanted, info.get(name)))
+            _put(blocks, row, column, fitting(wanted, info.get(name)))
+
+    def write_batch(self, step: int, infos: Found, columns: Any, own: bool = True, seen: bool = True) -> None:
+        """Write what a step of a whole ``VectorEnv`` returned.
+
+        Args:
+            step: row.
+            infos: of all sub-environments, in arrays.
+            columns: which of them are concerned, int64 ``[K]``.
+            own: whether it is what the step itself returned.
+            seen: whether it is what came with the next observations.
+        """
+        for wanted in self._infos:
+            values, there = batch_of(wanted, infos, columns)
+            blocks = [(self._own[wanted.name], step)] if own else []
+            blocks += [(self._seen[wanted.name], step + 1)] if seen and wanted.acted_on else []
+            for (block, mask), row in blocks:
+                block[row, columns], mask[row, columns] = values, there
 
 
 def first_seen(infos: Sequence[Info], of_each: Sequence[Found]) -> dict[str, Any]:
@@ -78,12 +96,12 @@ def first_seen(infos: Sequence[Info], of_each: Sequence[Found]) -> dict[str, Any
         if wanted.acted_on:
             rows = np.zeros((1, len(of_each), *wanted.shape), wanted.dtype), np.zeros((1, len(of_each)), bool)
             for column, info in enumerate(of_each):
-                _put(rows, 0, column, as_array(wanted, info.get(wanted.name)))
+                _put(rows, 0, column, fitting(wanted, info.get(wanted.name)))
             seen |= {name: block[0] for name, block in zip(wanted.names, rows, strict=True)}
     return seen
 
 
-def as_array(wanted: Info, value: Any) -> Any:
+def fitting(wanted: Info, value: Any) -> Any:
     """The value of an info as an array of the shape and kind that it had at the start; ``None`` where it is not there.
 
     Raises:
@@ -91,13 +109,40 @@ def as_array(wanted: Info, value: Any) -> Any:
     """
     if value is None:
         return None
-    array = np.asarray(value)
-    if array.shape != wanted.shape or not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+    array = as_array(value)
+    _check(wanted, array.shape, array.dtype)
+    return array
+
+
+def batch_of(wanted: Info, infos: Found, columns: Any) -> tuple[Any, Any]:
+    """The values of an info of some sub-environments of a ``VectorEnv``, ``[K, ...]``, and where it was there.
+
+    Raises:
+        ObservationError: it has another shape or kind than at the start.
+    """
+    found, mask = infos.get(wanted.name), infos.get(f"_{wanted.name}")
+    if found is None:
+        return 0, False
+    there: Any = True if mask is None else as_array(mask)[columns]
+    values = as_array(found)
+    if values.dtype == object:
+        each = [fitting(wanted, values[column]) for column in columns.tolist()]
+        there = np.array([value is not None for value in each]) & there
+        values = np.array([np.zeros(wanted.shape, wanted.dtype) if value is None else value for value in each])
+    else:
+        _check(wanted, values.shape[1:], values.dtype)
+        values = values[columns]
+    if there is True:
+        return values, there
+    return np.where(there.reshape(-1, *(1,) * len(wanted.shape)), values, 0), there
+
+
+def _check(wanted: Info, shape: tuple[int, ...], dtype: Any) -> None:
+    if shape != wanted.shape or not np.can_cast(dtype, wanted.dtype, "same_kind"):
         raise ObservationError(
-            f"the info {wanted.name!r} has shape {array.shape} and dtype {array.dtype}; at the start it had "
+            f"the info {wanted.name!r} has shape {shape} and dtype {dtype}; at the start it had "
             f"{wanted.shape} and {np.dtype(wanted.dtype)}. Let it be the same in every step and reset"
         )
-    return array
 
 
 def row_of(infos: Found, column: int) -> dict[str, Any]:
@@ -106,8 +151,12 @@ def row_of(infos: Found, column: int) -> dict[str, Any]:
     return {
         name: infos[name][column]
         for name, mask in there.items()
-        if isinstance(infos[name], np.ndarray | list | tuple) and (mask is None or mask[column])
+        if _is_batched(infos[name]) and (mask is None or mask[column])
     }
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, list | tuple) or len(getattr(value, "shape", ())) > 0
 
 
 def _is_mask(name: str, infos: Found) -> bool:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parenv.envs.values import as_array
+
 RECORDERS = ("RecordEpisodeStatistics", "Monitor")
 """Classes that put ``info["episode"]`` into the last step of each episode, Gymnasium's and Stable-Baselines3's."""
 
@@ -72,14 +74,26 @@ def recorded_in(info: Mapping[str, Any]) -> Recorded | None:
     return Recorded(_number(said["r"]), int(_number(said["l"])))
 
 
-def recorded_in_row(infos: Mapping[str, Any], column: int) -> Recorded | None:
-    """The same of one sub-environment in the infos of a ``VectorEnv``, which may be among those of the last step."""
+def recorded_in_columns(infos: Mapping[str, Any], columns: Any) -> tuple[Any, Any, Any]:
+    """The same of some sub-environments in the infos of a ``VectorEnv``, which may be among those of the last step.
+
+    Args:
+        infos: of all.
+        columns: which of them, int64 ``[K]``.
+
+    Returns:
+        Where something is said, bool ``[K]``; returns, float64 ``[K]``; lengths, int64 ``[K]``.
+    """
+    is_said = np.zeros(len(columns), bool)
+    returns, lengths = np.zeros(len(columns)), np.zeros(len(columns), np.int64)
     for part in (infos, infos.get("final_info")):
-        if isinstance(part, Mapping) and isinstance(said := part.get("episode"), Mapping):
-            there = part.get("_episode")
-            if there is None or there[column]:
-                return recorded_in({"episode": {name: said[name][column] for name in ("r", "l") if name in said}})
-    return None
+        said, there = (part.get("episode"), part.get("_episode")) if isinstance(part, Mapping) else (None, None)
+        if isinstance(said, Mapping) and "r" in said and "l" in said:
+            mine = ~is_said if there is None else ~is_said & as_array(there)[columns].astype(bool)
+            for values, name in ((returns, "r"), (lengths, "l")):
+                values[mine] = as_array(said[name])[columns[mine]]
+            is_said |= mine
+    return is_said, returns, lengths
 
 
 def _layers(env: Any) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 _SUB_ENVIRONMENT, _WORKER, _EVALUATION = 0, 1, 2
+_MEMBER, _EVOLUTION = 100, 101
 
 
 def environment_seed(seed: int, env_id: int, generation: int = 0, replaced: int = 0) -> int:
@@ -31,6 +32,16 @@ def worker_seed(seed: int, worker: int, generation: int = 0) -> int:
 def evaluation_seed(seed: int, worker: int, evaluation: int) -> int:
     """Seed of one worker's part of one evaluation."""
     return _spawned(seed, _EVALUATION, worker, evaluation)
+
+
+def member_seed(seed: int, member: int, turn: int) -> int:
+    """Seed of all that a member of a population does in one turn, whichever worker has it."""
+    return _spawned(seed, _MEMBER, member, turn)
+
+
+def evolution_seed(seed: int, member: int, turn: int) -> int:
+    """Seed of what is decided about a member of a population after a turn."""
+    return _spawned(seed, _EVOLUTION, member, turn)
 
 
 def _spawned(seed: int, *key: int) -> int:

@@ -4,55 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from parenv.envs.fitting import Fit
-from parenv.envs.infos import Found, InfoRows, row_of
-from parenv.envs.recorded import EpisodeClocks, Recorded, is_recorded, recorded_in, recorded_in_row
+from parenv.envs.infos import Found
+from parenv.envs.recorded import EpisodeClocks, is_recorded, recorded_in
 from parenv.envs.state import get_state, set_state
-from parenv.envs.values import Rows, action_splitter, check_finite, copied, row_writer
-from parenv.errors import ConfigurationError, ObservationError
-from parenv.memory.spaces import Leaf, flatten, is_single, leaves, unflatten
+from parenv.envs.targets import End, Target
+from parenv.envs.values import Rows, action_splitter, row_writer
+from parenv.envs.vector_stepping import VectorStepper
+from parenv.errors import ConfigurationError
+from parenv.memory.spaces import is_single, leaves, unflatten
 from parenv.memory.status_slot import StatusSlot, code
-
-
-class End(NamedTuple):
-    """Where an episode ended in a rollout, how, and after how many seconds.
-
-    Args:
-        step: row.
-        column: column.
-        terminated: whether by the environment.
-        truncated: whether by a limit.
-        seconds: from the reset to the last step.
-        recorded: return and length, where a wrapper has said them; else they come of the rewards.
-        counts: whether what ended is an episode for the statistics; a life is none.
-    """
-
-    step: int
-    column: int
-    terminated: bool
-    truncated: bool
-    seconds: float
-    recorded: Recorded | None = None
-    counts: bool = True
-
-
-class Target(Protocol):
-    """Where a step writes to, beside the observations."""
-
-    finals: list[Any]
-    """``[K, *obs]`` per leaf: the observations that episodes end with."""
-    ends: list[End]
-    """The episodes that ended so far."""
-    rewards: Any
-    """``[T, B]``."""
-    infos: InfoRows
-    """Where infos go that the user has named."""
 
 
 class EnvStepper:
@@ -64,6 +31,11 @@ class EnvStepper:
         progress: where to say which one is at work.
         fit: how observations must fit their space.
     """
+
+    resetting: Any = False
+    """Which of them only reset in the next step: none ever."""
+    sums_rewards = False
+    """Whether it says returns and lengths of episodes, also where no wrapper does."""
 
     def __init__(self, envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
         self.envs: list[Any] = list(envs)
@@ -135,6 +107,10 @@ class EnvStepper:
         (step,), (step_code,) = self._steps, self._step_codes
         return step, step_code, self._split, self._dtype, self._shape, self._write, self._end
 
+    def begun(self, ends: Sequence[End], step: int) -> Sequence[int]:
+        """Columns in which an episode begins with the observation after a step, given the ends since that began."""
+        return [end.column for end in ends if end.step == step]
+
     def replace(self, column: int, env: Any) -> None:
         """Put another environment into a column, and close the one that was there."""
         with contextlib.suppress(Exception):
@@ -204,121 +180,6 @@ class EnvStepper:
                     )
 
 
-class VectorStepper:
-    """One ``VectorEnv``, stepped as a whole.
-
-    Args:
-        env: one whose autoreset mode is ``SAME_STEP`` or ``DISABLED``. ``NEXT_STEP`` spends one step per episode
-            end on a reset, and so cannot fill a rollout with real transitions only.
-        first_env_id: env_id of the first sub-environment.
-        progress: where to say what is going on.
-        fit: how observations must fit their space.
-    """
-
-    def __init__(
-        self, env: VectorEnv[Any, Any, Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None
-    ) -> None:
-        self._mode = env.metadata.get("autoreset_mode")
-        if self._mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-            raise ConfigurationError(
-                f"{env} has the autoreset mode {self._mode}, in which a step after an episode's end is spent on the "
-                "reset, so a rollout could not consist of real transitions. Make it with "
-                "autoreset_mode=AutoresetMode.SAME_STEP "
-                "or DISABLED, or give a factory of single environments "
-                '(gym.make_vec(..., vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}))'
-            )
-        self._env = env
-        self.envs = [env]
-        self.num_envs = env.num_envs
-        self.observation_space = env.single_observation_space
-        self.action_space = env.single_action_space
-        self._leaves, self._action_leaves = leaves(self.observation_space), leaves(self.action_space)
-        self._first, self._fit = first_env_id, fit or Fit()
-        self._write_final = row_writer(self._leaves, self._fit)
-        self._progress = progress
-        self._episodes = EpisodeClocks([is_recorded(env)] * self.num_envs)
-
-    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
-        """Begin an episode in every sub-environment and write the first observations; the info of each."""
-        self._progress.begin("reset")
-        observations, infos = self._env.reset(seed=_seed_of(self._env, seeds))
-        self._write(rows, observations)
-        for column in range(self.num_envs):
-            self._episodes.begin(column)
-        return [row_of(infos, column) for column in range(self.num_envs)]
-
-    def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
-        """Step all; where an episode ends, keep the final observation and begin the next one in the same step."""
-        self._progress.begin("step")
-        batch = unflatten(self._action_leaves, [values.copy() for values in actions])
-        observations, target.rewards[step], terminated, truncated, infos = self._env.step(batch)
-        for column in range(self.num_envs if target.infos else 0):
-            target.infos.write(step, column, row_of(infos, column))
-        ended = np.flatnonzero(np.logical_or(terminated, truncated))
-        if len(ended):
-            observations = self._end(target, step, ended, terminated, truncated, observations, infos)
-        self._write(rows, observations)
-
-    def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """The sub-environments of a ``VectorEnv`` of the user's are its own: only all of them can be asked at once."""
-        raise ConfigurationError(
-            f"{name} needs single sub-environments, but the factory makes a {type(self._env).__name__}: "
-            "give a factory of single environments"
-        )
-
-    def get_states(self) -> list[dict[str, Any] | None]:
-        """None: the sub-environments of a ``VectorEnv`` of the user's are its own."""
-        return [None] * self.num_envs
-
-    def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """There are none."""
-
-    def close(self) -> None:
-        """Close it."""
-        self._env.close()
-
-    def _end(
-        self, target: Target, step: int, ended: Any, terminated: Any, truncated: Any, observations: Any, infos: Any
-    ) -> Any:
-        in_infos = self._mode is AutoresetMode.SAME_STEP
-        for column in ended.tolist():
-            final = infos["final_obs"][column] if in_infos else self._one(observations, column)
-            self._write_final(target.finals, len(target.ends), final)
-            recorded = recorded_in_row(infos, column)
-            seconds, counts = self._episodes.end(column, recorded)
-            target.ends.append(End(step, column, terminated[column], truncated[column], seconds, recorded, counts))
-        if in_infos:
-            for column in ended.tolist() if target.infos else ():
-                target.infos.write_own(step, column, row_of(infos.get("final_info", {}), column))
-            return observations
-        mask = np.zeros(self.num_envs, bool)
-        mask[ended] = True
-        fresh, infos = self._env.reset(options={"reset_mask": mask})
-        for column in ended.tolist() if target.infos else ():
-            target.infos.write_first(step + 1, column, row_of(infos, column))
-        return fresh
-
-    def _one(self, observations: Any, column: int) -> Any:
-        return unflatten(self._leaves, [part[column] for part in flatten(self._leaves, observations)])
-
-    def _write(self, rows: Rows, observations: Any) -> None:
-        for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
-            if leaf.dtype is not None:
-                self._check(leaf, values, row)
-            row[:] = values if leaf.dtype is not None else [copied(value) for value in values]
-
-    def _check(self, leaf: Leaf, values: Any, row: Any) -> None:
-        problem = "the shapes differ" if values.shape != row.shape else self._fit.problem("observation", leaf, values)
-        if problem is not None:
-            raise ObservationError(
-                f"the VectorEnv returned an observation{leaf.name} of shape {values.shape} and dtype {values.dtype}; "
-                f"its space says {row.shape} and {row.dtype} ({problem})"
-            )
-        for column, value in enumerate(values if self._fit.finite else ()):
-            self._progress.begin("step", self._first + column)
-            check_finite(leaf, value, self._fit)
-
-
 Stepper = EnvStepper | VectorStepper
 """A worker's sub-environments, however they are held."""
 
@@ -329,7 +190,7 @@ def make_stepper(
     """Hold environments of one kind: single ones, or one ``VectorEnv``.
 
     Raises:
-        ConfigurationError: a ``VectorEnv`` that cannot give real transitions only, or is to be stepped in threads, or
+        ConfigurationError: a ``VectorEnv`` that does not say when it resets, or is to be stepped in threads, or
             different spaces.
     """
     if isinstance(envs[0], VectorEnv):
@@ -347,12 +208,3 @@ def make_stepper(
 
         return ThreadedStepper(envs, first_env_id, progress, fit, min(step_threads, len(envs)))
     return EnvStepper(envs, first_env_id, progress, fit)
-
-
-def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
-    """What its ``reset`` takes: only Gymnasium's own two document a list."""
-    if None in seeds:
-        return None
-    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
-        return list(seeds)
-    return int(seeds[0] or 0) % 2**31

@@ -12,7 +12,8 @@ from typing import Any
 
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
-from parenv.envs.stepping import EnvStepper, Target
+from parenv.envs.stepping import EnvStepper
+from parenv.envs.targets import Target
 from parenv.envs.values import Rows
 from parenv.memory.status_slot import StatusSlot
 

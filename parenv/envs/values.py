@@ -17,6 +17,17 @@ Rows = Sequence[Any]
 """One array or list ``[B, *shape]`` per leaf of a space."""
 
 
+def as_array(value: Any) -> Any:
+    """Arrays, tensors and numbers of any library as numpy's: on the CPU over the same memory."""
+    if type(value) is np.ndarray:
+        return value
+    if hasattr(value, "detach"):
+        return value.numpy(force=True)
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return np.from_dlpack(value)
+    return np.asarray(value)
+
+
 def row_writer(of: Sequence[Leaf], fit: Fit | None = None) -> Callable[[Rows, int, Any], None]:
     """A function that writes one observation to index ``i`` of the given rows, and refuses what does not fit.
 

@@ -69,7 +69,8 @@ def assemble(
         ]
 
     observations = leaf_blocks("observations", spec.observations)
-    parts = [_ends_of(spec, arrays, mine, first) for mine in columns]
+    shifted = [rows[1:] for rows in observations]
+    parts = [_ends_of(spec, arrays, mine, first, shifted) for mine in columns]
     return Rollout(
         **{name: arrays[name, 0][part[name]] for name in PLAIN},
         observations=unflatten(spec.observations, [rows[:T] for rows in observations]),
@@ -83,7 +84,7 @@ def assemble(
         policy_lag=policy_lag,
         episodes=EpisodeStatistics.joined([episodes_of(records, env_ids) for _, records in parts]),
         ends=[ends for ends, _ in parts],
-        shifted_observations=unflatten(spec.observations, [rows[1:] for rows in observations]),
+        shifted_observations=unflatten(spec.observations, shifted),
         infos={
             name: block("seen", name)[:T] if info.acted_on else block("infos", name)
             for info in spec.infos
@@ -93,17 +94,27 @@ def assemble(
     )
 
 
-def _ends_of(spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int) -> tuple[Ends, Any]:
+def _ends_of(spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, shifted: Sequence[Any]) -> tuple[Ends, Any]:
     begin = spec.rollout_length * mine.first
     count = int(arrays["commits", 0]["num_ends"][mine.position])
     records = arrays["ends", 0][begin : begin + count].copy()
     records["column"] -= first
-    finals = [
-        mine.objects["finals", i] if leaf.dtype is None else arrays["finals", i][begin : begin + count]
-        for i, leaf in enumerate(spec.observations)
-    ]
     steps, columns = records["step"].astype(np.int64), records["column"].astype(np.int64)
-    return Ends(steps, columns, unflatten(spec.observations, finals)), records
+    if count and records["resets_next"][0]:  # Then all do: they are of one environment.
+        finals = [_picked(rows, steps, columns) for rows in shifted]
+    else:
+        finals = [
+            mine.objects["finals", i] if leaf.dtype is None else arrays["finals", i][begin : begin + count]
+            for i, leaf in enumerate(spec.observations)
+        ]
+    about = (records[name] != 0 for name in ("known", "resets_next", "void"))
+    return Ends(steps, columns, unflatten(spec.observations, finals), *about), records
+
+
+def _picked(rows: Any, steps: Any, columns: Any) -> Any:
+    if isinstance(rows, list):
+        return [rows[step][column] for step, column in zip(steps.tolist(), columns.tolist(), strict=True)]
+    return rows[steps, columns]
 
 
 def episodes_of(records: Any, env_ids: Any) -> EpisodeStatistics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.transitions import Transitions
 from parenv.memory.layout import PLAIN, Axes
 from parenv.memory.spaces import Tree
 
@@ -22,12 +24,18 @@ class Ends:
     Args:
         steps: rows, int64 ``[K]``.
         columns: columns, int64 ``[K]``.
-        observations: ``[K, *obs]``, nested as the space is.
+        observations: ``[K, *obs]``, nested as the space is; NaN, or 0 in integers, where one is not known.
+        known: bool ``[K]``: whether the environment has given the observation; ``None``: all.
+        resets_next: bool ``[K]``: whether the step after it only resets the sub-environment; ``None``: nowhere.
+        void: bool ``[K]``: whether nothing was stepped there, since the process that was to do it was gone; likewise.
     """
 
     steps: Any
     columns: Any
     observations: Tree
+    known: Any = None
+    resets_next: Any = None
+    void: Any = None
 
     @classmethod
     def joined(cls, parts: Sequence[Ends]) -> Ends:
@@ -38,54 +46,16 @@ class Ends:
             np.concatenate([part.steps for part in parts]),
             np.concatenate([part.columns for part in parts]),
             map_trees(concatenated, *(part.observations for part in parts)),
+            *(_flags_of(name, parts) for name in ("known", "resets_next", "void")),
         )
 
 
 @dataclass(frozen=True)
-class Transitions:
-    """A rollout flattened: ``N = T * B`` transitions in time-major order. For replay buffers.
-
-    Fields of spaces without a fixed size are lists of ``N`` values; all others are arrays ``[N, ...]``.
-
-    Args:
-        observations: ``[N, *obs]``.
-        actions: ``[N, *action]``.
-        rewards: float32 ``[N]``.
-        terminated: bool ``[N]``.
-        truncated: bool ``[N]``.
-        next_observations: the true next ones, ``[N, *obs]``.
-        env_ids: int64 ``[N]``.
-        extras: each ``[N, ...]``.
-        infos: each ``[N, ...]``, as in a rollout.
-        next_infos: likewise.
-
-    >>> from parenv import AsyncWorkerPool
-    >>> def lean(observations):
-    ...     return observations[:, 2] > 0
-    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2, rollout_length=4) as pool:
-    ...     transitions = next(pool.rollouts()).transitions()
-    >>> len(transitions), transitions.observations.shape, transitions.env_ids.tolist()
-    (8, (8, 4), [0, 1, 0, 1, 0, 1, 0, 1])
-    """
-
-    observations: Tree
-    actions: Tree
-    rewards: Any
-    terminated: Any
-    truncated: Any
-    next_observations: Tree
-    env_ids: Any
-    extras: Mapping[str, Any]
-    infos: Mapping[str, Any] = field(default_factory=dict)
-    next_infos: Mapping[str, Any] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.rewards)
-
-
-@dataclass(frozen=True)
 class Rollout:
-    """``T`` env steps of ``B`` sub-environments by one version of the policy; every ``[t, b]`` is a real transition.
+    """``T`` env steps of ``B`` sub-environments by one version of the policy.
+
+    Every ``[t, b]`` is a real transition, but where :attr:`valid` says otherwise: of a ``VectorEnv`` in ``NEXT_STEP``
+    mode, a step after an episode's end only resets.
 
     Arrays lie in shared memory and stay valid and unchanged for as long as anybody holds one of them. ``to(device)``
     gives the same fields as tensors. Fields of spaces without a fixed size are lists of lists.
@@ -113,6 +83,8 @@ class Rollout:
             action mask, it is what came with ``observations[t]``, from the step before or a reset: what the policy saw.
             ``infos["_name"]``, bool ``[T, B]``, says where it was there; elsewhere ``infos[name]`` is 0.
         next_infos: the same as each step returned it, whoever takes it: what came with ``next_observations()``.
+        resetting: bool ``[B]``: the first row only resets the sub-environment, since the last row of the rollout before
+            ended its episode; ``None``: nowhere.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -143,11 +115,48 @@ class Rollout:
     shifted_observations: Tree = field(repr=False)
     infos: Mapping[str, Any] = field(default_factory=dict)
     next_infos: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    resetting: Any = field(default=None, repr=False)
 
     @property
     def num_steps(self) -> int:
-        """Env steps in it, ``T * B``."""
-        return int(self.rewards.shape[0] * self.rewards.shape[1])
+        """Env steps in it: ``T * B``, less those that are not :attr:`valid`."""
+        size = int(self.rewards.shape[0] * self.rewards.shape[1])
+        return int(self.valid.sum()) if self._has_resets else size
+
+    @cached_property
+    def valid(self) -> Any:
+        """Which ``[t, b]`` are transitions, bool ``[T, B]``.
+
+        False only where a ``VectorEnv`` in ``NEXT_STEP`` mode resets: there the observation is the final one of the
+        episode before, the next one the first of another episode, the action was not taken, the reward is 0. And where
+        one of ``WorkerOptions.step_workers`` was gone: there an episode is truncated by a step that nobody has taken.
+        All true otherwise, without an array of its own.
+        """
+        if not self._has_resets:
+            return _everywhere(self.terminated)
+        valid = self.terminated | ~self.terminated
+        if self.resetting is not None:
+            valid[0] = ~self.resetting
+        if self._ends.resets_next is not None:
+            inside = self._ends.resets_next & (self._ends.steps < len(valid) - 1)
+            valid[self._ends.steps[inside] + 1, self._ends.columns[inside]] = False
+        if self._ends.void is not None:
+            valid[self._ends.steps[self._ends.void], self._ends.columns[self._ends.void]] = False
+        return valid
+
+    @cached_property
+    def next_known(self) -> Any:
+        """Where :meth:`next_observations` is known, bool ``[T, B]``.
+
+        False only at an episode's end for which a ``VectorEnv`` gives no final observation.
+        All true otherwise, without an array of its own.
+        """
+        ends = self._ends
+        if ends.known is None or ends.known.all():
+            return _everywhere(self.terminated)
+        known = self.terminated | ~self.terminated
+        known[ends.steps[~ends.known], ends.columns[~ends.known]] = False
+        return known
 
     @property
     def final_observations(self) -> Tree:
@@ -168,9 +177,11 @@ class Rollout:
     def next_observations(self) -> Tree:
         """The true next observation of every step, ``[T, B, *obs]``: the final one where an episode ended.
 
-        Without an episode end this is a view; otherwise a copy.
+        Where it is not :attr:`next_known`, NaN stands in arrays of floats, and 0 in others. Without an episode end this
+        is a view; otherwise a copy.
         """
-        if not len(self._ends.steps):
+        resets_next = self._ends.resets_next
+        if not len(self._ends.steps) or (resets_next is not None and resets_next.all()):
             return self.shifted_observations
         return map_trees(self._with_finals, self.shifted_observations, self._ends.observations)
 
@@ -178,7 +189,7 @@ class Rollout:
         """Values of the true next observations, ``[T, B]``, for :func:`parenv.returns.gae` and its like.
 
         Only the last and the final observations are evaluated; all other values are already there. Targets are
-        constants: no gradient flows through them.
+        constants: no gradient flows through them. Where a next observation is not known, its value is NaN.
 
         Args:
             values: ``V(o_t)``, ``[T, B]``, array or tensor as the rollout's fields are.
@@ -190,16 +201,24 @@ class Rollout:
         if len(self._ends.steps):
             finals = value_fn(self.final_observations)
             following[self.final_index] = _reshaped(finals, following[self.final_index])
+            if self._ends.known is not None:
+                unknown = ~self._ends.known
+                following[self._ends.steps[unknown], self._ends.columns[unknown]] = math.nan
         return following
 
     def transitions(self) -> Transitions:
-        """Flatten to ``T * B`` transitions with their true next observations. Views wherever that is possible."""
+        """Flatten to transitions with their true next observations, without steps that are not :attr:`valid`.
+
+        Views wherever that is possible.
+        """
         T = self.rewards.shape[0]
+        flat = _only(self.valid.reshape(-1)) if self._has_resets else _flat
         return Transitions(
-            **{name: map_trees(_flat, getattr(self, name)) for name in PER_STEP},
-            next_observations=map_trees(_flat, self.next_observations()),
-            env_ids=_flat(_rows_of(self.env_ids, T)),
-            **{kind: map_trees(_flat, getattr(self, kind)) for kind in NAMED},
+            **{name: map_trees(flat, getattr(self, name)) for name in PER_STEP},
+            next_observations=map_trees(flat, self.next_observations()),
+            env_ids=flat(_rows_of(self.env_ids, T)),
+            **{kind: map_trees(flat, getattr(self, kind)) for kind in NAMED},
+            next_known=flat(self.next_known),
         )
 
     def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> Rollout:
@@ -225,14 +244,18 @@ class Rollout:
     def _with_each(self, function: Callable[[Any], Any], ends: Sequence[Ends], **others: Any) -> Rollout:
         """The same rollout with what a function makes of each of its blocks."""
         made = {name: map_trees(function, getattr(self, name)) for name in (*TREES, *NAMED)}
-        ends = [
-            Ends(function(part.steps), function(part.columns), map_trees(function, part.observations)) for part in ends
-        ]
+        ends = [Ends(**{name: map_trees(function, value) for name, value in vars(part).items()}) for part in ends]
         return replace(self, **made, **others, ends=ends)
 
     @cached_property
     def _ends(self) -> Ends:
         return Ends.joined(self.ends)
+
+    @cached_property
+    def _has_resets(self) -> bool:
+        """Whether there is a step that is no transition."""
+        flags = [self.resetting, *(flag for part in self.ends for flag in (part.resets_next, part.void))]
+        return any(bool(flag.any()) for flag in flags if flag is not None)
 
     def _with_finals(self, shifted: Any, finals: Any) -> Any:
         filled = _copy(shifted)
@@ -276,6 +299,27 @@ def _copy(value: Any) -> Any:
     if isinstance(value, list):
         return [_copy(item) if isinstance(item, list) else item for item in value]
     return value.clone() if hasattr(value, "clone") else value.copy()
+
+
+def _flags_of(name: str, parts: Sequence[Ends]) -> Any:
+    flags = [getattr(part, name) for part in parts]
+    return None if any(flag is None for flag in flags) else np.concatenate(flags)
+
+
+def _everywhere(like: Any) -> Any:
+    """True at every place, without memory for it."""
+    return like.new_ones(()).expand(like.shape) if hasattr(like, "expand") else np.broadcast_to(np.True_, like.shape)
+
+
+def _only(places: Any) -> Callable[[Any], Any]:
+    """What flattens to some places only."""
+
+    def flat(value: Any) -> Any:
+        if isinstance(value, list):
+            return [item for item, is_wanted in zip(_flat(value), places.tolist(), strict=True) if is_wanted]
+        return _flat(value)[places]
+
+    return flat
 
 
 def _rows_of(row: Any, count: int) -> Any:

@@ -53,10 +53,15 @@ END_DTYPE = np.dtype(
         ("length", "<i8"),
         ("return", "<f8"),
         ("seconds", "<f8"),
-        ("counts", "<i8"),
+        ("counts", "<i4"),
+        ("void", "<i4"),
+        ("known", "<i4"),
+        ("resets_next", "<i4"),
     ]
 )
-"""One episode end: row and column in the rollout, the statistics of the episode, and whether it counts as one."""
+"""One episode end: row and column in the rollout, the statistics of the episode, whether it counts as one, whether its
+row is no step but says that whoever was to step is gone, whether the observation that it ended with is known, and
+whether the step after it only resets (``NEXT_STEP``): then it is the observation of the next row."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,7 @@ ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "terminated": RolloutField(Axes.STEPS, "?"),
     "truncated": RolloutField(Axes.STEPS, "?"),
     "restarted": RolloutField(Axes.COLUMNS, "?"),
+    "resetting": RolloutField(Axes.COLUMNS, "?"),
     "extras": RolloutField(Axes.STEPS, lambda spec: [(one.name, one.shape, one.dtype) for one in spec.extras]),
     "infos": RolloutField(Axes.STEPS, lambda spec: _infos(spec.infos)),
     "seen": RolloutField(Axes.OBSERVATIONS, lambda spec: _infos(info for info in spec.infos if info.acted_on)),

@@ -26,6 +26,8 @@ DOING = (
     "commit",
     WAITING_FOR_A_HOST,
     "measuring a step",
+    "learn",
+    "fitness",
 )
 """What a worker can be doing; the words that error messages use."""
 _DOING_BITS = 8

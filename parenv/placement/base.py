@@ -74,6 +74,7 @@ class Launch:
         threads: threads per worker.
         descriptors: more of them for every worker, behind those that every worker has; those of its doorbell, if any,
             come last.
+        spawn: whether workers are fresh interpreters and not forked.
     """
 
     memory_fd: int
@@ -82,6 +83,7 @@ class Launch:
     environment: dict[str, str]
     threads: int
     descriptors: tuple[int, ...] = ()
+    spawn: bool = False
 
 
 class Placement(Protocol):

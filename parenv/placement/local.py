@@ -167,7 +167,8 @@ class LocalPlacement(SteppingPlacement):
     def _open(self, launch: Launch) -> tuple[Launcher, SharedMemory, StackPipe]:
         """The launcher, another one where its zygote has died, the job, and what stacks are written to."""
         if self._launcher is None:
-            spec = ZygoteSpec(launch.preload, tuple(sorted(launch.environment.items())), launch.threads)
+            environment = tuple(sorted(launch.environment.items()))
+            spec = ZygoteSpec(launch.preload, environment, launch.threads, launch.spawn)
             self._launcher = Launcher(spec)
             socket = self._socket or self._listen()
             socket.watch(self._launcher.fileno())

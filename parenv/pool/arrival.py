@@ -73,7 +73,7 @@ def arrival_of(
         extras=[extra.name for extra in spec.extras],
     )
     reports: list[Any] = [
-        said.report or (spec.rollout_length * (mine.stop - mine.first), {}, None)
+        said.report or (_env_steps(rollout, mine.first - columns[0].first, mine.stop - columns[0].first), {}, None)
         for mine, said in zip(columns, commits, strict=True)
     ]
     if spec.rollout_length == WHOLE_EPISODES:
@@ -91,3 +91,10 @@ def arrival_of(
         commits=stamps,
         replaced=[said.replaced for said in commits],
     )
+
+
+def _env_steps(rollout: Rollout, first: int, stop: int) -> int:
+    """How many of some columns: nothing is counted where every step is valid."""
+    if rollout.num_steps == rollout.rewards.size:
+        return len(rollout.rewards) * (stop - first)
+    return int(rollout.valid[:, first:stop].sum())

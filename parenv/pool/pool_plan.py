@@ -103,9 +103,10 @@ def make_plan(given: Given) -> Plan:
 
 def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None, seed: int | None) -> Job:
     factories, num_envs = _factories(given)
-    part = part_of(this_learner(), num_envs, _num_workers(given), given.parallelism)
+    num_workers = 1 if options.step_workers and given.num_workers is None else _num_workers(given)
+    part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
     return Job(
-        factories=factories,
+        factories=_stepped(factories, options, part.shares, part.first_env_id),
         policy=_policy(given, options),
         postprocess=_postprocess(given.postprocess),
         options=options,
@@ -119,6 +120,15 @@ def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None,
         settings=_settings(given.settings),
         seed=_seed(given.seed, seed),
     )
+
+
+def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int], first_env_id: int) -> Factories:
+    """The factories as they are, or those of vector envs whose sub-environments other processes step."""
+    if options.step_workers is None:
+        return factories
+    from parenv.vector.step_workers import SteppedFactories
+
+    return SteppedFactories.of(factories, options, tuple(shares), first_env_id)
 
 
 def _options(given: Given) -> WorkerOptions:

@@ -167,8 +167,8 @@ class Counters:
         self.rollouts += 1
         self.episodes += len(rollout.episodes)
         self.lag[rollout.policy_lag] += 1
-        self.returns.extend(rollout.episodes.returns.tolist())
-        self.lengths.extend(rollout.episodes.lengths.tolist())
+        self.returns.extend(rollout.episodes.returns[-WINDOW:].tolist())
+        self.lengths.extend(rollout.episodes.lengths[-WINDOW:].tolist())
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data."""

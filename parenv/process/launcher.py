@@ -35,11 +35,14 @@ class ZygoteSpec:
         preload: modules imported before workers are forked.
         environment: environment variables beside the driver's.
         threads: threads per worker.
+        spawn: whether workers become fresh interpreters, which import everything for themselves; nothing is imported
+            before.
     """
 
     preload: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     threads: int
+    spawn: bool = False
 
 
 class Exited(NamedTuple):
@@ -117,6 +120,7 @@ class Launcher:
             "sys_path": _sys_path(),
             "argv": list(map(str, sys.argv)),
             "directory": os.getcwd(),
+            "spawn": self._spec.spawn,
         }
         if shared != self._shared:
             self._send({"shared": shared})
@@ -182,9 +186,10 @@ class _ZygoteProcess:
         ours, theirs = socket.socketpair()
         self._lines = Lines(ours)
         _driver_only.add(ours)
+        preload = [] if spec.spawn else list(spec.preload)
         command = (
             f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; "
-            f"from parenv.process.zygote import main; main({theirs.fileno()}, {list(spec.preload)!r})"
+            f"from parenv.process.zygote import main; main({theirs.fileno()}, {preload!r})"
         )
         with theirs, _closed_on_error(self._lines):
             self._process = subprocess.Popen(

@@ -7,7 +7,8 @@ it started with it, as soon as its driver is gone.
 The driver speaks to it over stream sockets in lines of JSON. The root socket carries one command, ``session``,
 which hands over one more socket per pool. On a session:
 
-    driver: {"shared": {...}}, what the launches behind it have in common
+    driver: {"shared": {...}}, what the launches behind it have in common; with "spawn", children become fresh
+        interpreters
             {"fork": [handle, arguments, number of descriptors]}, with the descriptors
             {"signal": [handle, signal, alone]}
     zygote: {"started": [handle, pid]}   {"exited": [handle, exit code | null, signal | null]}   {"refused": [handle,
@@ -230,6 +231,8 @@ def _run_child(
     code = 1
     try:
         become_child()
+        if shared["spawn"]:
+            _become_interpreter(shared, arguments, descriptors)
         if os.environ != shared["environment"]:  # Which is seldom: each variable that is set costs a page.
             os.environ.clear()
             os.environ.update(shared["environment"])
@@ -237,15 +240,52 @@ def _run_child(
         sys.argv[:] = shared["argv"]
         with contextlib.suppress(OSError):
             os.chdir(shared["directory"])
-        module, _, name = shared["entry"].partition(":")
-        code = getattr(importlib.import_module(module), name)(arguments, *descriptors)
+        code = _call(shared["entry"], arguments, descriptors)
     except BaseException:
         traceback.print_exc()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        _leave(code)
+
+
+def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    """Leave everything behind but the descriptors, and do the same in a fresh interpreter."""
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, True)
+    command = (
+        f"import sys; sys.path[:] = {shared['sys_path']!r}; from parenv.process.zygote import run_fresh; "
+        f"run_fresh({shared['argv']!r}, {shared['directory']!r}, {shared['entry']!r}, {arguments!r}, {descriptors!r})"
+    )
+    options = [f"-W{option}" for option in sys.warnoptions]
+    os.execve(sys.executable, [sys.executable, *options, "-c", command], shared["environment"])
+
+
+def run_fresh(
+    argv: list[str], directory: str, entry: str, arguments: dict[str, Any], descriptors: list[int]
+) -> NoReturn:
+    """What a worker that is a fresh interpreter runs."""
+    code = 1
+    try:
+        sys.argv[:] = argv
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
+        code = _call(entry, arguments, descriptors)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def _call(entry: str, arguments: dict[str, Any], descriptors: list[int]) -> int:
+    module, _, name = entry.partition(":")
+    code: int = getattr(importlib.import_module(module), name)(arguments, *descriptors)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _import_all(modules: list[str]) -> str | None:
@@ -271,7 +311,7 @@ def _import_all(modules: list[str]) -> str | None:
     return (
         f"importing {' and '.join(begun)} has started threads, and a process with threads cannot be forked safely: "
         "what they have locked stays locked in every worker. Leave it out of WorkerOptions.preload: then each worker "
-        "imports it for itself"
+        'imports it for itself, as all do with start_method="spawn"'
     )
 
 

@@ -173,7 +173,7 @@ class Call:
     Args:
         sequence: counts the calls.
         method: ``"call"``, ``"get_attr"``, ``"set_attr"``, ``"evaluate"``, ``"load"``, ``"get_state"`` or
-            ``"set_state"``; for stepping ``"reset"``,
+            ``"set_state"``; of a population ``"turn"``; for stepping ``"reset"``,
             ``"call"``, ``"set_attr"`` or ``"measure"``.
         arguments: pickled arguments of that method.
         policy_version: the version that must be in shared memory for it, or -1.

@@ -25,7 +25,7 @@ from parenv.pool.events import Delivered, Event, Observer, Questioned
 from parenv.protocol.data import pack
 
 FORMAT = 1
-_DERIVED = {"shifted_observations"}
+_DERIVED = {"shifted_observations", "resetting"}
 
 
 class Recorder(Observer):

@@ -70,6 +70,7 @@ class Exchange:
             head_bytes=head_bytes,
             max_message_bytes=self._placing.max_message_bytes,
             doorbells=int(self._boards.used),
+            spawn=int(launch.spawn),
         )
 
     def use_doorbells(self) -> None:

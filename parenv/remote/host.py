@@ -294,6 +294,7 @@ class HostSession:
             environment=dict(welcome.environment),
             threads=welcome.threads,
             descriptors=self._rows.bell.descriptors if self._rows is not None else (),
+            spawn=bool(welcome.spawn),
         )
 
     def _make_room(self, worker: int, plan: wire.SlotPlan) -> None:

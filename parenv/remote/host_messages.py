@@ -69,6 +69,7 @@ class Welcome:
         head_bytes: size of the memory before the slots, or before the board.
         max_message_bytes: what a message to the driver may have.
         doorbells: 1: workers listen at doorbells and answer on a board, 0: they do not.
+        spawn: 1: workers are fresh interpreters, 0: they are forked.
     """
 
     entry: str
@@ -79,6 +80,7 @@ class Welcome:
     head_bytes: int
     max_message_bytes: int
     doorbells: int
+    spawn: int = 0
 
 
 @dataclass(frozen=True)

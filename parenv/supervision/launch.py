@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from parenv.memory.maps import WeightsMap
@@ -31,9 +32,16 @@ def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Cal
         memory_fd=memory_fd,
         job=job,
         preload=(*PRELOAD, *with_torch, *options.preload),
-        environment={**hidden, **options.environment},
+        environment={**hidden, **_shared_device(), **options.environment},
         threads=options.threads,
+        spawn=options.start_method == "spawn",
     )
+
+
+def _shared_device() -> dict[str, str]:
+    """Unless the user says otherwise, XLA takes what it needs of a GPU, where each worker would take most of it."""
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    return {} if name in os.environ else {name: "false"}
 
 
 def worker_placement(placing: Placing, weights: WeightsMap | None, options: WorkerOptions) -> SteppingPlacement:

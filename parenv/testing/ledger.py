@@ -95,7 +95,8 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
     """Audit a rollout: order, loss, duplication, torn rows, episode ends, true next observations, and new beginnings.
 
     Between two rollouts an episode may be broken off where ``restarted`` says so; with generations also within one, as
-    truncated, and both only if the next episode is of a later generation.
+    truncated, and both only if the next episode is of a later generation. Steps that are not ``valid`` must lie between
+    the final observation of an episode and the first of the next.
 
     Args:
         rollout: of ledger environments, as arrays.
@@ -103,7 +104,7 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
         max_length: that of the environments.
 
     Returns:
-        Env steps audited.
+        Env steps audited; those that are not valid are none.
 
     Raises:
         LedgerError: the first thing that is wrong.
@@ -119,10 +120,13 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
             generation = before
         for row in range(len(rollout.rewards)):
             _equal(observations[row, column].tolist(), [env_id, episode, step, *generation], "observation", row, column)
-            step += 1
+            only_resets = step > 0 and step >= episode_length(env_id, episode, max_length)
+            _equal(bool(rollout.valid[row, column]), not only_resets, "valid", row, column)
+            episode, step = (episode + 1, 0) if only_resets else (episode, step + 1)
             wanted = [env_id, episode, step, *generation]
             _equal(following[row, column].tolist(), wanted, "next observation", row, column)
-            _equal(float(rollout.rewards[row, column]), ledger_reward(env_id, episode, step), "reward", row, column)
+            reward = 0.0 if only_resets else ledger_reward(env_id, episode, step)
+            _equal(float(rollout.rewards[row, column]), reward, "reward", row, column)
             ended = step >= episode_length(env_id, episode, max_length)
             flags = [bool(rollout.terminated[row, column]), bool(rollout.truncated[row, column])]
             after = rollout.shifted_observations[row, column, 3:].tolist()
@@ -133,7 +137,8 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
                 episode, step, generation = 0, 0, after
             else:
                 _equal(flags, at_end if ended else [False, False], "terminated, truncated", row, column)
-                episode, step = (episode + 1, 0) if ended else (episode, step)
+                resets_next = rollout.shifted_observations[row, column].tolist() == wanted
+                episode, step = (episode + 1, 0) if ended and not resets_next else (episode, step)
         wanted = [env_id, episode, step, *generation]
         _equal(rollout.last_observations[column].tolist(), wanted, "last observation", -1, column)
         expected[env_id] = (episode, step, *generation)

@@ -89,7 +89,7 @@ def rows_of_caller(num_envs: int, workers: int, step_s: float, waking_s: float) 
         waking_s: seconds for waking workers.
 
     >>> rows_of_caller(64, 1, step_s=5e-6, waking_s=5e-6), rows_of_caller(64, 3, step_s=5e-6, waking_s=50e-6)
-    (32, 24)
+    (32, 23)
     """
     rows = (num_envs + workers * waking_s / max(step_s, 1e-9)) / (workers + 1)
     return max(1, min(int(rows), num_envs - workers))

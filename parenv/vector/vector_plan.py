@@ -200,6 +200,8 @@ def _options(given: Given) -> WorkerOptions:
         raise ConfigurationError(
             "WorkerOptions.step_threads is for pools: a vector env steps who is ready with send and recv"
         )
+    if options.step_workers is not None:
+        raise ConfigurationError("WorkerOptions.step_workers is for pools: the workers of a vector env do not act")
     restarts = one_of("on_worker_death", given.on_worker_death, ("raise", "restart")) == "restart"
     if restarts and options.restart is None:
         raise ConfigurationError('on_worker_death="restart" needs a RestartPolicy, but WorkerOptions has restart=None')

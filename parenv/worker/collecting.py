@@ -12,7 +12,7 @@ import numpy as np
 
 from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
-from parenv.envs.stepping import End, Stepper
+from parenv.envs.stepping import Stepper
 from parenv.envs.values import Rows, copied
 from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble
@@ -129,29 +129,35 @@ class Collector:
         """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
         return []
 
-    def restart(self) -> None:
-        """Leave all episodes that are under way, and begin others."""
+    def restart(self, seeds: Sequence[int | None] | None = None) -> list[Any]:
+        """Leave all episodes that are under way, and begin others, with seeds for some of them.
+
+        Returns:
+            Their first observations, one array or list ``[B, ...]`` per leaf.
+        """
         batch = self.stepper.num_envs
-        self._begin_anew([None] * batch)
+        self._begin_anew(seeds or [None] * batch)
         self._open = OpenEpisodes(batch)
         self._carry = self.actor.initial_carry(batch)
+        return [copied(rows) for rows in self._rows]
 
     def _begin_anew(self, seeds: Sequence[int | None]) -> None:
         self._rows, infos = reset(self.stepper, self.spec.observations, seeds)
         self._seen = first_seen(self.spec.infos, infos)
 
-    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[End]], bool] | None = None) -> Seconds:
+    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
         """Fill a rollout.
 
         Args:
             writer: where to.
-            enough: is told which episodes have ended, and may end the rollout before it is full.
+            enough: is told in which columns episodes have ended, and may end the rollout before it is full.
 
         Raises:
             StopCollectingError: the driver wants this worker to end.
         """
         began, stepper, actor = time.perf_counter(), self.stepper, self.actor
         writer.restarted[:], self._restarted[:] = self._restarted, False
+        writer.plain["resetting"][:] = stepper.resetting
         initial = actor.initial_carry(stepper.num_envs)
         writer.begin(self._rows)
         writer.infos.begin(self._seen)
@@ -164,21 +170,17 @@ class Collector:
             acting, rows_filled = self._fill_rows(writer, initial, enough)
         environment = time.perf_counter() - began - acting
         self._env_steps += rows_filled
-        self._progress.begin("commit")
-        self._rows = [row.copy() for row in writer.observations[rows_filled]]
-        self._seen = {name: block.copy() for name, block in writer.infos.after(rows_filled - 1).items()}
-        self._carry = actor.own_carry(self._carry)
-        writer.write_ends(*self._open.close(writer.rewards[:rows_filled], writer.ends))
+        self._settle(writer, rows_filled - 1)
         return Seconds(environment, acting)
 
     def _fill_rows(
-        self, writer: RolloutWriter, initial: Any, enough: Callable[[Sequence[End]], bool] | None
+        self, writer: RolloutWriter, initial: Any, enough: Callable[[Sequence[int]], bool] | None
     ) -> tuple[float, int]:
         """Act and step, once per row; seconds of acting, and how many rows there are."""
-        clock, acting = time.perf_counter, 0.0
+        clock, acting, stepper = time.perf_counter, 0.0, self.stepper
         cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
         act, write, step_envs = self.actor.act_on, writer.write_actions, self._step
-        fitted, batch = self.actor.actions.fitted, self.stepper.num_envs
+        fitted, batch = self.actor.actions.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
         observe = self.actor.observing(writer)
         seen, finite = writer.infos.seen or repeat(NO_INFOS), self.actor.fit.finite
@@ -192,27 +194,42 @@ class Collector:
             actions, extras, self._carry = act(observe(step), self._carry, infos)
             written = write(step, fitted(actions, batch), extras)
             acting += clock() - began
-            known = len(ends)
+            known = writer.num_ends
             if finite:
-                self._check_finite(written, step)
+                self.check_actions(written, step)
             try:
                 step_envs(written, observations[step + 1], step, writer)
             except ObservationError as error:
                 error.args = (f"in env step {self._env_steps + step + 1}: {error.args[0]}",)
                 raise
-            if len(ends) > known:
-                if initial is not None:
-                    columns = [end.column for end in ends[known:] if end.step == step]
-                    self._carry = self.actor.with_rows(self._carry, initial, columns)
-                if enough is not None and enough(ends[known:]):
-                    break
+            if initial is not None and len(columns := stepper.begun(ends[known:], step)):
+                self._carry = self.actor.with_rows(self._carry, initial, columns)
+            if enough is not None and writer.num_ends > known and enough(writer.ended_since(known)):
+                break
         return acting, step + 1
 
-    def _check_finite(self, actions: Rows, step: int) -> None:
+    def _settle(self, writer: RolloutWriter, step: int) -> None:
+        """Keep what the next rollout begins with, and say which episodes have ended until this step."""
+        stepper = self.stepper
+        self._progress.begin("commit")
+        self._rows = [row.copy() for row in writer.observations[step + 1]]
+        self._seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
+        self._carry = self.actor.own_carry(self._carry)
+        closed = ((), ()) if stepper.sums_rewards else self._open.close(writer.rewards[: step + 1], writer.ends)
+        writer.write_ends(*closed)
+
+    def check_actions(self, actions: Rows, step: int, first: int = 0) -> None:
+        """Check that actions from a column on are finite, if the user wants that.
+
+        Raises:
+            PolicyOutputError: they are not.
+        """
+        if not self.actor.fit.finite:
+            return
         for leaf, values in zip(self.spec.actions, actions, strict=True):
             for column in np.flatnonzero([not_finite(value) for value in values]) if leaf.dtype else ():
                 raise PolicyOutputError(
-                    f"the policy's action{leaf.name} for env_id {self._env_ids[column]} in env step "
+                    f"the policy's action{leaf.name} for env_id {self._env_ids[first + column]} in env step "
                     f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
                 )
 

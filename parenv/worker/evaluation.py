@@ -10,6 +10,8 @@ import numpy as np
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, evaluation_seed
 from parenv.envs.stepping import Stepper, make_stepper
+from parenv.experience.assembly import episodes_of
+from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.status_slot import StatusSlot
 from parenv.worker.collecting import Collector, private_writer, reset
 from parenv.worker.job import Job
@@ -55,9 +57,8 @@ class Evaluation:
             seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
             rows, infos = reset(stepper, spec.observations, seeds)
             collector = Collector(stepper, actor, spec, rows, self._env_ids, worker, self._progress, infos=infos)
-            records = _play(collector, episodes)
-        columns = [np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds")]
-        return *columns, self._env_ids[records["column"]]
+            played = play(collector, episodes, self._env_ids)
+        return played.returns, played.lengths, played.seconds, played.env_ids
 
     def close(self) -> None:
         """Close its sub-environments."""
@@ -71,10 +72,15 @@ class Evaluation:
         return make_stepper(envs, first, self._progress, training.actor.fit, self._job.options.step_threads)
 
 
-def _play(collector: Collector, episodes: int) -> Any:
-    """The records of episodes, as many from each sub-environment as from every other, give or take one.
+def play(collector: Collector, episodes: int, env_ids: Any) -> EpisodeStatistics:
+    """Whole episodes, as many from each sub-environment as from every other, give or take one.
 
     The number per sub-environment is fixed before, since taking the first that end would favour short ones.
+
+    Args:
+        collector: at the beginning of episodes.
+        episodes: how many.
+        env_ids: of its sub-environments, int64 ``[B]``.
     """
     batch = collector.stepper.num_envs
     wanted = [episodes // batch + (column < episodes % batch) for column in range(batch)]
@@ -86,4 +92,4 @@ def _play(collector: Collector, episodes: int) -> Any:
             if wanted[record["column"]] and record["counts"]:
                 wanted[record["column"]] -= 1
                 records.append(record)
-    return np.array(records)
+    return episodes_of(np.array(records), env_ids)

@@ -14,6 +14,7 @@ from parenv.experience.gradient import GradientLayout
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.options import WorkerOptions
 from parenv.process.spinning import Spinning
+from parenv.worker.member import Fitness
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,29 @@ class StepJob(WorkerJob):
 
     autoreset_mode: AutoresetMode
     spinning: Spinning | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberJob(WorkerJob):
+    """For workers that have the members of a population learn.
+
+    Args:
+        make_member: ``(hyperparameters) -> Member``.
+        learn: ``(member, rollout) -> {name: number} | None``.
+        fitness: how a member is measured.
+        fitness_factories: make the sub-environments for that.
+        rollout_length: ``T``.
+        every: env steps of a turn, at least.
+        first: hyper-parameters to try things out with.
+    """
+
+    make_member: Callable[[dict[str, float]], Any]
+    learn: Callable[[Any, Any], Any]
+    fitness: Fitness
+    fitness_factories: Factories
+    rollout_length: int
+    every: int
+    first: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)

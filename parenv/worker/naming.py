@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from parenv.envs.infos import Found, InfoRows
+from parenv.envs.infos import Found, InfoRows, row_of
 from parenv.envs.stepping import Stepper
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import Info, RolloutSpec
@@ -36,6 +37,11 @@ class HeardInfos(InfoRows):
         """Keep what a step returned, and write what the policy takes."""
         self.heard.append(info)
         super().write(step, column, info)
+
+    def write_batch(self, step: int, infos: Found, columns: Any, own: bool = True, seen: bool = True) -> None:
+        """Keep what a ``VectorEnv`` returned, one by one."""
+        self.heard += [row_of(infos, column) for column in columns.tolist()]
+        super().write_batch(step, infos, columns, own, seen)
 
     def write_own(self, step: int, column: int, info: Found) -> None:
         """Keep what the last step of an episode returned."""
@@ -104,7 +110,7 @@ def _episode(stepper: Stepper, actor: Actor, spec: RolloutSpec, progress: Status
         heard.heard = []
         collector.collect(writer)
         yield heard.heard
-        if writer.ends:
+        if writer.num_ends:
             return
 
 

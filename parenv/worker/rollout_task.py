@@ -32,6 +32,7 @@ from parenv.worker.collecting import Collector, StopCollectingError
 from parenv.worker.differentiating import Differentiator
 from parenv.worker.evaluation import Evaluation
 from parenv.worker.failing import Outlet
+from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
 from parenv.worker.loads import Loads
 from parenv.worker.replacing import Replacements, ReplacingCollector
@@ -106,6 +107,7 @@ class RolloutTask:
             "get_state": self._get_state,
             "set_state": self._set_state,
             "load": self._load,
+            "restart": self._collector.restart,
         }
         return answers[method](*arguments)
 
@@ -162,6 +164,8 @@ class RolloutTask:
         started, job, generation = self._started, self._job, self._sender.generation
         about = (started.stepper, self._actor, spec, started.rows, self._env_ids, self._sender.worker, self._progress)
         more: dict[str, Any] = {"restarted": generation > 0, "infos": started.infos}
+        if job.options.step_workers is not None:
+            return HalfBatchCollector(*about, **more)
         if job.options.on_env_error != "restart_env":
             return Collector(*about, **more)
         replacements = Replacements(job, started.stepper, int(self._env_ids[0]), generation, self._progress)

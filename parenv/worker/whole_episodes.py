@@ -74,8 +74,8 @@ class EpisodeCollector:
 def _all_of(missing: set[int]) -> Callable[[Any], bool]:
     left = set(missing)
 
-    def enough(ends: Any) -> bool:
-        left.difference_update(end.column for end in ends)
+    def enough(columns: Any) -> bool:
+        left.difference_update(columns)
         return not left
 
     return enough
@@ -117,5 +117,6 @@ def _joined(pieces: list[list[Rollout]], initial_carry: Any) -> Rollout:
         env_ids=parts[0].env_ids if len(pieces) == 1 else np.array([-1]),
         episodes=EpisodeStatistics.joined([column[-1].episodes for column in pieces]),
         restarted=np.zeros(1, bool),
+        resetting=None,
         ends=[Ends(steps, np.zeros_like(steps), finals)],
     )

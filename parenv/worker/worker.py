@@ -28,8 +28,9 @@ from parenv.protocol.messages import (
 from parenv.protocol.plain import as_data
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.failing import FailedCallError, failure_of
-from parenv.worker.job import StepJob
+from parenv.worker.job import MemberJob, StepJob
 from parenv.worker.loads import Loads
+from parenv.worker.member_task import MemberTask
 from parenv.worker.rollout_task import RolloutTask
 from parenv.worker.starting import prepare_process
 from parenv.worker.step_task import StepTask
@@ -170,6 +171,8 @@ class Worker:
             job.set_up(self._sender.worker, self.progress, self._cleanup)
             if isinstance(job, StepJob):
                 self.task = StepTask(job, self._sender, self.progress, self)
+            elif isinstance(job, MemberJob):
+                self.task = MemberTask(job, self._sender, self.progress, self)
             else:
                 self.task = RolloutTask(job, self._sender, self._load_job, self.progress, self)
         self._cleanup.callback(self.task.close)

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import InfoRows
-from parenv.envs.stepping import End
-from parenv.envs.values import Rows
+from parenv.envs.targets import End
+from parenv.envs.values import Rows, as_array
 from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot, slot_layout
 from parenv.memory.spaces import flatten
 from parenv.protocol.messages import Layout
+
+ALL = slice(None)
 
 
 class RolloutWriter:
@@ -37,21 +39,32 @@ class RolloutWriter:
         self.arrays = arrays
         self.plain = {name: self._own[name, 0] for name in PLAIN}
         self.rewards = self.plain["rewards"]
-        self.restarted = self.plain["restarted"]
         self._extras = {extra.name: self._own["extras", extra.name] for extra in spec.extras}
         self._carry = [self._own["carry", i] for i in range(len(spec.carry))]
         self.gradient = self._own["gradients", 0][0] if spec.gradient_bytes else None
         self.infos = InfoRows(spec.infos, self._own)
         self.columns = columns
         self.ends: list[End] = []
+        self._added_ends = 0
         self.finals: list[Any] = []
         self.observations: list[Rows] = []
         self.action_rows: list[Rows] = []
 
+    def infos_of(self, columns: slice) -> InfoRows:
+        """Rows of the infos that were named, of some columns."""
+        own = {key: array[:, columns] for key, array in self._own.items() if key[0] in ("infos", "seen")}
+        return InfoRows(self._spec.infos, own)
+
+    @property
+    def restarted(self) -> Any:
+        """Columns whose first row does not follow the rollout before."""
+        return self.plain["restarted"]
+
     def begin(self, rows: Rows) -> Rows:
         """Begin a rollout with these observations; the rows they were written to."""
         T, B = self._spec.rollout_length, self.columns.stop - self.columns.first
-        self.ends = []
+        self.ends, self._added_ends = [], 0
+        self.plain["terminated"][:] = self.plain["truncated"][:] = False
         objects: dict[tuple[str, Any], Any] = {}
         for name, of, length in (("observations", self._spec.observations, T + 1), ("actions", self._spec.actions, T)):
             objects |= {
@@ -81,23 +94,23 @@ class RolloutWriter:
         """All actions of a space that is a single array, ``[T, B, ...]``."""
         return self._own["actions", 0]
 
-    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> Rows:
+    def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any], columns: slice = ALL) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
         written = self.action_rows[step]
         # Of most there is one, and a pair of lists to go through costs as much as a step of a cheap environment.
         if len(written) == 1 and type(actions[0]) is np.ndarray:
-            written[0][:] = actions[0]
+            written[0][columns] = actions[0]
         else:
             for row, values in zip(written, actions, strict=True):
-                row[:] = to_array(values)
+                row[columns] = to_array(values)
         if extras:
-            self.write_extras_of_step(step, extras)
+            self.write_extras_of_step(step, extras, columns)
         return written
 
-    def write_extras_of_step(self, step: int, extras: Mapping[str, Any]) -> None:
+    def write_extras_of_step(self, step: int, extras: Mapping[str, Any], columns: slice = ALL) -> None:
         """Write what the policy returned beside the actions, in arrays, lists or tensors."""
         for name, value in extras.items():
-            self._extras[name][step] = to_array(value)
+            self._extras[name][step, columns] = to_array(value)
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
         """Write anew what the policy returned for one column."""
@@ -116,12 +129,21 @@ class RolloutWriter:
         for name, value in extras.items():
             self._extras[name][:] = value
 
+    @property
+    def num_ends(self) -> int:
+        """How many episodes have ended so far."""
+        return len(self.ends) + self._added_ends
+
+    def add_ends(self, columns: Any) -> Any:
+        """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
+        self._added_ends += len(columns)
+        records = self.end_records()[-len(columns) :]
+        records["column"], records["void"] = columns + self.columns.first, False
+        return records
+
     def write_ends(self, returns: Any, lengths: Any) -> None:
-        """Write where and how episodes ended, with the return and length of each, ``[K]``."""
-        count = len(self.ends)
-        self.plain["terminated"][:] = False
-        self.plain["truncated"][:] = False
-        if count:
+        """Write where and how episodes of single environments ended, with the return and length of each, ``[K]``."""
+        if self.ends:
             steps, columns, terminated, truncated, seconds, _, counts = map(list, zip(*self.ends, strict=True))
             self.plain["terminated"][steps, columns] = terminated
             self.plain["truncated"][steps, columns] = truncated
@@ -130,11 +152,18 @@ class RolloutWriter:
             table["column"] += self.columns.first
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
             table["counts"] = counts
-        self._own["commits", 0]["num_ends"] = count
+            table["void"], table["known"], table["resets_next"] = False, True, False
+        self._own["commits", 0]["num_ends"] = self.num_ends
 
     def end_records(self) -> Any:
         """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
-        return self._own["ends", 0][: len(self.ends)]
+        return self._own["ends", 0][: self.num_ends]
+
+    def ended_since(self, known: int) -> list[int]:
+        """Columns of the ends behind so many."""
+        if self.ends:
+            return [end.column for end in self.ends[known:]]
+        return (self.end_records()[known:]["column"] - self.columns.first).tolist()  # type: ignore[no-any-return]
 
     def stamp(self, **commit: float) -> None:
         """Write the commit record, field by field, ``sequence`` last: from then on the slot holds this rollout."""
@@ -168,9 +197,7 @@ class SlotWriters(dict[int, RolloutWriter]):
 
 def to_array(value: Any) -> Any:
     """A tensor, array or number as a numpy array; lists stay lists."""
-    if type(value) is np.ndarray or type(value) is list:
-        return value
-    return value.numpy(force=True) if hasattr(value, "detach") else np.asarray(value)
+    return value if type(value) is list else as_array(value)
 
 
 class OpenEpisodes:

@@ -84,12 +84,14 @@ def wrapped_games(mode: AutoresetMode) -> Any:
     "make",
     [
         game,
+        lambda: games(AutoresetMode.NEXT_STEP),
         lambda: games(AutoresetMode.SAME_STEP),
         lambda: games(AutoresetMode.DISABLED),
+        lambda: wrapped_games(AutoresetMode.NEXT_STEP),
         lambda: wrapped_games(AutoresetMode.SAME_STEP),
         lambda: wrapped_games(AutoresetMode.DISABLED),
     ],
-    ids=["single", "vector same step", "vector disabled", "wrapped in vector same step", "wrapped in vector disabled"],
+    ids=["single", *(f"{where} {mode.name}" for where in ("vector", "wrapped in vector") for mode in AutoresetMode)],
 )
 def test_the_return_is_that_of_the_rewards_before_they_were_changed(make: Any, mode: Any, num_workers: int) -> None:
     with AsyncWorkerPool(make, zeros, num_workers=num_workers, mode=mode, rollout_length=7) as pool:

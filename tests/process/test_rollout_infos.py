@@ -64,6 +64,7 @@ class OwnVectorEnv(SyncVectorEnv):
 
 MAKERS = {
     "single": Masked,
+    "next step": lambda: OwnVectorEnv([Masked, Masked], autoreset_mode=AutoresetMode.NEXT_STEP),
     "same step": lambda: OwnVectorEnv([Masked, Masked], autoreset_mode=AutoresetMode.SAME_STEP),
     "disabled": lambda: OwnVectorEnv([Masked, Masked], autoreset_mode=AutoresetMode.DISABLED),
 }
@@ -119,7 +120,7 @@ def check(rollout: Any) -> None:
     assert (infos["_late"] == infos["is_success"]).all()
     assert (infos["late"] == 7.5 * infos["is_success"]).all()
     assert infos["_action_mask"].all()
-    assert infos["_is_success"].all()
+    assert (infos["_is_success"] == np.asarray(rollout.valid)).all()
     assert infos["action_mask"].shape == (T, numbers.shape[1], N)
 
 

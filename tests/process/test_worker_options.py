@@ -48,6 +48,7 @@ class Probe(gym.Env[Any, Any]):
         self.where, self.act, self.began = where, act, False
         self.variables = dict(os.environ)
         self.has_wave = "wave" in sys.modules
+        self.command = " ".join(sys.orig_argv)
         self.has_memory_limit = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
         self.maybe("constructor")
 
@@ -136,6 +137,23 @@ def environment(product: str, directory: Path) -> None:
 
 def preload(product: str, directory: Path) -> None:
     assert shown(product, WorkerOptions(preload=("wave",)), "has_wave")
+
+
+def start_method(product: str, directory: Path) -> None:
+    assert "run_fresh" not in shown(product, WorkerOptions(start_method="fork"), "command")
+    assert "run_fresh" in shown(product, WorkerOptions(start_method="spawn"), "command")
+    limit = RestartPolicy(max_restarts=1, backoff_s=0.01)
+    raised(
+        RestartLimitError, r"has died 2 times", product, WorkerOptions(start_method="spawn", restart=limit), "step", die
+    )
+
+
+def step_workers(product: str, directory: Path) -> None:
+    if product == "pool":
+        with contextlib.closing(opened(product, WorkerOptions(step_workers=1))) as it:
+            assert next(it.rollouts()).truncated.sum() == 0
+    else:
+        raised(ConfigurationError, "step_workers is for pools", product, WorkerOptions(step_workers=1), "", bool)
 
 
 def setup_fn(product: str, directory: Path) -> None:

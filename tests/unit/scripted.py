@@ -66,6 +66,7 @@ class Run:
         """The next rollout; the same actions in every step, one array or list per leaf, or zeros."""
         writer, batch, length = self.writer, self.stepper.num_envs, self.spec.rollout_length
         writer.begin(self._rows)
+        writer.plain["resetting"][:] = self.stepper.resetting
         for step in range(length):
             written = writer.write_actions(step, [np.zeros(batch, np.int64)] if actions is None else actions, {})
             self.stepper.step(written, writer.observations[step + 1], step, writer)

@@ -11,6 +11,7 @@ import pytest
 
 from parenv.advice.advising import advise
 from parenv.advice.costs import Costs, Setting, fixed_seconds, steps_per_second
+from parenv.advice.device_choice import step_workers
 from parenv.advice.recommendations import Advice, Recommendation
 from parenv.cli.advise import AdviceReport, Verified
 from parenv.cli.machine import machine
@@ -285,6 +286,23 @@ def test_workers_act_on_the_gpu_where_a_big_network_makes_their_env_steps_cheape
 def test_acting_that_is_a_small_part_of_an_env_step_stays_on_the_cpu() -> None:
     assert acting_on("mps", cpu_s=1e-3, other_s=1e-6, environment_s=1e-4)["worker_device"].value == "mps"
     assert acting_on("mps", cpu_s=1e-3, other_s=1e-6, environment_s=1e-2)["worker_device"].value == "cpu"
+
+
+def test_one_worker_acts_for_all_where_all_would_take_turns_on_the_gpu() -> None:
+    setting = replace(SETTING, num_envs=64, num_workers=8)
+    flat = {device: dict.fromkeys((1, 64), 1e-3) for device in ("cpu", "cuda")}
+    run = costs(setting, environment_s=5e-6, acting_s=1e-4, acting_at=flat, accelerator="cuda")
+    central = step_workers(run, setting, "cuda")
+    assert central.value == 8
+    assert central.because == (
+        "a forward takes 1 ms for a worker's own 8 rows on cuda, 8 of them in turn; for all at once two of 1 ms and a "
+        "wake-up"
+    )
+    assert step_workers(run, setting, "cpu").value == "none"
+    rising = {"cuda": {1: 1e-3, 64: 64e-3}}
+    assert step_workers(replace(run, acting_at=rising), setting, "cuda").value == "none"
+    assert advise(run)["step_workers"].name == "step_workers"
+    assert "step_workers" not in str(advise(costs(environment_s=1e-3, learner_s=1e-6)))
 
 
 def test_the_learner_moves_to_the_gpu_where_a_mini_batch_takes_less_there() -> None:

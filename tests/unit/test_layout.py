@@ -105,6 +105,7 @@ def test_shapes_are_those_of_a_rollout_and_lists_take_no_room() -> None:
         ("terminated", 0): ((5, 6), "?"),
         ("truncated", 0): ((5, 6), "?"),
         ("restarted", 0): ((6,), "?"),
+        ("resetting", 0): ((6,), "?"),
         ("extras", "value"): ((5, 6), "<f4"),
         ("extras", "advantage"): ((5, 6, 2), "<f8"),
         ("finals", 0): ((30, 3, 2), "|u1"),

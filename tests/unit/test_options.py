@@ -70,6 +70,7 @@ def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason
         ({"setup_fn": 3}, "WorkerOptions.setup_fn must be callable, got 3"),
         ({"cleanup_fn": "f"}, "WorkerOptions.cleanup_fn must be callable, got 'f'"),
         ({"preload": "numpy"}, "WorkerOptions.preload must be a tuple of module names, got 'numpy'"),
+        ({"start_method": "forkserver"}, "WorkerOptions.start_method must be 'fork' or 'spawn', got 'forkserver'"),
         ({"preload": ["numpy"]}, "WorkerOptions.preload must be a tuple of module names, got "),
     ],
 )

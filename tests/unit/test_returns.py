@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -250,3 +251,45 @@ def test_blocks_of_different_shapes_are_refused(name: str) -> None:
     block = random_block(4, 3, np.float32)
     with pytest.raises(ValueError, match=r"next_values has shape \(3,\), but rewards has \(4, 3\): all must be"):
         FUNCTIONS[name](block._replace(next_values=block.next_values[0]))
+
+
+@given(blocks(consistent=True), st.data())
+@SETTINGS
+def test_what_is_not_valid_has_no_part_in_anything(block: Block, data: Any) -> None:
+    """The same with a row put in behind an end, whatever is in it, as where a vector env only resets."""
+    ended = (block.terminated | block.truncated).any(1)
+    places = [t + 1 for t in range(len(ended) - 1) if (block.terminated | block.truncated)[t].all()]
+    if not places:
+        return
+    at = data.draw(st.sampled_from(places))
+
+    def longer(array: Any) -> Any:
+        odd = np.ones if array.dtype == bool else np.zeros
+        return np.insert(array, at, odd(array.shape[1], array.dtype), axis=0)
+
+    more, valid = Block(*map(longer, block)), np.ones((len(ended) + 1, block.rewards.shape[1]), bool)
+    more.terminated[at] = more.truncated[at] = valid[at] = False
+    more.rewards[at] = more.next_values[at] = 9
+    for function, with_it, without in (
+        (gae, more.with_values, block.with_values),
+        (vtrace, more.off_policy, block.off_policy),
+        (discounted_returns, more.after_actions, block.after_actions),
+        (functools.partial(n_step_returns, n=3), more.after_actions, block.after_actions),
+    ):
+        np.testing.assert_allclose(np.delete(function(*with_it, valid=valid), at, axis=-2), function(*without))
+    advantages, targets = gae(*more.with_values, valid=valid)
+    assert not advantages[at].any()
+    assert (targets[at] == more.values[at]).all()
+
+
+def test_a_truncated_step_without_a_next_value_learns_nothing_and_spoils_nothing() -> None:
+    no, cut = [False, False, False], [False, True, False]
+    values, following = [1.0, 2.0, 3.0], [2.0, np.nan, 4.0]
+    advantages, targets = gae([1.0, 1.0, 1.0], values, following, no, cut, gamma=1.0, gae_lambda=1.0)
+    assert advantages.tolist() == [2.0, 0.0, 2.0]
+    assert targets.tolist() == [3.0, 2.0, 5.0]
+    zeros = [0.0, 0.0, 0.0]
+    found = vtrace(zeros, zeros, [1.0, 1.0, 1.0], values, following, no, cut, gamma=1.0)
+    assert found.targets.tolist() == [3.0, 2.0, 5.0]
+    assert found.advantages.tolist() == [2.0, 0.0, 2.0]
+    assert np.isnan(discounted_returns([1.0, 1.0, 1.0], following, no, cut)[:2]).all()

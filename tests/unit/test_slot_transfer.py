@@ -95,7 +95,7 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
                 got, wanted = whole[name][T * first : T * first + ends].copy(), values[:ends].copy()
                 if name[0] == "ends":
                     wanted["column"] += first
-            elif name[0] in ("restarted", "carry"):
+            elif name[0] in ("restarted", "resetting", "carry"):
                 got, wanted = whole[name][columns], values
             else:
                 got, wanted = whole[name][:, columns], values
@@ -117,7 +117,7 @@ def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
     "wrong",
     [
         "sequence", "too many ends", "negative ends", "bytes missing", "step", "column", "negative column",
-        "terminated", "truncated", "restarted", "observations", "finals",
+        "terminated", "truncated", "restarted", "resetting", "observations", "finals",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("shares", [(2,), (2, 1)])

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -19,7 +20,7 @@ from parenv.testing import LedgerEnv
 from .scripted import Run, Scripted, audit, quiet
 
 UNIT = spaces.Box(-1, 1, (2,))
-USABLE = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+MODES = list(AutoresetMode)
 
 
 class Copies(gym.ObservationWrapper[Any, Any, Any]):
@@ -38,7 +39,7 @@ def ledgers(count: int, mode: AutoresetMode, kind: type[SyncVectorEnv] = OwnVect
     return kind(makers, autoreset_mode=mode, copy=copy)
 
 
-@pytest.mark.parametrize("mode", USABLE)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("copy", [True, False], ids=["copy", "no copy"])
 def test_every_transition_is_real_and_every_final_observation_true(mode: AutoresetMode, copy: bool) -> None:
     stepper = make_stepper([ledgers(3, mode, copy=copy)], 0, quiet())
@@ -46,7 +47,7 @@ def test_every_transition_is_real_and_every_final_observation_true(mode: Autores
     assert audit(stepper, 6) > 15
 
 
-@pytest.mark.parametrize("mode", USABLE)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "space",
     [
@@ -60,22 +61,24 @@ def test_final_observations_of_any_space_are_true(space: Any, mode: AutoresetMod
     space.seed(0)
     shown, of = [space.sample() for _ in range(9)], leaves(space)
     vector_env = OwnVectorEnv([lambda: Scripted(space, shown, length=2)], autoreset_mode=mode)
-    transitions = Run(make_stepper([vector_env], 0, quiet()), 4).rollout().transitions()
+    steps = 5 if mode is AutoresetMode.NEXT_STEP else 4
+    transitions = Run(make_stepper([vector_env], 0, quiet()), steps).rollout().transitions()
     for i, (before, after) in enumerate([(0, 1), (1, 2), (3, 4), (4, 5)]):
         for got, wanted in ((transitions.observations, before), (transitions.next_observations, after)):
             np.testing.assert_equal([part[i] for part in flatten(of, got)], flatten(of, shown[wanted]))
 
 
-def test_one_that_resets_in_the_next_step_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"NEXT_STEP.*real transitions.*autoreset_mode=AutoresetMode.SAME"):
-        make_stepper([ledgers(2, AutoresetMode.NEXT_STEP)], 0, quiet())
-
-
 def test_one_that_does_not_say_when_it_resets_is_refused() -> None:
     vector_env = ledgers(2, AutoresetMode.SAME_STEP)
     vector_env.metadata = {}
-    with pytest.raises(ConfigurationError, match="has the autoreset mode None"):
+    with pytest.raises(ConfigurationError, match=r"has the autoreset mode None.*env.metadata = .*check_vector_env"):
         make_stepper([vector_env], 0, quiet())
+
+
+def test_one_may_say_when_it_resets_by_the_name_of_the_mode() -> None:
+    vector_env = ledgers(2, AutoresetMode.NEXT_STEP)
+    vector_env.metadata = {"autoreset_mode": "NextStep"}
+    assert audit(make_stepper([vector_env], 0, quiet()), 4) > 4
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
@@ -85,6 +88,222 @@ def test_a_bare_sync_vector_env_is_stepped_by_its_parts(mode: AutoresetMode) -> 
     assert isinstance(stepper, EnvStepper)
     assert stepper.envs == list(vector_env.envs)
     assert audit(stepper, 3) > 4
+
+
+def test_steps_that_only_reset_are_told_from_transitions() -> None:
+    vector_env = OwnVectorEnv([lambda: Scripted(spaces.Discrete(99), range(99), length=2)] * 1)
+    run = Run(make_stepper([vector_env], 0, quiet()), 4)
+    first, second = run.rollout().copy(), run.rollout()
+    assert first.valid.T.tolist() == [[True, True, False, True]]
+    assert second.valid.T.tolist() == [[True, False, True, True]]
+    assert first.observations.T.tolist() == [[0, 1, 2, 3]]
+    assert first.next_observations() is first.shifted_observations
+    assert first.final_observations.tolist() == [2]
+    assert first.rewards.T.tolist() == [[0.5, 1.0, 0.0, 1.5]]
+    assert (first.num_steps, second.num_steps) == (3, 3)
+    assert first.episodes.lengths.tolist() == [2]
+    assert second.episodes.lengths.tolist() == [2, 2]
+    assert second.episodes.returns.tolist() == [1.5 + 2.0, 2.5 + 3.0]
+    flat = second.transitions()
+    assert flat.observations.tolist() == [4, 6, 7]
+    assert flat.next_observations.tolist() == [5, 7, 8]
+    assert flat.env_ids.tolist() == [0, 0, 0]
+    assert second.to("cpu").valid.T.tolist() == [[True, False, True, True]]
+    assert second.to("cpu").transitions().observations.tolist() == [4, 6, 7]
+
+
+def test_an_end_in_the_last_row_makes_the_first_row_of_the_next_rollout_a_reset() -> None:
+    vector_env = OwnVectorEnv([lambda: Scripted(spaces.Discrete(99), range(99), length=2)])
+    run = Run(make_stepper([vector_env], 0, quiet()), 2)
+    first, second = run.rollout().copy(), run.rollout()
+    assert first.valid.all()
+    assert second.valid.T.tolist() == [[False, True]]
+    assert second.resetting.tolist() == [True]
+    assert second.num_steps == 1
+    assert first.last_observations.tolist() == second.observations[0].tolist() == [2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_every_step_is_valid_no_array_says_so(mode: AutoresetMode) -> None:
+    rollout = Run(make_stepper([ledgers(3, mode, SyncVectorEnv)], 0, quiet()), 8).rollout()
+    assert rollout.valid.all()
+    assert rollout.valid.shape == rollout.rewards.shape
+    assert rollout.valid.strides == rollout.next_known.strides == (0, 0)
+    assert rollout.to("cpu").valid.stride() == (0, 0)
+    assert len(rollout.transitions()) == rollout.num_steps == 24
+
+
+class Forgetful(OwnVectorEnv):
+    """Resets in the same step and does not say with what the episode ended, as many JAX environments do."""
+
+    def step(self, actions: Any) -> Any:
+        *stepped, infos = super().step(actions)
+        return *stepped, {name: value for name, value in infos.items() if "final" not in name}
+
+
+def test_a_final_observation_that_is_not_given_is_marked_and_never_made_up() -> None:
+    warned: list[str] = []
+    shown = [np.full(2, i, np.float32) for i in range(9)]
+    space = spaces.Dict(a=spaces.Box(0, 9, (2,)), b=spaces.Discrete(9))
+    pairs = [{"a": one, "b": i} for i, one in enumerate(shown)]
+    vector_env = Forgetful([lambda: Scripted(space, pairs, length=2)], autoreset_mode=AutoresetMode.SAME_STEP)
+    run = Run(make_stepper([vector_env], 0, quiet(), Fit(warn=warned.append)), 4)
+    rollout = run.rollout()
+    assert rollout.valid.all()
+    assert rollout.next_known.T.tolist() == [[True, False, True, False]]
+    assert rollout.next_observations()["a"][:, 0, 0].tolist()[::2] == [1, 4]
+    assert np.isnan(rollout.next_observations()["a"][[1, 3]]).all()
+    assert rollout.next_observations()["b"].T.tolist() == [[1, 0, 4, 0]]
+    assert rollout.transitions().next_known.tolist() == [True, False, True, False]
+    values = np.arange(4.0).reshape(4, 1)
+    following = rollout.next_values(values, lambda observations: np.ones(len(observations["b"])))
+    assert np.isnan(following[[1, 3]]).all()
+    assert following[[0, 2], 0].tolist() == [1.0, 3.0]
+    run.stepper.close()
+    assert len(warned) == 1
+    assert "Forgetful" in warned[0]
+    assert "next_known" in warned[0]
+
+
+class Batched(OwnVectorEnv):
+    """Gives final observations as a batch, under the name they had before."""
+
+    def step(self, actions: Any) -> Any:
+        *stepped, infos = super().step(actions)
+        if "final_obs" in infos:
+            given, there = infos.pop("final_obs"), infos.pop("_final_obs")
+            rows = [np.zeros(3, np.int64) if one is None else one for one in given]
+            infos |= {"final_observation": np.stack(rows), "_final_observation": there}
+        return *stepped, infos
+
+
+def test_final_observations_may_come_as_a_batch() -> None:
+    makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(3)]
+    assert audit(make_stepper([Batched(makers, autoreset_mode=AutoresetMode.SAME_STEP)], 0, quiet()), 6) > 15
+
+
+class Relabelled(OwnVectorEnv):
+    """Behaves by one mode and says another."""
+
+    def __init__(self, says: AutoresetMode, does: AutoresetMode, count: int = 2) -> None:
+        makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(count)]
+        super().__init__(makers, autoreset_mode=does)
+        self.metadata = {"autoreset_mode": says}
+
+
+def test_one_that_resets_in_the_same_step_and_says_another_is_found_at_the_first_end() -> None:
+    stepper = make_stepper([Relabelled(AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)], 0, quiet())
+    with pytest.raises(ConfigurationError, match=r"says that its autoreset mode is NEXT_STEP.*as in SAME_STEP"):
+        audit(stepper, 2)
+
+
+class ResetsAll(OwnVectorEnv):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)
+
+
+def test_one_whose_reset_does_not_heed_the_mask_is_found_at_the_first_end() -> None:
+    makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(3)]
+    stepper = make_stepper([ResetsAll(makers, autoreset_mode=AutoresetMode.DISABLED)], 0, quiet())
+    with pytest.raises(ConfigurationError, match=r"DISABLED.*also changed sub-environment"):
+        audit(stepper, 2)
+
+
+class Ending(gym.vector.VectorEnv[Any, Any, Any]):
+    """Every step ends every episode, also one that must only reset."""
+
+    def __init__(self) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.num_envs, self.single_observation_space, self.single_action_space = 2, UNIT, spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros((2, 2), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        return np.zeros((2, 2), np.float32), np.ones(2), np.ones(2, bool), np.zeros(2, bool), {}
+
+
+def test_a_reset_that_ends_an_episode_is_found() -> None:
+    stepper = make_stepper([Ending()], 4, quiet())
+    with pytest.raises(ConfigurationError, match=r"the end of an episode of env_id 4, which must only reset, has ende"):
+        Run(stepper, 2).rollout()
+
+
+class Odd(Ending):
+    """Returns what it is told to, and ends nothing."""
+
+    def __init__(self, *returned: Any) -> None:
+        super().__init__()
+        self.returned = list(returned)
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards = self.returned.pop(0)
+        return observations, rewards, np.zeros(2, bool), np.zeros(2, bool), {}
+
+
+RIGHT = np.zeros((2, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ((RIGHT[:1], np.zeros(2)), r"returned observations of shape \(1, 2\); for 2 sub-env.*\(2, 2\)"),
+        ((RIGHT, np.zeros((2, 1))), r"returned rewards of shape \(2, 1\); for 2 sub-environments .* shape \(2,\)"),
+    ],
+)
+def test_arrays_that_change_their_shape_are_named(wrong: Any, message: str) -> None:
+    stepper = make_stepper([Odd((RIGHT, np.zeros(2)), wrong)], 0, quiet())
+    with pytest.raises(ObservationError, match=message):
+        Run(stepper, 2).rollout()
+
+
+def test_arrays_that_move_to_another_device_are_named() -> None:
+    here, there = torch.zeros((2, 2)), torch.zeros((2, 2), device="meta")
+    stepper = make_stepper([Odd((here, np.zeros(2)), (there, np.zeros(2)))], 0, quiet())
+    with pytest.raises(ObservationError, match=r"the observations of .*Odd.* were on cpu and are now on meta"):
+        Run(stepper, 2).rollout()
+
+
+class OnlyDlpack:
+    """An array of a library that numpy knows nothing of."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **more: Any) -> Any:
+        return self._array.__dlpack__(**more)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class Foreign(Batched):
+    """Its arrays are of another library."""
+
+    def __init__(self, convert: Any) -> None:
+        makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(3)]
+        super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.convert, self.acted = convert, list[Any]()
+
+    def reset(self, **more: Any) -> Any:
+        observations, infos = super().reset(**more)
+        return self.convert(observations), infos
+
+    def step(self, actions: Any) -> Any:
+        self.acted.append(actions)
+        *arrays, infos = super().step(np.asarray(actions))
+        arrays_in_infos = {name: self.convert(value) for name, value in infos.items() if "observation" in name}
+        return *map(self.convert, arrays), arrays_in_infos
+
+
+def test_tensors_are_read_in_place_and_answered_by_tensors() -> None:
+    env = Foreign(torch.from_numpy)
+    assert audit(make_stepper([env], 0, quiet()), 6) > 15
+    assert {type(actions) for actions in env.acted} == {torch.Tensor}
+
+
+def test_arrays_that_support_dlpack_are_read_in_place() -> None:
+    assert audit(make_stepper([Foreign(OnlyDlpack)], 0, quiet()), 6) > 15
 
 
 def test_its_parts_cannot_be_asked_one_by_one() -> None:

@@ -11,19 +11,13 @@ from gymnasium import Env, Space, Wrapper
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.options import WorkerOptions
 from parenv.vector.env import ParallelVectorEnv
 from parenv.vector.restarts import FLAG
 from parenv.vector.vector_plan import OnWorkerDeath
-
-try:
-    from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
-except ImportError as error:
-    raise ImportError(
-        'parenv.adapters.sb3 needs Stable-Baselines3, which is not installed: pip install "parenv[sb3]"'
-    ) from error
 
 _FINAL_INFO, _EACH = "final_info", "each"
 

@@ -1,0 +1,140 @@
+"""One forward for all against one in every worker: local against ``WorkerOptions(step_workers=)``.
+
+The policy is a forward on a device that serves one at a time, as a GPU does: it takes a lock and sleeps, so many
+milliseconds whatever the number of rows; or a real convolution net on the CPU, which every worker has a core for.
+
+python benchmarks/central.py
+"""
+
+from __future__ import annotations
+
+import fcntl
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from lib.common import interleaved, keep, summary
+
+from parenv import AsyncWorkerPool, TorchPolicy, WorkerOptions
+from parenv.advice import forward_place
+
+FORWARDS_MS = (0.1, 1.0, 5.0, 20.0)
+ENVS = (8, 16, 32, 64)
+SHAPE = (1, 32, 32)
+ROWS, ROUNDS, REPEATS = 16, 3, 3
+PROCESSES, STEP_US = 4, 200.0
+LOCAL, CENTRAL = "local", "central"
+
+
+class Busy(gym.Env[Any, Any]):
+    """Computes for so long in every step."""
+
+    def __init__(self, step_us: float) -> None:
+        self.observation_space, self.action_space = gym.spaces.Box(0, 1, SHAPE), gym.spaces.Discrete(2)
+        self._seconds, self._shown = step_us / 1e6, np.zeros(SHAPE, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        return self._shown, {}
+
+    def step(self, action: Any) -> Any:
+        """Compute."""
+        until = time.perf_counter() + self._seconds
+        while time.perf_counter() < until:
+            pass
+        return self._shown, 0.0, False, False, {}
+
+
+class OnDevice:
+    """A forward on a device that serves one at a time."""
+
+    def __init__(self, path: str, milliseconds: float) -> None:
+        self._path, self._seconds = path, milliseconds / 1e3
+
+    def takes(self, rows: int) -> float:
+        """Seconds of a forward."""
+        return self._seconds
+
+    def __call__(self, observations: Any) -> Any:
+        """Act, alone."""
+        with open(self._path) as device:
+            fcntl.flock(device, fcntl.LOCK_EX)
+            time.sleep(self._seconds)
+        return np.zeros(len(observations), np.int64)
+
+
+class Convolution(torch.nn.Module):
+    """A small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 32, 5, 2), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3), torch.nn.ReLU(),
+            torch.nn.Flatten(), torch.nn.LazyLinear(2),
+        )  # fmt: skip
+        self.layers(torch.zeros(1, *SHAPE))
+
+    def act(self, observations: torch.Tensor) -> Any:
+        """The best actions."""
+        return self.layers(observations).argmax(-1)
+
+
+def rate(policy: Any, num_envs: int, central: bool) -> float:
+    """Env steps per second."""
+    options = WorkerOptions(step_workers=PROCESSES if central else None)
+    with AsyncWorkerPool(
+        lambda: Busy(STEP_US),
+        policy,
+        num_envs=num_envs,
+        num_workers=1 if central else PROCESSES,
+        mode="sync",
+        rollout_length=ROWS,
+        workers=options,
+    ) as pool:
+        rollouts = iter(pool.rollouts())
+        next(rollouts)
+        times = []
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            next(rollouts)
+            times.append(time.perf_counter() - began)
+        return ROWS * num_envs / statistics.median(times)
+
+
+def compared(policy: Any, own_s: Callable[[int], float], is_shared: bool) -> dict[str, Any]:
+    """By sub-environments: both, and what is advised."""
+    found = {}
+    for num_envs in ENVS:
+        measures = {where: partial(rate, policy, num_envs, where == CENTRAL) for where in (LOCAL, CENTRAL)}
+        rates = interleaved(measures, REPEATS, alternating=True)
+        advised = forward_place(own_s(num_envs // PROCESSES), own_s(num_envs // 2), PROCESSES, is_shared=is_shared)
+        found[f"{num_envs} sub-environments"] = {**summary(rates, LOCAL), "advised": advised}
+    return found
+
+
+def timed(policy: Any, rows: int) -> float:
+    """Seconds of one forward of the convolution net."""
+    observations = torch.zeros(rows, *SHAPE)
+    times = []
+    with torch.inference_mode():
+        for _ in range(20):
+            began = time.perf_counter()
+            policy.module.act(observations)
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.NamedTemporaryFile() as device:
+        for milliseconds in FORWARDS_MS:
+            policy = OnDevice(device.name, milliseconds)
+            keep("central", f"{milliseconds} ms on a device", compared(policy, policy.takes, True))
+    network: Any = TorchPolicy(Convolution(), "act", ("actions",))
+    keep("central", "convolutions on the CPU", compared(network, partial(timed, network), False))

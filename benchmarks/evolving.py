@@ -1,0 +1,117 @@
+"""64 CartPole agents that evolve, against the best of 64 that do not, at equal env steps; and what evolving costs.
+
+python benchmarks/evolving.py [SEED ...]
+
+Both are the population of examples/population.py, with one difference: in the other nobody becomes anybody's child. The
+best of either in the end, by the episodes of its fitness, is measured anew by 100.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lib.common import RESULTS, keep
+
+from parenv import AsyncWorkerPool, Fitness, Stop, Tournament
+from parenv.placement import local
+from parenv.protocol import frames
+
+SEEDS = (1, 2, 3, 4, 5)
+SIZE, EVERY, TURNS, WORKERS, EPISODES = 64, 2_048, 8, 2, 5
+SOLVED = 475.0
+
+
+@dataclass(frozen=True)
+class Never(Tournament):
+    """Nobody becomes anybody's child."""
+
+    def parents(self, due: Sequence[int], scores: Any, generator: Any) -> dict[int, int]:
+        """Nobody."""
+        return {}
+
+
+class Traffic:
+    """Bytes of all messages to and from workers."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def __enter__(self) -> Traffic:
+        local.to_frames, local.from_frames = self._sent, self._heard  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        local.to_frames, local.from_frames = frames.to_frames, frames.from_frames
+
+    def _count(self, parts: Any) -> Any:
+        self.nbytes += sum(memoryview(part).nbytes for part in parts)
+        return parts
+
+    def _sent(self, *message: Any) -> Any:
+        return self._count(frames.to_frames(*message))
+
+    def _heard(self, parts: Any) -> Any:
+        return frames.from_frames(self._count(parts))
+
+
+def run(evolve: Tournament, seed: int) -> dict[str, float]:
+    """One population until its env steps are used up."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+    import population
+
+    args = population.Args(size=SIZE, every=EVERY, num_workers=WORKERS, num_envs=16, rollout_length=16, seed=seed)
+    solved, began, total = float("inf"), 0.0, SIZE * EVERY * TURNS
+    more = {"evolve": evolve, "lineage": None, "fitness": Fitness(episodes=EPISODES)}
+    with Traffic() as traffic, population.make_population(args, **more) as members:
+        began = time.perf_counter()
+        for report in members.reports(Stop(env_steps=total)):
+            if report.score >= SOLVED:
+                solved = min(solved, members.statistics().env_steps)
+        seconds, figures = time.perf_counter() - began, members.statistics()
+        best = members.member(members.best)
+    working = figures.switching_seconds + figures.learning_seconds + figures.fitness_seconds
+    with AsyncWorkerPool(args.env_id, best.policy, num_envs=20, num_workers=WORKERS, seed=1000 + seed) as pool:
+        anew = pool.evaluate(100).mean_return
+    weights = sum(tensor.nbytes for tensor in best.policy.module.parameters())
+    updates = figures.env_steps / (args.num_envs * args.rollout_length)
+    hours = SIZE * seconds / 3600
+    return {
+        "return of the best, measured anew": anew,
+        f"env steps until a member scored {SOLVED:g}": solved,
+        "seconds": seconds,
+        "copies": figures.copies,
+        "evolving, % of the driver's time": 100 * figures.evolving_seconds / seconds,
+        "switching members, % of the workers' time": 100 * figures.switching_seconds / working,
+        "switching a member, ms": 1000 * figures.switching_seconds / figures.turns,
+        "bytes of messages per member and hour": traffic.nbytes / hours,
+        "bytes per member and hour if a learner had them act and learned itself": (
+            (updates * weights + figures.env_steps * bytes_per_env_step()) / hours
+        ),
+        "state of a member, bytes": figures.member_bytes,
+    }
+
+
+def bytes_per_env_step() -> int:
+    """Of what a rollout of CartPole holds: observation, action, reward and two flags."""
+    return 4 * 4 + 8 + 4 + 2
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = defaultdict(list)
+    for seed in map(int, sys.argv[1:] or SEEDS):
+        for name, evolve in (("evolving", Tournament(3, EVERY)), ("independent", Never(3, EVERY))):
+            one = run(evolve, seed)
+            print(f"seed {seed}, {name}: {one}", flush=True)
+            found[name].append(one)
+            medians = {key: statistics.median(row[key] for row in found[name]) for key in one}
+            keep("evolving", name, {"medians": medians, "seeds": found[name]})
+    print(RESULTS / "evolving.json")

@@ -1,0 +1,149 @@
+"""What accelerate brings Stable-Baselines3: collecting beside its own vec envs, PPO to 475, learning curves over seeds.
+
+python benchmarks/sb3_accelerate.py                collecting, and PPO on CartPole-v1 to a mean return of 475
+python benchmarks/sb3_accelerate.py curves SEEDS   learning curves: CartPole (PPO), Pendulum (SAC), LunarLander (DQN)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from lib.common import interleaved, keep, summary
+from stable_baselines3 import DQN, PPO, SAC
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+import parenv
+
+WORKERS, REPEATS, STEPS, SEEDS_TO_475, SEEDS = 2, 7, 128, 5, 10
+CASES = {"16 HalfCheetah": ("HalfCheetah-v5", 16), "64 CartPole": ("CartPole-v1", 64)}
+ZOO: dict[str, Any] = {
+    "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0,
+    "learning_rate": lambda left: 1e-3 * left, "clip_range": lambda left: 0.2 * left,
+}  # fmt: skip
+"""RL Baselines3 Zoo's PPO for CartPole-v1."""
+CURVES: dict[str, tuple[Any, str, int, int, dict[str, Any]]] = {
+    "CartPole, PPO": (PPO, "CartPole-v1", 8, 60_000, ZOO),
+    "Pendulum, SAC": (SAC, "Pendulum-v1", 1, 8_000, {"learning_rate": 1e-3}),
+    "LunarLander, DQN": (
+        DQN, "LunarLander-v3", 4, 100_000,
+        {"learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 1000, "gamma": 0.99,
+         "target_update_interval": 250, "train_freq": 4, "gradient_steps": -1, "exploration_fraction": 0.12,
+         "exploration_final_eps": 0.1, "policy_kwargs": {"net_arch": [256, 256]}},
+    ),
+}  # fmt: skip
+
+
+class Collecting(PPO):
+    """Learns nothing."""
+
+    def train(self) -> None:
+        """Nothing."""
+
+
+class Curve(BaseCallback):
+    """Mean return of the last 100 episodes over env steps, and when it reached 475."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every, self.points, self.solved_s = every, list[tuple[int, float]](), float("nan")
+
+    def _on_training_start(self) -> None:
+        self.began = time.perf_counter()
+
+    def _on_step(self) -> bool:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer]
+        if self.num_timesteps // self.every > len(self.points) and returns:
+            self.points.append((self.num_timesteps, float(np.mean(returns))))
+        solved = len(returns) == 100 and np.mean(returns) >= 475 and self.every == STOPS
+        if solved:
+            self.solved_s = time.perf_counter() - self.began
+        return not solved
+
+
+STOPS = 1_000_000_000
+"""As ``every`` of a curve: none, and an end at 475."""
+
+
+@contextlib.contextmanager
+def learner(kind: type[Any], env_id: str, n_envs: int, how: str, seed: int, **settings: Any) -> Iterator[Any]:
+    """A model on environments of one kind, closed behind it."""
+    of = SubprocVecEnv if how == "SubprocVecEnv" else DummyVecEnv
+    envs = make_vec_env(env_id, n_envs, seed, vec_env_cls=of)
+    model = kind("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+    mode = how.partition(" ")[2] or "sync"
+    try:
+        if how.startswith("accelerate"):
+            with parenv.adapters.sb3.accelerate(model, num_workers=WORKERS, mode=mode):
+                yield model
+        else:
+            yield model
+    finally:
+        envs.close()
+
+
+def collecting(env_id: str, n_envs: int, how: str) -> float:
+    """Env steps per second of ``collect_rollouts``, after the first rollout."""
+    with learner(Collecting, env_id, n_envs, how, 1, n_steps=STEPS) as model:
+        model.learn(STEPS * n_envs)
+        rollouts = max(2, 40_000 // (STEPS * n_envs))
+        began = time.perf_counter()
+        model.learn(rollouts * STEPS * n_envs, reset_num_timesteps=False)
+        return rollouts * STEPS * n_envs / (time.perf_counter() - began)
+
+
+def to_475(how: str, seed: int) -> float:
+    """Seconds of ``learn`` until the mean return of 100 episodes is 475."""
+    curve = Curve(STOPS)
+    with learner(PPO, "CartPole-v1", 8, how, seed, **ZOO) as model:
+        model.learn(200_000, curve)
+    return curve.solved_s
+
+
+def curves(seeds: int) -> None:
+    """Learning curves of SB3 and of both modes, seed by seed."""
+    for name, (kind, env_id, n_envs, total, settings) in CURVES.items():
+        hows = ["DummyVecEnv", "accelerate", *(["accelerate async"] if kind is not PPO else [])]
+        found: dict[str, list[Any]] = {how: [] for how in hows}
+        for seed in range(1, seeds + 1):
+            for how in hows:
+                curve = Curve(total // 20)
+                with learner(kind, env_id, n_envs, how, seed, **settings) as model:
+                    model.learn(total, curve)
+                found[how].append(curve.points)
+                print(f"  {name}, {how}, seed {seed}: {curve.points[-1][1]:.1f}", flush=True)
+        keep("sb3_accelerate", f"curves: {name}", found)
+
+
+def main() -> None:
+    """Collecting, then PPO to 475."""
+    hows = ("DummyVecEnv", "SubprocVecEnv", "accelerate")
+    for name, (env_id, n_envs) in CASES.items():
+        print(f"== collecting, {name}", flush=True)
+        measures: dict[str, Callable[[], float]] = {
+            how: lambda how=how, env_id=env_id, n_envs=n_envs: collecting(env_id, n_envs, how) for how in hows
+        }
+        found = interleaved(measures, REPEATS, alternating=True)
+        keep("sb3_accelerate", f"collecting, {name}", summary(found, "accelerate"))
+    print("== PPO to 475", flush=True)
+    found = {how: [] for how in hows}
+    for seed in range(1, SEEDS_TO_475 + 1):
+        for how in hows:
+            found[how].append(to_475(how, seed))
+            print(f"  {how}, seed {seed}: {found[how][-1]:.1f} s", flush=True)
+    keep("sb3_accelerate", "PPO to 475, seconds", summary(found, "accelerate"))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1:2] == ["curves"]:
+        curves(int(sys.argv[2]) if sys.argv[2:] else SEEDS)
+    else:
+        main()

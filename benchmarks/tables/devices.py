@@ -1,0 +1,41 @@
+"""Tables of a machine with a GPU and many cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from field import markdown
+
+ALL_CPU = "all on the CPU"
+LIMIT = "limit"
+
+
+def gpu(results: dict[str, Any]) -> str:
+    """How long an update with its rollout takes, as a share of all on the CPU, and how busy the GPU was."""
+    systems = list(next(iter(results.values())))
+    heads = ["", *(name for name in systems if name != ALL_CPU)]
+    lines = [[work, *(_share(found[name]) for name in heads[1:])] for work, found in results.items()]
+    return "\n".join(markdown(heads, lines))
+
+
+def _share(found: dict[str, Any]) -> str:
+    busy = found.get("gpu_utilisation_percent")
+    return f"{found[f'ratio_to_{ALL_CPU}']:.2f}" + (f" ({busy:.0f} %)" if busy is not None else "")
+
+
+def cores(results: dict[str, Any], question: str) -> str:
+    """Env steps per second by numbers of workers, in thousands."""
+    found = {int(key.split("-")[1]): value for key, value in results.items() if key.startswith(f"{question}-")}
+    systems = list(dict.fromkeys(name for one in found.values() for name in one))
+    heads = ["", *(f"{workers} workers" if workers > 1 else "1 worker" for workers in sorted(found))]
+    lines = [[name, *(_thousands(found[workers].get(name)) for workers in sorted(found))] for name in systems]
+    return "\n".join(markdown(heads, lines))
+
+
+def _thousands(found: dict[str, Any] | None) -> str:
+    return f"{found['median'] / 1000:,.0f}" if found and "median" in found else ""
+
+
+def described(machine: dict[str, Any]) -> str:
+    """A machine in words; the number of its cores is that of the first question, which had all."""
+    return f"{machine['cpu']}, {machine['gpu']}, Python {machine['python']}, torch {machine['torch']}"

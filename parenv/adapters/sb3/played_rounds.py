@@ -1,0 +1,119 @@
+"""Rounds: what all workers have collected by one version of a model's policy, step by step."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from parenv.adapters.sb3.told_infos import infos_of
+from parenv.experience.rollout import Rollout, map_trees
+from parenv.pool.pool import AsyncWorkerPool
+
+
+class Round:
+    """A rollout and the infos that came with it, as a vec env gives them step by step.
+
+    Args:
+        rollout: of all environments.
+        told: of each, what :meth:`~parenv.adapters.sb3.told_env.ToldEnv.told` says.
+    """
+
+    def __init__(self, rollout: Rollout, told: Sequence[Any]) -> None:
+        self.rollout, self._played = rollout, 0
+        self._dones = rollout.terminated | rollout.truncated
+        self._by_limit = (rollout.truncated & ~rollout.terminated).tolist()
+        self._infos: list[dict[int, dict[str, Any]]] = [infos_of(of_steps) for of_steps, _, _ in told]
+        steps, columns = (index.tolist() for index in rollout.final_index)
+        self._finals = {place: k for k, place in enumerate(zip(steps, columns, strict=True))}
+        self.reset_infos = [dict(of_reset) for _, of_reset, _ in told]
+        self.random_state: bytes | None = told[0][2]
+
+    @property
+    def length(self) -> int:
+        """Steps in it."""
+        return len(self._dones)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps have been played."""
+        return self._played == self.length
+
+    @property
+    def is_last(self) -> bool:
+        """Whether one step is left."""
+        return self._played == self.length - 1
+
+    def acted(self, name: str) -> Any:
+        """What the policy gave for the step that is to be played next, ``[num_envs, ...]``."""
+        return self.rollout.extras[name][self._played].copy()
+
+    def play(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
+        """The next step: observations, rewards, dones, infos."""
+        step, rollout = self._played, self.rollout
+        self._played += 1
+        observations = _copies_at(step, rollout.shifted_observations)
+        infos = [of_env.get(step) or {} for of_env in self._infos]
+        for info, by_limit in zip(infos, self._by_limit[step], strict=True):
+            info["TimeLimit.truncated"] = by_limit
+        for column in np.flatnonzero(self._dones[step]).tolist():
+            final = _copies_at(self._finals[step, column], rollout.final_observations)
+            infos[column]["terminal_observation"] = final
+        return observations, rollout.rewards[step].copy(), self._dones[step].copy(), infos
+
+
+class PlayedRounds:
+    """Asks a pool for one round after the other, ahead of time if it is told to.
+
+    Args:
+        pool: synchronous.
+        with_random_state: whether to bring torch's random state of the first worker along.
+
+    Attributes:
+        seconds: for which the driver has waited.
+    """
+
+    def __init__(self, pool: AsyncWorkerPool, with_random_state: bool) -> None:
+        self._pool, self._with_random_state = pool, with_random_state
+        self._is_waiting = False
+        self._stream: Iterator[Rollout | None] = pool.rollouts(wait=lambda: self._is_waiting)
+        self._early: Rollout | None = None
+        self._number = 0
+        self.is_under_way = False
+        self.seconds = 0.0
+
+    def begin(self, policy: Any, settings: Mapping[str, Any]) -> None:
+        """Have the workers collect a round by this policy."""
+        self._number += 1
+        self._pool.publish(policy, round=self._number, **settings)
+        self._is_waiting, self.is_under_way = False, True
+        self._early = next(self._stream)
+
+    def take(self) -> Round:
+        """Wait for the round that is under way."""
+        began = time.perf_counter()
+        rollout = self._early
+        if rollout is None:
+            self._is_waiting = True
+            rollout = cast(Rollout, next(self._stream))
+        self.is_under_way, self._early = False, None
+        told = self._pool.call("told", self._with_random_state)
+        self.seconds += time.perf_counter() - began
+        return Round(rollout, told)
+
+    def restart(self, seeds: Sequence[int | None]) -> Any:
+        """Begin an episode in every environment; the first observations, ``[num_envs, ...]``."""
+        if self.is_under_way:
+            self.take()
+        session = self._pool._session
+        bounds = itertools.pairwise(np.cumsum([0, *session.workers.shares]).tolist())
+        questions = {w: (list(seeds[a:b]),) for w, (a, b) in enumerate(bounds)}
+        answers = session.ask_workers("restart", questions)
+        return [np.concatenate(parts) for parts in zip(*(answers[w] for w in sorted(answers)), strict=True)]
+
+
+def _copies_at(index: int, tree: Any) -> Any:
+    return map_trees(lambda rows: np.array(rows[index]), tree)

@@ -1,0 +1,90 @@
+"""A sub-environment in a worker that keeps its infos until the driver asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gymnasium import Wrapper
+
+from parenv.adapters.sb3.told_infos import InfoLog
+from parenv.protocol.plain import plain_info
+from parenv.worker.pickled_env import PickledEnv
+
+OWN_ENV_IDS: list[int] = []
+"""The sub-environments of this worker."""
+
+
+class ToldEnv(Wrapper[Any, Any, Any, Any]):
+    """Keeps the infos of steps and resets.
+
+    Args:
+        env: the environment.
+        env_id: of it.
+
+    >>> import gymnasium as gym
+    >>> env = ToldEnv(gym.make("CartPole-v1"), 0)
+    >>> observation, info = env.reset(seed=1)
+    >>> for _ in range(2):
+    ...     observation, *_ = env.step(1)
+    >>> env.told()
+    (([], []), {}, None)
+    """
+
+    def __init__(self, env: Any, env_id: int) -> None:
+        super().__init__(env)
+        self._env_id = env_id
+        self._step = 0
+        self._of_steps = InfoLog()
+        self._of_reset: dict[str, Any] = {}
+
+    def reset(self, **options: Any) -> Any:
+        """As the environment does it."""
+        observation, self._of_reset = self.env.reset(**options)
+        return observation, self._of_reset
+
+    def step(self, action: Any) -> Any:
+        """As the environment does it."""
+        stepped = self.env.step(action)
+        if info := stepped[4]:
+            self._of_steps.add(self._step, info)
+        self._step += 1
+        return stepped
+
+    def told(self, with_random_state: bool = False) -> Any:
+        """What infos there were since the last time, with the steps counted from then, and that of the last reset.
+
+        Args:
+            with_random_state: whether the first sub-environment says torch's random state too.
+        """
+        self._step = 0
+        random_state = _random_state() if with_random_state and self._env_id == 0 else None
+        return self._of_steps.take(), plain_info(self._of_reset)[0], random_state
+
+    def set_outermost(self, name: str, value: Any) -> None:
+        """Set an attribute on the outermost wrapper that the user knows."""
+        setattr(self.env, name, value)
+
+
+@dataclass(frozen=True)
+class ToldEnvFactory:
+    """Makes one in a worker.
+
+    Args:
+        pickled: what it wraps.
+        env_id: of it.
+    """
+
+    pickled: PickledEnv
+    env_id: int
+
+    def __call__(self) -> ToldEnv:
+        """Make it, and note whose it is."""
+        OWN_ENV_IDS.append(self.env_id)
+        return ToldEnv(self.pickled(), self.env_id)
+
+
+def _random_state() -> bytes:
+    import torch
+
+    return bytes(torch.get_rng_state().numpy().tobytes())

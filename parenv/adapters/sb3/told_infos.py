@@ -1,0 +1,68 @@
+"""The infos of many steps as few arrays: what a worker says of them, and what the driver makes of that."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from parenv.protocol.plain import plain_info
+
+Info = dict[str, Any]
+Told = tuple[list[tuple[list[str], list[str], Any, list[Any]]], list[tuple[int, Info]]]
+"""Tables of infos with the same keys and types: keys, names of types, steps, columns; and single infos with steps."""
+
+_PYTHON: dict[type[Any], Any] = {float: np.float64, int: np.int64, bool: np.bool_}
+_NUMPY: tuple[type[Any], ...] = (np.float64, np.float32, np.int64, np.int32, np.bool_)
+_NAMES = {kind: kind.__name__ for kind in _PYTHON} | {kind: f"numpy {kind.__name__}" for kind in _NUMPY}
+_ITEM_LISTS = {_NAMES[kind]: np.ndarray.tolist for kind in _PYTHON} | {_NAMES[kind]: list for kind in _NUMPY}
+
+
+class InfoLog:
+    """Keeps infos until they are taken.
+
+    >>> log = InfoLog()
+    >>> log.add(0, {"speed": 0.5, "stuck": False})
+    >>> log.add(1, {"speed": 0.25, "stuck": True})
+    >>> log.add(2, {"speed": 1.0, "stuck": False, "episode": {"r": 3.0}})
+    >>> infos_of(log.take())[1]
+    {'speed': 0.25, 'stuck': True}
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        self._single: list[tuple[int, Info]] = []
+
+    def add(self, step: int, info: Info) -> None:
+        """Keep a copy of the info of a step."""
+        kinds = tuple(map(type, info.values()))
+        if _NAMES.keys() >= set(kinds):
+            self._tables.setdefault((tuple(info), kinds), []).append((step, *info.values()))
+        else:
+            self._single.append((step, copy.deepcopy(info)))
+
+    def take(self) -> Told:
+        """All since the last time, as plain data."""
+        tables, single = [], [(step, plain_info(info)[0]) for step, info in self._single]
+        for (keys, kinds), rows in self._tables.items():
+            try:
+                steps, *columns = (
+                    np.array(values, _PYTHON.get(kind, kind))
+                    for kind, values in zip((int, *kinds), zip(*rows, strict=True), strict=True)
+                )
+                tables.append((list(keys), [_NAMES[kind] for kind in kinds], steps, columns))
+            except OverflowError:  # An integer of more than 64 bits.
+                single += [(step, dict(zip(keys, values, strict=True))) for step, *values in rows]
+        self._tables, self._single = {}, []
+        return tables, single
+
+
+def infos_of(told: Told) -> dict[int, Info]:
+    """The infos by step, their values in the types that they had."""
+    found = dict(told[1])
+    for keys, kinds, steps, columns in told[0]:
+        lists = [_ITEM_LISTS[kind](column) for kind, column in zip(kinds, columns, strict=True)]
+        for step, *values in zip(steps.tolist(), *lists, strict=True):
+            found[step] = dict(zip(keys, values, strict=True))
+    return found

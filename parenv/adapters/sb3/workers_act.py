@@ -1,0 +1,183 @@
+"""How a model is made to learn from what workers have collected that acted for it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.noise import VectorizedActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv
+
+from parenv.adapters.sb3.checks import check_callbacks
+from parenv.adapters.sb3.exploring import (
+    EXPLORATION_RATE,
+    NOISE_MATRICES,
+    NUM_TIMESTEPS,
+    RANDOM_STATE,
+    OffPolicyActor,
+    OnPolicyActor,
+    WrappedPolicy,
+    acting_part,
+)
+from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
+from parenv.adapters.sb3.substitution import results_writers, wrappers_of
+from parenv.adapters.sb3.told_env import ToldEnvFactory
+from parenv.adapters.sb3.transforms import Transform, statistics_of, transforms_of
+from parenv.options import WorkerOptions
+from parenv.pool.pool import AsyncWorkerPool
+from parenv.worker.pickled_env import PickledEnv
+
+SHORT = 16
+"""Steps below which a rollout is not worth a message."""
+PRELOAD = ("parenv.adapters.sb3.exploring",)
+
+
+def transforms_for(model: BaseAlgorithm, mode: str) -> list[Transform] | None:
+    """What is done to observations before the model acts, or ``None`` where workers only step and the model acts.
+
+    That is where they could not act as it does, and where rollouts are so short that a message for each costs more.
+    """
+    if mode == "sync":
+        collects_as_known = getattr(type(model), "collect_rollouts", None) is OnPolicyAlgorithm.collect_rollouts
+        if not isinstance(model, OnPolicyAlgorithm) or not collects_as_known or model.n_steps < SHORT:
+            return None
+    return transforms_of(wrappers_of(model), exact=mode == "sync")
+
+
+def played_envs(
+    model: BaseAlgorithm,
+    original: VecEnv,
+    factories: Sequence[PickledEnv],
+    transforms: Sequence[Transform],
+    num_workers: int,
+    ahead: bool,
+) -> PlayedVecEnv:
+    """Start workers that act for a model."""
+    actor, settings = (_on_policy if isinstance(model, OnPolicyAlgorithm) else _off_policy)(model, transforms)
+    pool = AsyncWorkerPool(
+        [ToldEnvFactory(pickled, env_id) for env_id, pickled in enumerate(factories)],
+        actor,
+        num_workers=num_workers,
+        mode="sync",
+        rollout_length=_rollout_length(model),
+        seed=model.seed,
+        workers=WorkerOptions(restart=None, preload=PRELOAD),
+        spaces=(original.observation_space, original.action_space),
+    )
+    published = model.policy if isinstance(model, OnPolicyAlgorithm) else acting_part(model.policy)
+    try:
+        return PlayedVecEnv(pool, original, results_writers(original), published, settings, ahead)
+    except BaseException:
+        pool.close()
+        raise
+
+
+def playing_methods(model: BaseAlgorithm, envs: PlayedVecEnv) -> dict[str, Callable[..., Any]]:
+    """What the model does otherwise meanwhile."""
+    of = type(model)
+
+    def setup_learn(self: Any, total_timesteps: int, callback: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, OnPolicyAlgorithm):
+            check_callbacks(callback)
+        if envs.is_between:  # The learn before was stopped in the middle of a rollout, at whose end the workers are.
+            self._last_obs = None
+        return of._setup_learn(self, total_timesteps, callback, *args, **kwargs)
+
+    def sample_action(self: Any, *args: Any, **kwargs: Any) -> Any:
+        (actions,) = envs.acted("buffer_actions")
+        scales = hasattr(self.action_space, "low")
+        return self.policy.unscale_action(actions) if scales else actions, actions
+
+    methods: dict[str, Callable[..., Any]] = {"_setup_learn": setup_learn}
+    return methods | ({"_sample_action": sample_action} if isinstance(model, OffPolicyAlgorithm) else {})
+
+
+def playing_forward(model: BaseAlgorithm, envs: PlayedVecEnv) -> Callable[..., Any]:
+    """What an on-policy model's policy does meanwhile instead of acting."""
+    import torch
+
+    def forward(observations: Any, deterministic: bool = False) -> Any:
+        acted = [torch.from_numpy(value).to(model.device) for value in envs.acted("actions", "values", "log_probs")]
+        if (state := envs.random_state_behind) is not None:
+            torch.set_rng_state(state)
+        return tuple(acted)
+
+    return forward
+
+
+def _on_policy(model: Any, transforms: Sequence[Transform]) -> tuple[WrappedPolicy, Callable[[int], Mapping[str, Any]]]:
+    import torch
+
+    actor = OnPolicyActor(_copied(model.policy), model.action_space, **_common(model, transforms))
+
+    def settings(steps_ahead: int) -> Mapping[str, Any]:
+        random_state = torch.get_rng_state().numpy().tobytes()
+        return {RANDOM_STATE: random_state, NOISE_MATRICES: _matrices(model) if model.use_sde else None}
+
+    return actor, settings
+
+
+def _off_policy(
+    model: Any, transforms: Sequence[Transform]
+) -> tuple[WrappedPolicy, Callable[[int], Mapping[str, Any]]]:
+    noise = model.action_noise
+    actor = OffPolicyActor(
+        _copied(model.policy),
+        copy.deepcopy(model.action_space),
+        -1 if model.use_sde and model.use_sde_at_warmup else model.learning_starts,
+        noise.base_noise if isinstance(noise, VectorizedActionNoise) else noise,
+        **_common(model, transforms),
+    )
+
+    def settings(steps_ahead: int) -> Mapping[str, Any]:
+        return {
+            NUM_TIMESTEPS: model.num_timesteps + steps_ahead * model.n_envs,
+            EXPLORATION_RATE: getattr(model, "exploration_rate", 0.0),
+            **statistics_of(wrappers_of(model)),
+        }
+
+    return actor, settings
+
+
+def _matrices(model: Any) -> tuple[Any, Any]:
+    """What gSDE has drawn."""
+    dist = model.policy.action_dist
+    return dist.exploration_mat.detach().cpu(), dist.exploration_matrices.detach().cpu()
+
+
+def _common(model: Any, transforms: Sequence[Transform]) -> dict[str, Any]:
+    sde_sample_freq = model.sde_sample_freq if model.use_sde else 0
+    return {"transforms": transforms, "num_envs": model.n_envs, "sde_sample_freq": sde_sample_freq}
+
+
+def _rollout_length(model: Any) -> int:
+    return int(model.n_steps if isinstance(model, OnPolicyAlgorithm) else model.train_freq.frequency)
+
+
+def _copied(policy: Any) -> Any:
+    """A policy on the CPU, without what its distributions keep of the last call, which leads back to its parameters."""
+    modules = [module for module in policy.modules() if hasattr(module, "action_dist")]
+    kept = [module.action_dist for module in modules]
+    for module in modules:
+        module.action_dist = _fresh(module.action_dist)
+    try:
+        return copy.deepcopy(policy).to("cpu")
+    finally:
+        for module, action_dist in zip(modules, kept, strict=True):
+            module.action_dist = action_dist
+
+
+def _fresh(action_dist: Any) -> Any:
+    import torch
+
+    fresh = copy.copy(action_dist)
+    for name, value in vars(action_dist).items():
+        if isinstance(value, torch.Tensor):
+            setattr(fresh, name, value.detach())
+        elif isinstance(value[0] if isinstance(value, list) and value else value, torch.distributions.Distribution):
+            setattr(fresh, name, None)
+    return fresh

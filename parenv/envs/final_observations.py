@@ -1,0 +1,163 @@
+"""The observations with which episodes end in a ``VectorEnv``: whether it gives them, where, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from parenv.envs.fitting import Fit
+from parenv.envs.targets import Target
+from parenv.envs.values import as_array, copied, row_writer
+from parenv.errors import ConfigurationError
+from parenv.memory.spaces import Leaf, flatten, unflatten
+
+FINAL_NAMES = ("final_obs", "final_observation")
+"""Among infos: of Gymnasium, and of those that have kept to its former name."""
+
+
+class FinalObservations:
+    """Finds the final observations of a ``VectorEnv`` and writes them.
+
+    Args:
+        env: it.
+        mode: what it says of itself.
+        leaves: of its observations.
+        fit: how observations must fit their space.
+
+    Attributes:
+        first_time: whether no episode has ended yet.
+    """
+
+    def __init__(self, env: Any, mode: AutoresetMode, leaves: Sequence[Leaf], fit: Fit) -> None:
+        self._env, self._mode, self._leaves, self._fit = env, mode, leaves, fit
+        self._write_one = row_writer(leaves, fit)
+        self.first_time = True
+
+    def write(self, target: Target, columns: Any, observations: Any, infos: Any) -> Any:
+        """Write those of the episodes that end in a step, but in ``NEXT_STEP``, where they are the next row.
+
+        Args:
+            target: where to.
+            columns: where episodes end, int64 ``[K]``.
+            observations: that the step has returned.
+            infos: likewise.
+
+        Returns:
+            Which of them are known, bool ``[K]``, or one bool for all.
+
+        Raises:
+            ConfigurationError: the environment does not keep to its mode.
+        """
+        if self._mode is AutoresetMode.NEXT_STEP:
+            if self.first_time:
+                self._check_is_not_reset(columns, observations, infos)
+            return True
+        if self._mode is AutoresetMode.DISABLED:
+            self._write_batch(target, columns, observations)
+            return True
+        given, there = _given(infos)
+        if given is None:
+            known = np.zeros(len(columns), bool)
+        elif is_one_by_one(given):
+            known = np.array([given[column] is not None for column in columns.tolist()])
+        else:
+            known = np.ones(len(columns), bool) if there is None else as_array(there)[columns].astype(bool)
+        self._write_known(target, columns, given, known)
+        if not known.all():
+            self._fit.warn_once("final observations", _unknown(self._env))
+        return known
+
+    def _write_known(self, target: Target, columns: Any, given: Any, known: Any) -> None:
+        if given is not None and not is_one_by_one(given) and known.all():
+            self._write_batch(target, columns, given)
+            return
+        for i, column in enumerate(columns.tolist(), target.num_ends):
+            if not known[i - target.num_ends]:
+                _write_nothing(self._leaves, target, i)
+            elif is_one_by_one(given):
+                self._write_one(target.finals, i, given[column])
+            else:
+                self._write_one(target.finals, i, _row(self._leaves, given, column))
+
+    def _write_batch(self, target: Target, columns: Any, batch: Any) -> None:
+        begin = target.num_ends
+        if self._fit.finite:
+            for i, column in enumerate(columns.tolist(), begin):
+                self._write_one(target.finals, i, _row(self._leaves, batch, column))
+            return
+        for finals, leaf, values in zip(target.finals, self._leaves, flatten(self._leaves, batch), strict=True):
+            if leaf.dtype is None:
+                finals[begin:] = [copied(values[column]) for column in columns.tolist()]
+            else:
+                finals[begin : begin + len(columns)] = as_array(values)[columns]
+
+    def _check_is_not_reset(self, columns: Any, observations: Any, infos: Any) -> None:
+        """Where the final observation is given beside another one, the reset has happened in the same step."""
+        self.first_time = False
+        given, _ = _given(infos)
+        if given is None:
+            return
+        for column in columns.tolist():
+            final = given[column] if is_one_by_one(given) else _row(self._leaves, given, column)
+            if final is not None and not _are_equal(self._leaves, final, _row(self._leaves, observations, column)):
+                raise ConfigurationError(
+                    f"{self._env} says that its autoreset mode is NEXT_STEP, but at the end of an episode it returns "
+                    "the first observation of the next one, as in SAME_STEP, with the final one in its infos. Correct "
+                    'metadata["autoreset_mode"]'
+                )
+
+
+def check_reset_with_mask(env: Any, before: Sequence[Any], after: Sequence[Any], others: Any) -> None:
+    """Check that a reset of some sub-environments has left the others as they were.
+
+    Raises:
+        ConfigurationError: it has not.
+    """
+    for old, new in zip(before, after, strict=True):
+        for column in np.flatnonzero(others).tolist():
+            if not np.array_equal(as_array(old[column]), as_array(new[column])):
+                raise ConfigurationError(
+                    f"{env} says that its autoreset mode is DISABLED, but reset(options={{'reset_mask': ...}}) has "
+                    f"also changed sub-environment {column}, whose episode goes on. Let reset heed the mask, or "
+                    'correct metadata["autoreset_mode"]'
+                )
+
+
+def is_one_by_one(given: Any) -> bool:
+    """Whether final observations come as one object for each sub-environment, and not as a batch."""
+    return isinstance(given, list) or (isinstance(given, np.ndarray) and given.dtype == object)
+
+
+def _given(infos: Any) -> tuple[Any, Any]:
+    """Final observations in infos, and where there are any."""
+    name = next((name for name in FINAL_NAMES if infos.get(name) is not None), None)
+    return (None, None) if name is None else (infos[name], infos.get(f"_{name}"))
+
+
+def _row(leaves: Sequence[Leaf], batch: Any, column: int) -> Any:
+    parts = flatten(leaves, batch)
+    return unflatten(leaves, [(part if isinstance(part, list | tuple) else as_array(part))[column] for part in parts])
+
+
+def _are_equal(leaves: Sequence[Leaf], one: Any, other: Any) -> bool:
+    pairs = zip(flatten(leaves, one), flatten(leaves, other), strict=True)
+    return all(np.array_equal(as_array(first), as_array(second)) for first, second in pairs)
+
+
+def _write_nothing(leaves: Sequence[Leaf], target: Target, i: int) -> None:
+    for finals, leaf in zip(target.finals, leaves, strict=True):
+        if leaf.dtype is None:
+            finals[i:] = [None]
+        else:
+            finals[i] = np.nan if np.dtype(leaf.dtype).kind == "f" else 0
+
+
+def _unknown(env: Any) -> str:
+    return (
+        f"{env} resets in the same step in which an episode ends and does not say the observation that it ended with: "
+        'infos have no "final_obs". Rollout.next_known is False there, next_observations() is NaN (0 in integers), and '
+        "nothing is bootstrapped where such an episode was truncated"
+    )

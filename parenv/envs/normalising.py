@@ -1,0 +1,64 @@
+"""The running statistics by which wrappers normalise, which belong to who has learned by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+_OF_STATISTICS = ("mean", "var", "count")
+_SUMS = ("discounted_reward",)
+"""What wrappers sum up beside them, from which the next statistics come."""
+
+Statistics = list[list[list[Any]]]
+"""Of each environment, from its outermost wrapper on: the name of an attribute, and what it holds."""
+
+
+def get_statistics(envs: Sequence[Any]) -> Statistics:
+    """The statistics of all wrappers that have some, as plain data: of Gymnasium's, and others that keep them alike."""
+    return [[[name, _values(name, held)] for _, name, held in _held_by(env)] for env in envs]
+
+
+def set_statistics(envs: Sequence[Any], saved: Statistics, updating: bool = True) -> None:
+    """Put statistics where others are; an environment whose wrappers have other ones is let be.
+
+    Args:
+        envs: as many as there are statistics.
+        saved: of :func:`get_statistics`.
+        updating: whether wrappers that can stop are to go on with them.
+    """
+    for env, of_env in zip(envs, saved, strict=True):
+        held = list(_held_by(env))
+        if [name for _, name, _ in held] != [name for name, _ in of_env]:
+            continue
+        for (layer, name, mine), (_, values) in zip(held, of_env, strict=True):
+            if name in _SUMS:
+                setattr(layer, name, np.array(values))
+            else:
+                for part, value in zip(_OF_STATISTICS, values, strict=True):
+                    setattr(mine, part, _copied(value))
+            if hasattr(layer, "update_running_mean"):
+                layer.update_running_mean = updating
+
+
+def _held_by(env: Any) -> Iterator[tuple[Any, str, Any]]:
+    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
+        for name, held in vars(env).items():
+            if name in _SUMS or _is_running(held):
+                yield env, name, held
+        env = env.env
+
+
+def _is_running(held: Any) -> bool:
+    # Arrays have methods of these names.
+    return all(hasattr(held, part) and not callable(getattr(held, part)) for part in _OF_STATISTICS)
+
+
+def _values(name: str, held: Any) -> Any:
+    return np.array(held) if name in _SUMS else [_copied(getattr(held, part)) for part in _OF_STATISTICS]
+
+
+def _copied(value: Any) -> Any:
+    return np.array(value) if isinstance(value, np.ndarray) else value

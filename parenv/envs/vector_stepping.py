@@ -1,0 +1,378 @@
+"""Stepping one ``VectorEnv`` of the user's, as a whole, into the rows of a rollout slot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from parenv.envs.final_observations import FinalObservations, check_reset_with_mask
+from parenv.envs.fitting import Fit
+from parenv.envs.infos import Found, row_of
+from parenv.envs.recorded import is_recorded, recorded_in_columns
+from parenv.envs.targets import End, Target
+from parenv.envs.values import Rows, as_array, check_finite, copied
+from parenv.errors import ConfigurationError, ObservationError
+from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+from parenv.memory.status_slot import StatusSlot
+
+WORKER_RESTARTED = "worker_restarted"
+"""Among the infos of a :class:`~parenv.ParallelVectorEnv`: whose process was gone."""
+NOBODY: Any = np.zeros(0, np.int64)
+
+
+class VectorStepper:
+    """One ``VectorEnv``, stepped as a whole.
+
+    In ``NEXT_STEP`` mode the step after an episode's end only resets: it takes its row of the rollout, in which it is
+    not valid, and its reward, whatever the environment says, is 0.
+
+    Args:
+        env: it.
+        first_env_id: env_id of the first sub-environment.
+        progress: where to say what is going on.
+        fit: how observations must fit their space.
+        overlaps: whether :meth:`send` returns at once, by ``step_async`` of the environment.
+    """
+
+    sums_rewards = True
+    """Whether it says returns and lengths of episodes, also where no wrapper does."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        first_env_id: int,
+        progress: StatusSlot,
+        fit: Fit | None = None,
+        overlaps: bool = False,
+    ) -> None:
+        self._env, self._mode = env, autoreset_mode(env)
+        self._split = SplitStep(env, overlaps)
+        self.num_envs = batch = env.num_envs
+        self.observation_space: Space[Any] = env.single_observation_space
+        self.action_space: Space[Any] = env.single_action_space
+        self._leaves, self._action_leaves = leaves(self.observation_space), leaves(self.action_space)
+        self._first, self._fit, self._progress = first_env_id, fit or Fit(), progress
+        self._finals = FinalObservations(env, self._mode, self._leaves, self._fit)
+        self._arrays = Arrays(env)
+        self._resets = Resets(env, first_env_id)
+        self._episodes = EpisodeSums(batch, is_recorded(env))
+
+    @property
+    def envs(self) -> list[Any]:
+        """It."""
+        return [self._env]
+
+    @property
+    def resetting(self) -> Any:
+        """Which sub-environments only reset in the next step, bool ``[B]``."""
+        return self._resets.pending
+
+    def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
+        """Begin an episode in every sub-environment and write the first observations; the info of each."""
+        self._progress.begin("reset")
+        observations, infos = self._env.reset(seed=_seed_of(self._env, seeds))
+        self._arrays.settle(flatten(self._leaves, observations))
+        self._write(rows, observations)
+        self._resets.clear()
+        self._episodes.begin()
+        return [row_of(infos, column) for column in range(self.num_envs)]
+
+    def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
+        """Step all; what the mode leaves to be done where an episode ends is done too."""
+        self.send(actions)
+        self.receive(rows, step, target)
+
+    def send(self, actions: Rows) -> None:
+        """Have all take a step."""
+        self._progress.begin("step")
+        batch = unflatten(self._action_leaves, self._arrays.actions([values.copy() for values in actions]))
+        self._split.send(batch)
+
+    def receive(self, rows: Rows, step: int, target: Target) -> None:
+        """Wait until they have, and write what came of it."""
+        observations, rewards, *flags, infos = self._split.wait()
+        per_env = (self.num_envs,)
+        terminated, truncated = (self._arrays.read(name, of, per_env) for name, of in zip(_FLAGS, flags, strict=True))
+        row = target.rewards[step]
+        row[:] = self._arrays.read("rewards", rewards, per_env)
+        target.plain["terminated"][step], target.plain["truncated"][step] = terminated, truncated
+        if target.infos:
+            target.infos.write_batch(step, infos, np.arange(self.num_envs))
+        ended = np.logical_or(terminated, truncated)
+        columns = np.flatnonzero(ended)
+        self._resets.begun = columns
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._resets.take_step(ended, columns)
+            row[self._resets.begun] = 0
+        self._episodes.add(row)
+        if len(columns):
+            observations = self._end(target, step, columns, observations, infos)
+        self._write(rows, observations)
+
+    def take_over(self) -> None:
+        """All are where somebody else has reset them."""
+        self._episodes.begin()
+
+    def begun(self, ends: Sequence[End], step: int) -> Any:
+        """Columns in which an episode begins with the observation after the last step."""
+        return self._resets.begun
+
+    def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
+        """The sub-environments of a ``VectorEnv`` of the user's are its own: only all of them can be asked at once."""
+        if hasattr(self._env, "parts"):
+            raise ConfigurationError(
+                f"{name} needs sub-environments that the worker steps itself: with step_workers they are elsewhere"
+            )
+        raise ConfigurationError(
+            f"{name} needs single sub-environments, but the factory makes a {type(self._env).__name__}: "
+            "give a factory of single environments"
+        )
+
+    def get_states(self) -> list[dict[str, Any] | None]:
+        """None: the sub-environments of a ``VectorEnv`` of the user's are its own."""
+        return [None] * self.num_envs
+
+    def set_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """There are none."""
+
+    def close(self) -> None:
+        """Close it."""
+        self._env.close()
+
+    def _end(self, target: Target, step: int, columns: Any, observations: Any, infos: Any) -> Any:
+        """Note which episodes have ended and how; the observations that the next step begins with."""
+        known = self._finals.write(target, columns, observations, infos)
+        resets_next = self._mode is AutoresetMode.NEXT_STEP
+        records = target.add_ends(columns)
+        records["step"], records["known"], records["resets_next"] = step, known, resets_next
+        self._episodes.end(columns, infos, records, later=resets_next)
+        if WORKER_RESTARTED in infos:
+            records["void"] = infos[WORKER_RESTARTED][columns]
+            records["counts"] &= 1 - records["void"]
+        if resets_next:
+            return observations
+        if self._mode is AutoresetMode.DISABLED:
+            return self._reset(target, step, columns, observations)
+        if target.infos:
+            target.infos.write_batch(step, infos.get("final_info", {}), columns, seen=False)
+        return observations
+
+    def _reset(self, target: Target, step: int, columns: Any, observations: Any) -> Any:
+        mask = np.zeros(self.num_envs, bool)
+        mask[columns] = True
+        before = self._finals.first_time and [copied(part) for part in flatten(self._leaves, observations)]
+        fresh, infos = self._env.reset(options={"reset_mask": mask})
+        if before:
+            check_reset_with_mask(self._env, before, flatten(self._leaves, fresh), ~mask)
+            self._finals.first_time = False
+        if target.infos:
+            target.infos.write_batch(step, infos, columns, own=False)
+        return fresh
+
+    def _write(self, rows: Rows, observations: Any) -> None:
+        for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
+            if leaf.dtype is None:
+                row[:] = [copied(value) for value in values]
+                continue
+            array = self._arrays.read(f"observations{leaf.name}", values, row.shape)
+            if (problem := self._fit.problem("observation", leaf, array)) is not None:
+                raise ObservationError(
+                    f"the VectorEnv returned an observation{leaf.name} of shape {array.shape} and dtype {array.dtype}; "
+                    f"its space says {row.shape} and {row.dtype} ({problem})"
+                )
+            self._check_finite(leaf, array)
+            row[:] = array
+
+    def _check_finite(self, leaf: Leaf, values: Any) -> None:
+        for column, value in enumerate(values if self._fit.finite else ()):
+            self._progress.begin("step", self._first + column)
+            check_finite(leaf, value, self._fit)
+
+
+class Resets:
+    """Which sub-environments have begun an episode, and which of them only reset in the next step.
+
+    Args:
+        env: for messages.
+        first_env_id: likewise.
+
+    Attributes:
+        pending: bool ``[B]``: those that only reset in the next step.
+        begun: int64 ``[K]``: those that have begun an episode in the last one.
+    """
+
+    def __init__(self, env: Any, first_env_id: int) -> None:
+        self._env, self._first = env, first_env_id
+        self.clear()
+
+    def clear(self) -> None:
+        """All have been reset."""
+        self.pending: Any = np.zeros(self._env.num_envs, bool)
+        self.begun: Any = NOBODY
+        self._ended: Any = NOBODY
+
+    def take_step(self, ended: Any, columns: Any) -> None:
+        """A step in ``NEXT_STEP`` mode.
+
+        Args:
+            ended: whose episodes it has ended, bool ``[B]``.
+            columns: the same as int64 ``[K]``.
+
+        Raises:
+            ConfigurationError: one that must only reset has ended an episode.
+        """
+        self.begun, self._ended, self.pending = self._ended, columns, ended
+        if ended[self.begun].any():
+            env_id = self._first + self.begun[ended[self.begun]][0]
+            raise ConfigurationError(
+                f"{self._env} says that its autoreset mode is NEXT_STEP, but the step after the end of an episode of "
+                f"env_id {env_id}, which must only reset, has ended an episode again. Correct "
+                'metadata["autoreset_mode"] (parenv.testing.check_vector_env says what it does)'
+            )
+
+
+class SplitStep:
+    """A step of an environment in two calls.
+
+    Args:
+        env: it.
+        overlaps: whether it steps between the two, by its ``step_async`` and ``step_wait``.
+    """
+
+    def __init__(self, env: Any, overlaps: bool) -> None:
+        self.send = env.step_async if overlaps else self._step
+        self.wait = env.step_wait if overlaps else self._take
+        self._env = env
+
+    def _step(self, actions: Any) -> None:
+        self._returned = self._env.step(actions)
+
+    def _take(self) -> Any:
+        return self._returned
+
+
+class EpisodeSums:
+    """Returns, lengths and times of the episodes that are under way.
+
+    Args:
+        batch: sub-environments.
+        is_recorded: whether a recorder is among the wrappers.
+    """
+
+    def __init__(self, batch: int, is_recorded: bool) -> None:
+        self._returns, self._began = np.zeros(batch), np.zeros(batch)
+        self._steps, self._steps_before = 0, np.zeros(batch, np.int64)
+        self._recorded = np.full(batch, is_recorded)
+
+    def begin(self) -> None:
+        """All begin an episode."""
+        self._returns[:], self._steps_before[:] = 0.0, self._steps
+        self._began[:] = time.perf_counter()
+
+    def add(self, rewards: Any) -> None:
+        """Every sub-environment has taken a step."""
+        self._returns += rewards
+        self._steps += 1
+
+    def end(self, columns: Any, infos: Any, records: Any, later: int) -> None:
+        """Episodes end. Those about which a recorder says nothing are only lives.
+
+        Args:
+            columns: whose, int64 ``[K]``.
+            infos: of the step.
+            records: where to write their statistics, :data:`~parenv.memory.layout.END_DTYPE` ``[K]``.
+            later: steps until the next ones begin.
+        """
+        now = time.perf_counter()
+        records["counts"] = True
+        records["seconds"] = now - self._began[columns]
+        records["return"], records["length"] = self._returns[columns], self._steps - self._steps_before[columns]
+        counted = columns
+        if self._recorded.any() or "episode" in infos or "final_info" in infos:
+            is_said, returns, lengths = recorded_in_columns(infos, columns)
+            self._recorded[columns] |= is_said
+            records["counts"] = counts = is_said | ~self._recorded[columns]
+            records["return"][is_said], records["length"][is_said] = returns[is_said], lengths[is_said]
+            counted = columns[counts]
+        self._returns[columns], self._steps_before[columns] = 0.0, self._steps + later
+        self._began[counted] = now
+
+
+class Arrays:
+    """Arrays between a ``VectorEnv`` of any library and numpy, as far as can be over the same memory.
+
+    Args:
+        env: for messages.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._devices: dict[str, str] = {}
+        self._like: Any = None
+
+    def settle(self, observations: Sequence[Any]) -> None:
+        """Find out from its first observations whether it is one of tensors, which then get tensors as actions."""
+        self._like = next((values for values in observations if hasattr(values, "detach")), None)
+
+    def read(self, name: str, values: Any, shape: tuple[int, ...]) -> Any:
+        """What the environment has returned, as numpy's.
+
+        Raises:
+            ObservationError: it has another shape, or has moved to another device.
+        """
+        if type(values) is not np.ndarray and (device := str(getattr(values, "device", ""))):
+            before = self._devices.setdefault(name, device)
+            if device != before:
+                raise ObservationError(
+                    f"the {name} of {self._env} were on {before} and are now on {device}: let the environment keep "
+                    "its arrays on one device"
+                )
+        array = as_array(values)
+        if array.shape != shape:
+            raise ObservationError(
+                f"the VectorEnv returned {name} of shape {array.shape}; for {shape[0]} sub-environments they must be "
+                f"of shape {shape} (the shapes differ)"
+            )
+        return array
+
+    def actions(self, values: list[Any]) -> list[Any]:
+        """Actions as the environment wants them."""
+        if self._like is None:
+            return values
+        import torch
+
+        return [part if isinstance(part, list) else torch.from_numpy(part).to(self._like.device) for part in values]
+
+
+def autoreset_mode(env: Any) -> AutoresetMode:
+    """When a ``VectorEnv`` resets what has ended.
+
+    Raises:
+        ConfigurationError: it does not say.
+    """
+    said = env.metadata.get("autoreset_mode")
+    for mode in AutoresetMode:
+        if said in (mode, mode.value):
+            return mode
+    raise ConfigurationError(
+        f"{env} has the autoreset mode {said}, so nobody can know which of its steps are real. Say it where it is "
+        'made, env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}, or SAME_STEP or DISABLED; '
+        "parenv.testing.check_vector_env(make) finds out which"
+    )
+
+
+def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
+    """What its ``reset`` takes: only Gymnasium's own two document a list."""
+    if None in seeds:
+        return None
+    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or hasattr(env.unwrapped, "parts"):
+        return list(seeds)
+    return int(seeds[0] or 0) % 2**31
+
+
+_FLAGS = ("terminated", "truncated")

@@ -1,0 +1,55 @@
+"""Transitions: a rollout without its two axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from parenv.memory.spaces import Tree
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """A rollout flattened: its ``N`` transitions in time-major order. For replay buffers.
+
+    ``N`` is ``T * B``, less the steps that :attr:`Rollout.valid` leaves out.
+
+    Fields of spaces without a fixed size are lists of ``N`` values; all others are arrays ``[N, ...]``.
+
+    Args:
+        observations: ``[N, *obs]``.
+        actions: ``[N, *action]``.
+        rewards: float32 ``[N]``.
+        terminated: bool ``[N]``.
+        truncated: bool ``[N]``.
+        next_observations: the true next ones, ``[N, *obs]``.
+        env_ids: int64 ``[N]``.
+        extras: each ``[N, ...]``.
+        infos: each ``[N, ...]``, as in a rollout.
+        next_infos: likewise.
+        next_known: bool ``[N]``, as :attr:`Rollout.next_known`.
+
+    >>> from parenv import AsyncWorkerPool
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2, rollout_length=4) as pool:
+    ...     transitions = next(pool.rollouts()).transitions()
+    >>> len(transitions), transitions.observations.shape, transitions.env_ids.tolist()
+    (8, (8, 4), [0, 1, 0, 1, 0, 1, 0, 1])
+    """
+
+    observations: Tree
+    actions: Tree
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    next_observations: Tree
+    env_ids: Any
+    extras: Mapping[str, Any]
+    infos: Mapping[str, Any] = field(default_factory=dict)
+    next_infos: Mapping[str, Any] = field(default_factory=dict)
+    next_known: Any = None
+
+    def __len__(self) -> int:
+        return len(self.rewards)

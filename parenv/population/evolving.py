@@ -1,0 +1,159 @@
+"""Who becomes whose child: pure decisions by the scores of members."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from parenv.errors import ConfigurationError
+
+Scores = Mapping[int, float]
+"""By member, of those that have been measured since they were copied."""
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """Evolution without a clock: who has had its turn meets others, and becomes the child of the best if it loses.
+
+    Nobody meets anybody before all have had a turn.
+
+    One is beaten by a higher score only, so that ties change nothing. NaN, and what a member that died has, is beaten
+    by every number, and beats nobody.
+
+    Args:
+        size: how many others a member meets, drawn from those that have a score.
+        every: env steps of a turn, at least; whole rollouts.
+        perturb: how much a child's hyper-parameters differ, see :class:`~parenv.Uniform` and
+            :class:`~parenv.LogUniform`.
+        resample: with which probability a hyper-parameter is drawn anew instead.
+
+    >>> Tournament(size=3, every=50_000, perturb=0.2).parents([0], {0: 1.0, 1: 5.0, 2: 3.0}, np.random.default_rng(0))
+    {0: 1}
+    """
+
+    size: int = 3
+    every: int = 50_000
+    perturb: float = 0.2
+    resample: float = 0.0
+    all_at_once: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+        _check_whole(self, "size")
+
+    def check_fits(self, size: int) -> None:
+        """Check that a population is large enough.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        if self.size >= size:
+            raise ConfigurationError(
+                f"in a population of {size} a member cannot meet Tournament.size={self.size} others: use at most "
+                f"size={size - 1}"
+            )
+
+    def parents(self, due: Sequence[int], scores: Scores, generator: np.random.Generator) -> dict[int, int]:
+        """By member that is replaced, whose child it becomes.
+
+        Args:
+            due: members that have had their turn.
+            scores: of all that have one.
+            generator: draws.
+        """
+        found = {}
+        for member in due:
+            others = [other for other, score in sorted(scores.items()) if other != member and not math.isnan(score)]
+            if others:
+                met = generator.choice(others, min(self.size, len(others)), replace=False).tolist()
+                best = max(met, key=lambda other: scores[other])
+                if _beats(scores[best], scores[member]):
+                    found[member] = best
+        return found
+
+
+@dataclass(frozen=True)
+class Generational:
+    """Evolution by generations: when all have had their turn, copies of better ones take the place of the worse.
+
+    One is replaced by a higher score only, so that ties change nothing. Who has NaN for a score, or died, is replaced
+    even beyond the fraction, and nobody becomes its child.
+
+    Args:
+        every: env steps of a turn, at least; whole rollouts.
+        fraction: of the population, that is replaced, and from which parents are drawn; at most a half.
+        perturb: how much a child's hyper-parameters differ, see :class:`~parenv.Uniform` and
+            :class:`~parenv.LogUniform`.
+        resample: with which probability a hyper-parameter is drawn anew instead.
+
+    >>> Generational(fraction=0.5).parents([0, 1], {0: 1.0, 1: 2.0}, np.random.default_rng(0))
+    {0: 1}
+    """
+
+    every: int = 50_000
+    fraction: float = 0.2
+    perturb: float = 0.2
+    resample: float = 0.0
+    all_at_once: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if not 0.0 < self.fraction <= 0.5:
+            raise ConfigurationError(f"Generational.fraction must be above 0 and at most 0.5, got {self.fraction!r}")
+
+    def check_fits(self, size: int) -> None:
+        """Check that a population is large enough.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        if not int(self.fraction * size + 1e-9):
+            raise ConfigurationError(
+                f"Generational.fraction={self.fraction:g} of a population of {size} is nobody: use at least "
+                f"{1 / size:.3g}"
+            )
+
+    def parents(self, due: Sequence[int], scores: Scores, generator: np.random.Generator) -> dict[int, int]:
+        """By member that is replaced, whose child it becomes.
+
+        Args:
+            due: all members.
+            scores: of each.
+            generator: draws.
+        """
+        count = int(self.fraction * len(due) + 1e-9)
+        worthless = [member for member in sorted(due) if math.isnan(scores[member])]
+        ranked = sorted((m for m in due if not math.isnan(scores[m])), key=lambda m: (scores[m], m))
+        best, worst = ranked[-count:], [*worthless, *ranked[: max(0, count - len(worthless))]]
+        found = {}
+        for member in worst if best else []:
+            parent = int(generator.choice(best))
+            if _beats(scores[parent], scores[member]):
+                found[member] = parent
+        return found
+
+
+Evolve = Tournament | Generational
+
+
+def _beats(score: float, other: float) -> bool:
+    return score > other or (math.isnan(other) and not math.isnan(score))
+
+
+def _check(evolve: Any) -> None:
+    _check_whole(evolve, "every")
+    kind = type(evolve).__name__
+    if not 0.0 < evolve.perturb < 1.0:
+        raise ConfigurationError(f"{kind}.perturb must be between 0 and 1, got {evolve.perturb!r}")
+    if not 0.0 <= evolve.resample <= 1.0:
+        raise ConfigurationError(f"{kind}.resample must be a probability, got {evolve.resample!r}")
+
+
+def _check_whole(evolve: Any, name: str) -> None:
+    value = getattr(evolve, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{type(evolve).__name__}.{name} must be an integer of at least 1, got {value!r}")

@@ -1,0 +1,171 @@
+"""From the arguments of a population to a plan that has been checked, before any process starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+
+from parenv.envs.factories import Factories, as_factories
+from parenv.envs.seeding import evolution_seed
+from parenv.errors import ConfigurationError
+from parenv.options import Mode, WorkerOptions
+from parenv.policy.devices import check_device
+from parenv.population.evolving import Evolve
+from parenv.population.hyperparameters import Range, check_values, checked_ranges
+from parenv.process.cores import recommended_num_workers
+from parenv.supervision.partition import at_least, instance_of, one_of
+from parenv.worker.job import MemberJob
+from parenv.worker.member import Fitness
+
+Given = SimpleNamespace
+"""What the user gave: every argument of :class:`~parenv.Population`, by its name."""
+
+
+@dataclass(frozen=True)
+class PopulationPlan:
+    """What a population is to be.
+
+    Args:
+        job: of the workers.
+        inline: whether the only worker runs in this process.
+        evolve: who becomes whose child.
+        ranges: of the hyper-parameters.
+        first: those of each member at the beginning.
+        in_order: whether turns count in the order in which they began.
+        lineage: a file, or ``None``.
+    """
+
+    job: MemberJob
+    inline: bool
+    evolve: Evolve
+    ranges: dict[str, Range]
+    first: list[dict[str, float]]
+    in_order: bool
+    lineage: str | os.PathLike[str] | None
+
+    @property
+    def size(self) -> int:
+        """How many members."""
+        return len(self.first)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What its lineage and its checkpoints say of it: where these are the same, another one can go on."""
+        return {
+            "size": self.size,
+            "seed": self.job.seed,
+            "evolve": repr(self.evolve),
+            "hyperparameters": {name: repr(range_) for name, range_ in self.ranges.items()},
+            "num_envs": self.job.shares[0],
+            "rollout_length": self.job.rollout_length,
+        }
+
+
+def make_plan(given: Given) -> PopulationPlan:
+    """Check the arguments of a population.
+
+    Raises:
+        ConfigurationError: one of them is wrong; the message says what would be right.
+    """
+    size = _size(given.size)
+    one_of("mode", given.mode, get_args(Mode))
+    _check_callables(given)
+    evolve = _evolve(given.evolve, size)
+    ranges = checked_ranges(given.hyperparameters)
+    seed = _seed(given.seed)
+    first = _first(given.initial, ranges, size, seed)
+    return PopulationPlan(
+        job=_job(given, evolve, first, seed),
+        inline=given.num_workers == 0,
+        evolve=evolve,
+        ranges=ranges,
+        first=first,
+        in_order=given.mode == "sync",
+        lineage=given.lineage,
+    )
+
+
+def _size(size: Any) -> int:
+    if size == 1:
+        raise ConfigurationError("size=1 is a population of one, in which nobody can be copied: use an AsyncWorkerPool")
+    return at_least("size", size, 2)
+
+
+def _check_callables(given: Given) -> None:
+    for name, signature in (("make_member", "(hyperparameters) -> Member"), ("learn", "(member, rollout)")):
+        if not callable(getattr(given, name)):
+            raise ConfigurationError(f"{name} must be a callable {signature}, got {getattr(given, name)!r}")
+
+
+def _evolve(evolve: Any, size: int) -> Evolve:
+    if not isinstance(evolve, Evolve):
+        raise ConfigurationError(f"evolve must be a Tournament(...) or a Generational(...), got {evolve!r}")
+    evolve.check_fits(size)
+    return evolve
+
+
+def _seed(seed: Any) -> int:
+    return int(np.random.SeedSequence().entropy) % 2**63 if seed is None else at_least("seed", seed, 0)  # type: ignore[arg-type]
+
+
+def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list[dict[str, float]]:
+    """The hyper-parameters that members begin with: those that are given, and drawn ones for the others."""
+    given = list(initial)
+    if len(given) > size:
+        raise ConfigurationError(f"initial has hyper-parameters for {len(given)} members, and there are {size}")
+    found = [check_values(values, ranges, f"initial[{member}]") for member, values in enumerate(given)]
+    for member in range(len(found), size):
+        generator = np.random.default_rng(evolution_seed(seed, member, 0))
+        found.append({name: range_.sample(generator) for name, range_ in ranges.items()})
+    return found
+
+
+def _job(given: Given, evolve: Evolve, first: list[dict[str, float]], seed: int) -> MemberJob:
+    factories = _factories(given.env_fn, "env_fn")
+    fitness = Fitness() if given.fitness is None else instance_of("fitness", given.fitness, Fitness)
+    num_workers = given.num_workers
+    if num_workers is None:
+        num_workers = min(recommended_num_workers(), len(first))
+    if at_least("num_workers", num_workers, 0) > len(first):
+        raise ConfigurationError(
+            f"num_workers={num_workers} is more than size={len(first)}, so some workers would have no member: use "
+            f"num_workers={len(first)}"
+        )
+    return MemberJob(
+        factories=factories,
+        options=_options(given.workers),
+        shares=(at_least("num_envs", given.num_envs, 1),) * max(1, num_workers),
+        seed=seed,
+        make_member=given.make_member,
+        learn=given.learn,
+        fitness=fitness,
+        fitness_factories=factories if fitness.env_fn is None else _factories(fitness.env_fn, "Fitness.env_fn"),
+        rollout_length=at_least("rollout_length", given.rollout_length, 1),
+        every=evolve.every,
+        first=first[0],
+    )
+
+
+def _factories(env_fn: Any, name: str) -> Factories:
+    factories = as_factories(env_fn)
+    if factories.count is not None:
+        raise ConfigurationError(
+            f"{name} is a sequence of {factories.count} factories, but every member plays in environments of one kind: "
+            "give one factory"
+        )
+    return factories
+
+
+def _options(workers: Any) -> WorkerOptions:
+    options = WorkerOptions() if workers is None else instance_of("workers", workers, WorkerOptions)
+    if options.on_env_error != "raise":
+        raise ConfigurationError(
+            f"on_env_error={options.on_env_error!r} is for pools: in a population a member in whose turn "
+            "something raises dies, and is replaced when it is due"
+        )
+    check_device(options.device)
+    return options

@@ -1,0 +1,287 @@
+"""A population at work: everything behind the public class, so that it can be closed when that one is garbage."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from parenv.errors import ConfigurationError
+from parenv.memory.member_places import MemberPlaces
+from parenv.memory.shared import SharedMemory
+from parenv.memory.status_slot import StatusSlot
+from parenv.placement.base import Launch, Placement
+from parenv.placement.inline import InlinePlacement
+from parenv.population.evolution import NOWHERE, Copied, Evolution, Turn, TurnEnded, TurnOutcome
+from parenv.population.lineage_file import Lineage
+from parenv.population.population_plan import PopulationPlan
+from parenv.population.turn_report import PopulationStatistics, Report, report_of
+from parenv.process.forks import Owner
+from parenv.process.free_memory import check_fits, in_words
+from parenv.protocol.messages import Failure, Layout
+from parenv.supervision.failures import from_failure
+from parenv.supervision.launch import local_launch, worker_placement
+from parenv.supervision.pickling import pickled
+from parenv.supervision.questions import Question
+from parenv.supervision.supervisor import Back, Event, Lost, Product, Supervisor
+from parenv.supervision.workers import FOREVER_S, Workers
+from parenv.worker.member import Member, made, restore
+from parenv.worker.worker import Worker
+
+_log = logging.getLogger("parenv")
+
+
+class _UnderWay(NamedTuple):
+    """A turn that a worker has been told to do."""
+
+    turn: Turn
+    question: Question
+
+
+class PopulationSession:
+    """What a population does with its workers and its members.
+
+    Args:
+        plan: checked.
+
+    Attributes:
+        owner: the process that may use and close it.
+        evolution: where the members stand.
+    """
+
+    def __init__(self, plan: PopulationPlan) -> None:
+        self.plan, self.owner = plan, Owner("the population")
+        num_places = 2 * plan.size
+        self.evolution = Evolution(plan.evolve, plan.ranges, plan.first, num_places, plan.job.seed, plan.in_order)
+        self._lineage = Lineage(plan.lineage, plan.about)
+        self._figures = PopulationStatistics()
+        self._reports: deque[Report] = deque()
+        self._under_way: dict[int, _UnderWay] = {}
+        self._died_of: Exception | None = None
+        self._memory, self._places, self._supervisor = _opened(plan, num_places)
+        self._idle = set(range(len(plan.job.shares)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a worker is gone that is not replaced, or nobody lives."""
+        return self._supervisor.over or self.evolution.all_died
+
+    def next(self, deadline: float) -> Report | None:
+        """The next report, or ``None`` if there is none until the deadline on the monotonic clock."""
+        while not self._reports:
+            self._begin_turns()
+            left = deadline - time.monotonic()
+            self._note(self._supervisor.events(max(0.0, min(left, FOREVER_S))))
+            self._hear()
+            if left <= 0:
+                break
+        self._begin_turns()
+        return self._reports.popleft() if self._reports else None
+
+    def statistics(self) -> PopulationStatistics:
+        """The figures so far."""
+        return replace(self._figures, worker_restarts=self._supervisor.restarts)
+
+    def member(self, number: int) -> Member:
+        """A member as it stands, made in this process."""
+        one = self.evolution.members[number]
+        if one.place == NOWHERE:
+            raise ConfigurationError(f"member {number} has not had a turn yet, so that nothing is known of it")
+        member = made(self.plan.job.make_member, number, one.hyperparameters)
+        restore(member, self._places.read(one.place))
+        return member
+
+    def state(self) -> dict[str, Any]:
+        """What a run needs to go on later, as plain data."""
+        places = {one.place for one in self.evolution.members} - {NOWHERE}
+        return {
+            "about": self.plan.about,
+            "evolution": self.evolution.state(),
+            "states": {place: self._places.read_bytes(place) for place in sorted(places)},
+            "statistics": asdict(self.statistics()),
+            "reports": [report.as_data() for report in self._reports],
+            "lineage": self._lineage.lines,
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on where another one was."""
+        if self._figures.turns or self._under_way:
+            raise ConfigurationError("load_state_dict is for a population that has not been asked for anything yet")
+        for name, mine in self.plan.about.items():
+            if state["about"].get(name) != mine:
+                raise ConfigurationError(
+                    f"the state is of a population with {name}={state['about'].get(name)!r}, and this one has "
+                    f"{mine!r}: make it with the same arguments and the same seed"
+                )
+        self._lineage.go_on(state["lineage"])
+        for place, content in state["states"].items():
+            self._places.write_bytes(place, [memoryview(content)])
+        self.evolution.load(state["evolution"])
+        self._figures = PopulationStatistics(**state["statistics"])
+        self._supervisor.restarts = self._figures.worker_restarts
+        self._reports.extend(map(Report.of_data, state["reports"]))
+
+    def close(self, timeout_s: float) -> None:
+        """End the workers, by themselves within the limit or by force after it. Idempotent."""
+        if not self.owner.is_here:
+            return
+        try:
+            self._supervisor.close(timeout_s)
+        finally:
+            self._lineage.close()
+            self._memory.close()
+
+    def _begin_turns(self) -> None:
+        began = time.perf_counter()
+        for worker in sorted(self._idle):
+            turn = self.evolution.next()
+            if turn is None:
+                break
+            self._idle.discard(worker)
+            self._under_way[worker] = _UnderWay(turn, self._supervisor.questions.begin("turn", {worker: tuple(turn)}))
+        self._figures = self._figures.plus(evolving_seconds=time.perf_counter() - began)
+
+    def _note(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Lost):
+                self._idle.discard(event.worker)
+                self._lost_turn(event)
+            elif isinstance(event, Back):
+                self._idle.add(event.worker)
+
+    def _lost_turn(self, lost: Lost) -> None:
+        """Its member goes on from its last report, on the worker that is free first."""
+        one = self._under_way.pop(lost.worker, None)
+        if one is None:
+            return
+        self._supervisor.questions.forget(one.question)
+        self._figures = self._figures.plus(lost_turns=1)
+        if not self.evolution.lost(one.turn.member):
+            self._count(one.turn.member, _died_of(lost.reason))
+
+    def _hear(self) -> None:
+        questions = self._supervisor.questions
+        for worker, one in list(self._under_way.items()):
+            if questions.answered(one.question):
+                del self._under_way[worker]
+                self._idle.add(worker)
+                self._count(one.turn.member, self._outcome(worker, one.question))
+
+    def _outcome(self, worker: int, question: Question) -> TurnOutcome:
+        try:
+            answer = self._supervisor.questions.answers(question)[worker]
+        except Exception as error:  # Such as SystemExit, which is none of the user's errors, and came as one of ours.
+            return _died_of(error)
+        if "failure" in answer:
+            workers = self._supervisor.workers
+            failure = Failure(*answer["failure"])
+            return _died_of(from_failure(failure, worker, workers.pid(worker), workers.env_ids(worker)))
+        self._check_memory(int(answer["state_bytes"]))
+        return TurnOutcome(float(answer["score"]), int(answer["env_steps"]), about=answer)
+
+    def _count(self, member: int, outcome: TurnOutcome) -> None:
+        """Take a turn for over, and say what follows from it."""
+        began = time.perf_counter()
+        if outcome.error:
+            self._died_of = outcome.about
+        for event in self.evolution.done(member, outcome):
+            if isinstance(event, Copied):
+                self._lineage.copied(event, self._figures.env_steps)
+                self._figures = self._figures.plus(copies=1)
+            else:
+                self._ended(event)
+        self._figures = self._figures.plus(evolving_seconds=time.perf_counter() - began)
+        if self.evolution.all_died and self._died_of is not None:
+            self._died_of.add_note(f"All {self.plan.size} members of the population have died; this is the last.")
+            raise self._died_of
+
+    def _ended(self, ended: TurnEnded) -> None:
+        report = report_of(ended)
+        self._figures = self._figures.after(report)
+        self._lineage.ended(ended, self._figures.env_steps)
+        self._reports.append(report)
+        if report.error:
+            _log.warning(
+                "member %s has died in its turn %s and is replaced when it is due: %s",
+                report.member,
+                report.turn,
+                report.error,
+            )
+
+    def _check_memory(self, member_bytes: int) -> None:
+        if member_bytes <= self._figures.member_bytes:
+            return
+        self._figures = replace(self._figures, member_bytes=member_bytes)
+        many = self.plan.size + len(self.plan.job.shares)
+        check_fits(
+            "the population",
+            many * member_bytes,
+            f"{many} states of {in_words(member_bytes)}",
+            "a smaller population, or smaller members",
+        )
+
+
+def _died_of(error: Exception) -> TurnOutcome:
+    return TurnOutcome(float("nan"), 0, f"{type(error).__name__}: {error}", error)
+
+
+def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, MemberPlaces, Supervisor]:
+    """Start the workers and wait until all are ready. Where that fails, nothing is left."""
+    job = plan.job
+    with_launch = _launch_for(plan)
+    with contextlib.ExitStack() as stack:
+        places = MemberPlaces(len(job.shares))
+        memory = SharedMemory(places.total_bytes(num_places))
+        stack.callback(memory.close)
+        places.buffer = memory.map()
+        progress = [StatusSlot(places.buffer, worker) for worker in range(len(job.shares))]
+        workers = Workers(_placement_for(plan), progress, job.shares)
+        launch = with_launch(memory.fd)
+        layouts = [_layout(job.shares, worker) for worker in range(len(job.shares))]
+        product = Product(
+            lambda _: launch, lambda worker: [layouts[worker]], lambda event: None, processes=not plan.inline
+        )
+        supervisor = Supervisor(workers, job.options, product)
+        stack.callback(supervisor.close, job.options.close_timeout_s)
+        supervisor.start()
+        for worker, layout in enumerate(layouts):
+            workers.say(worker, layout)
+        stack.pop_all()
+    return memory, places, supervisor
+
+
+def _launch_for(plan: PopulationPlan) -> Any:
+    job = plan.job
+    if plan.inline:
+        return lambda memory_fd: Launch(memory_fd, b"", (), {}, job.options.threads)
+    named = {
+        "env_fn": job.factories,
+        "make_member": job.make_member,
+        "learn": job.learn,
+        "fitness": job.fitness,
+        "workers": job.options,
+    }
+    payload = pickled(named, job)
+    # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
+    more = ("torch._dynamo",) if b"torch" in payload else ()
+    return local_launch(payload, replace(job.options, preload=(*job.options.preload, *more)))
+
+
+def _placement_for(plan: PopulationPlan) -> Placement:
+    if not plan.inline:
+        return worker_placement(None, None, plan.job.options)
+    return InlinePlacement(
+        lambda sender, launch, say: Worker(
+            sender, SharedMemory(fd=os.dup(launch.memory_fd)), lambda: plan.job, say, owns_process=False
+        )
+    )
+
+
+def _layout(shares: tuple[int, ...], worker: int) -> Layout:
+    """What a worker of a population is told: that it may begin; the fields are for rollouts."""
+    return Layout(0, 0, shares[worker], 1, 0, 0, sum(shares[:worker]), [], [])

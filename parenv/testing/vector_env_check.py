@@ -1,0 +1,216 @@
+"""check_vector_env: whether a ``VectorEnv`` does what it says, found out by stepping it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from parenv.envs.values import as_array
+from parenv.envs.vector_stepping import autoreset_mode
+from parenv.errors import ConfigurationError
+from parenv.memory.spaces import Leaf, flatten, leaves
+from parenv.testing.vector_env_trace import Step, Trace, random_actions
+
+SURE = 0.75
+"""Part of the ends that must look like one mode and not like the other."""
+
+KNOWN = {
+    "gymnasium": "FunctionalJaxVectorEnv (1.0 to 1.4) gives a reward for a step that only resets; SyncVectorEnv and "
+    "AsyncVectorEnv in SAME_STEP keep the environment's own array as final_obs, which is wrong where it is reused",
+    "envpool": "1.2 resets in the next step; reset(seed=) is ignored: give the seed to envpool.make",
+    "gymnax": "0.0.9: GymnaxToVectorGymWrapper does not say its mode, which is SAME_STEP, gives no final observations, "
+    "and flags every end as terminated and truncated",
+    "brax": "0.14: VectorGymWrapper is for OpenAI's gym and not for Gymnasium; AutoResetWrapper is SAME_STEP without "
+    "final observations",
+}
+"""By package, what is known of its vector envs."""
+
+
+@dataclass(frozen=True)
+class VectorEnvReport:
+    """What :func:`check_vector_env` has found.
+
+    Args:
+        declared: the autoreset mode that the environment says.
+        found: the one that it keeps to; ``None`` where that could not be told.
+        ends: episodes that have ended meanwhile.
+        problems: what is wrong, a sentence each.
+        notes: what is good to know.
+
+    >>> print(VectorEnvReport(AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, 12, ["it says another mode"]))
+    says NEXT_STEP, does SAME_STEP; 12 episodes ended
+    WRONG: it says another mode
+    """
+
+    declared: AutoresetMode | None
+    found: AutoresetMode | None
+    ends: int
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"says {_name(self.declared)}, does {_name(self.found)}; {self.ends} episodes ended"]
+        lines += [f"WRONG: {problem}" for problem in self.problems]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def check_vector_env(make: Callable[[], Any], steps: int = 1000, seed: int = 0) -> VectorEnvReport:
+    """Find out whether a ``VectorEnv`` keeps to Gymnasium's rules, and print what is wrong.
+
+    What is compared: the autoreset mode that it says with what it does at ends of episodes; final observations with
+    those that the next episodes begin with; shapes and dtypes with the spaces; arrays with what was in them a step
+    before; a run with another from the same seed, and from another.
+
+    Args:
+        make: makes it; called several times.
+        steps: of all sub-environments, with random actions, until enough episodes have ended.
+        seed: of actions and resets.
+
+    Returns:
+        What was found; nothing is raised, so that everything is found at once.
+
+    >>> import gymnasium as gym
+    >>> report = check_vector_env(lambda: gym.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point"))
+    says NEXT_STEP, does NEXT_STEP; ... episodes ended
+    >>> report.problems
+    []
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    with contextlib.closing(make()) as env:
+        declared = _declared(env, problems)
+        found, ends = None, 0
+        if isinstance(env, VectorEnv) and not problems[1:]:
+            trace = Trace(env, declared, seed, problems, notes)
+            history = trace.run(steps)
+            ends = sum(int(step.ended.sum()) for step in history)
+            found = _compare_modes(trace, history, declared, problems, notes)
+            _check_finals(trace, history, found, problems, notes)
+            _check_seeds(make, trace.leaves, seed, problems, notes)
+        notes += _known_of(env)
+    report = VectorEnvReport(declared, found, ends, problems, notes)
+    print(report)
+    return report
+
+
+def _declared(env: Any, problems: list[str]) -> AutoresetMode | None:
+    mode = None
+    try:
+        mode = autoreset_mode(env)
+    except (ConfigurationError, AttributeError, TypeError):
+        problems.append('it does not say its autoreset mode: metadata["autoreset_mode"] must be an AutoresetMode')
+    if not isinstance(env, VectorEnv):
+        problems.append(f"a {type(env).__module__}.{type(env).__qualname__} is no gymnasium.vector.VectorEnv")
+    return mode
+
+
+def _compare_modes(
+    trace: Trace, history: Sequence[Step], declared: AutoresetMode | None, problems: list[str], notes: list[str]
+) -> AutoresetMode | None:
+    """What it does, told by how far observations around ends are from those that episodes begin with."""
+    pairs = list(_around_ends(history))
+    if not pairs:
+        notes.append("no episode has ended: nothing can be told of resets; give more steps")
+        return None
+    if declared is AutoresetMode.DISABLED:
+        return declared  # It was reset where it asked for it: what goes wrong there has been said.
+    known = sum(len(step.finals) > 0 for step in history if step.ended.any())
+    later = np.mean([_distance(trace, at) > _distance(trace, after) for at, after, _, _ in pairs])
+    found = None
+    if known and (later < SURE or declared is AutoresetMode.SAME_STEP):
+        found = AutoresetMode.SAME_STEP
+    elif later >= SURE or later <= 1 - SURE:
+        found = AutoresetMode.NEXT_STEP if later >= SURE else AutoresetMode.SAME_STEP
+    if found is None:
+        notes.append("whether it resets in the same step or in the next could not be told from its observations")
+    elif declared is not None and found is not declared:
+        problems.append(f"it says {declared.name}, but what it returns where episodes end is {found.name}")
+    if found is AutoresetMode.NEXT_STEP:
+        if any(ended for _, _, _, ended in pairs):
+            problems.append("a step that only resets ends an episode again")
+        if any(reward != 0 for _, _, reward, _ in pairs):
+            notes.append("a step that only resets has a reward that is not 0: a pool takes it as 0")
+    return found
+
+
+def _around_ends(history: Sequence[Step]) -> Iterator[tuple[list[Any], list[Any], Any, bool]]:
+    """Of each end: its observation and the next, and reward and end of the step between."""
+    for step, after in pairwise(history):
+        for column in np.flatnonzero(step.ended).tolist():
+            here, there = ([part[column] for part in one.observations] for one in (step, after))
+            yield here, there, after.rewards[column], bool(after.ended[column])
+
+
+def _distance(trace: Trace, observation: Sequence[Any]) -> float:
+    """How far an observation is from the nearest with which an episode began."""
+    total: Any = 0.0
+    for initial, part in zip(trace.initial, observation, strict=True):
+        rows = initial.reshape(len(initial), -1).astype(np.float64)
+        total = total + np.abs(rows - part.reshape(-1).astype(np.float64)).sum(1)
+    return float(np.min(total))
+
+
+def _check_finals(
+    trace: Trace, history: Sequence[Step], found: AutoresetMode | None, problems: list[str], notes: list[str]
+) -> None:
+    if found is not AutoresetMode.SAME_STEP:
+        return
+    ends = [(step, column) for step in history for column in np.flatnonzero(step.ended).tolist()]
+    given = [(step, column) for step, column in ends if column in step.finals]
+    if len(given) < len(ends):
+        notes.append(
+            f"of {len(ends) - len(given)} of {len(ends)} ends infos do not say the final observation (final_obs): "
+            "Rollout.next_known is False there, and nothing can be bootstrapped from a truncated one"
+        )
+    same = [all(map(np.array_equal, step.finals[c], [part[c] for part in step.observations])) for step, c in given]
+    if same and all(same):
+        problems.append(
+            "final_obs are the observations that the next episodes begin with: let the environment give a copy of the "
+            "final ones, not an array that it goes on writing to"
+        )
+
+
+def _check_seeds(make: Callable[[], Any], of: Sequence[Leaf], seed: int, problems: list[str], notes: list[str]) -> None:
+    """A run once more, and from another seed."""
+    one, again, other = (_run_from(make, one_seed) for one_seed in (seed, seed, seed + 1))
+    if not all(map(np.array_equal, one, again)):
+        problems.append("two runs from the same seed with the same actions are different")
+    elif all(map(np.array_equal, one, other)):
+        notes.append("reset(seed=) changes nothing: seed it where it is made, or all workers have the same episodes")
+
+
+def _run_from(make: Callable[[], Any], seed: int, steps: int = 20) -> list[Any]:
+    with contextlib.closing(make()) as env:
+        of = leaves(env.single_observation_space)
+        is_disabled = env.metadata.get("autoreset_mode") in (AutoresetMode.DISABLED, AutoresetMode.DISABLED.value)
+        space = env.single_action_space  # Some make another one each time they are asked.
+        space.seed(0)
+        seen = [env.reset(seed=seed)[0]]
+        copies = [as_array(part).copy() for part in flatten(of, seen[0])]
+        for _ in range(steps):
+            observations, _, *flags = env.step(random_actions(space, env.num_envs))
+            copies += [as_array(part).copy() for part in flatten(of, observations)]
+            if is_disabled and any(as_array(flag).any() for flag in flags[:2]):
+                break
+        return copies
+
+
+def _known_of(env: Any) -> list[str]:
+    """What is known of the libraries that it is of."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(getattr(env, "unwrapped", env)).__mro__}
+    found = []
+    for name in sorted(packages & KNOWN.keys() - {"gymnasium"}) or sorted(packages & KNOWN.keys()):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)} is installed. Known: {KNOWN[name]}")
+    return found
+
+
+def _name(mode: AutoresetMode | None) -> str:
+    return "nothing that could be told" if mode is None else mode.name

@@ -1,0 +1,168 @@
+"""Stepping a ``VectorEnv`` and writing down what it returns, with copies of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+
+from parenv.envs.final_observations import FINAL_NAMES, is_one_by_one
+from parenv.envs.values import as_array
+from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+
+
+class Step(NamedTuple):
+    """One step, with copies of everything, by leaf."""
+
+    observations: list[Any]
+    rewards: Any
+    ended: Any
+    finals: dict[int, list[Any]]
+    """By column."""
+
+
+class Trace:
+    """Steps an environment with random actions and writes down what it returns.
+
+    Args:
+        env: it.
+        mode: that it says.
+        seed: of actions and of the reset.
+        problems: are added to, each once.
+        notes: likewise.
+
+    Attributes:
+        initial: observations that episodes began with for certain, by leaf ``[K, ...]``.
+    """
+
+    def __init__(self, env: Any, mode: AutoresetMode | None, seed: int, problems: list[str], notes: list[str]) -> None:
+        self.env, self.mode, self.problems, self.notes = env, mode, problems, notes
+        self.leaves = leaves(env.single_observation_space)
+        self.spec = [leaf for leaf in self.leaves if leaf.dtype is not None]
+        self._seed = seed
+        self._space: Space[Any] = env.single_action_space
+        self._space.seed(seed)
+        self.initial = [np.concatenate(parts) for parts in zip(*(self._reset(seed + i) for i in range(8)), strict=True)]
+
+    def run(self, steps: int) -> list[Step]:
+        """So many steps, or fewer where enough episodes end."""
+        history: list[Step] = []
+        self._reset(self._seed)
+        before: list[tuple[Any, Any]] = []
+        ends = 0
+        for _ in range(steps):
+            stepped = self.env.step(random_actions(self._space, self.env.num_envs))
+            if len(stepped) != 5:
+                self.say(f"step returns {len(stepped)} things, not observations, rewards, terminated, truncated, infos")
+                break
+            if any(not np.array_equal(now, then, equal_nan=True) for now, then in before):
+                self.note("it hands out arrays that it goes on writing to: copy what you keep (a pool does)")
+            step = self._taken(*stepped)
+            before = list(zip(self._parts(stepped[0]), step.observations, strict=True))
+            history.append(step)
+            ends += int(step.ended.sum())
+            if ends >= 40 and len(history) >= 50:
+                break
+            if self.mode is AutoresetMode.DISABLED and step.ended.any():
+                self._reset_some(step)
+        return history
+
+    def say(self, problem: str) -> None:
+        """Something is wrong."""
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def note(self, text: str) -> None:
+        """Something is good to know."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _taken(self, observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> Step:
+        self._check_observations(observations)
+        batch = self.env.num_envs
+        flags = []
+        for name, values, kinds in (
+            ("rewards", rewards, "fiu"),
+            ("terminated", terminated, "b"),
+            ("truncated", truncated, "b"),
+        ):
+            array = as_array(values)
+            if array.shape != (batch,) or array.dtype.kind not in kinds:
+                self.say(f"{name} have shape {array.shape} and dtype {array.dtype}, not ({batch},) and {_KINDS[kinds]}")
+            flags.append(array.reshape(-1)[:batch].copy())
+        self._check_infos(infos)
+        ended = np.logical_or(flags[1], flags[2])
+        return Step([part.copy() for part in self._parts(observations)], flags[0], ended, self._finals(infos, ended))
+
+    def _finals(self, infos: Any, ended: Any) -> dict[int, list[Any]]:
+        name = next((name for name in FINAL_NAMES if isinstance(infos, dict) and infos.get(name) is not None), None)
+        if name is None:
+            return {}
+        given, finals = infos[name], {}
+        for column in np.flatnonzero(ended).tolist():
+            if is_one_by_one(given):
+                if given[column] is not None:
+                    finals[column] = [as_array(part).copy() for part in self._parts(given[column])]
+            else:
+                finals[column] = [as_array(part)[column].copy() for part in self._parts(given)]
+        return finals
+
+    def _reset(self, seed: int) -> list[Any]:
+        returned = self.env.reset(seed=seed)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            self.say("reset returns no pair of observations and infos")
+            returned = returned, {}
+        self._check_observations(returned[0])
+        return [part.copy() for part in self._parts(returned[0])]
+
+    def _reset_some(self, step: Step) -> None:
+        """As ``DISABLED`` asks for: those that have ended, and nobody else."""
+        try:
+            observations, _ = self.env.reset(options={"reset_mask": step.ended.copy()})
+        except Exception as error:
+            self.say(f"it is DISABLED, but reset(options={{'reset_mask': ...}}) raises {type(error).__name__}: {error}")
+            self.mode = None
+            return
+        for before, after in zip(step.observations, self._parts(observations), strict=True):
+            if not np.array_equal(before[~step.ended], after[~step.ended]):
+                self.say("reset(options={'reset_mask': ...}) changes sub-environments that the mask leaves out")
+
+    def _parts(self, observations: Any) -> list[Any]:
+        """The arrays among observations."""
+        found = zip(self.leaves, flatten(self.leaves, observations), strict=True)
+        return [as_array(values) for leaf, values in found if leaf.dtype is not None]
+
+    def _check_observations(self, observations: Any) -> None:
+        for leaf, array in zip(self.spec, self._parts(observations), strict=True):
+            wanted = (self.env.num_envs, *leaf.shape)
+            if array.shape != wanted or array.dtype != leaf.dtype:
+                self.say(
+                    f"observations{leaf.name} have shape {array.shape} and dtype {array.dtype}, their space says "
+                    f"{wanted} and {np.dtype(leaf.dtype)}"
+                )
+
+    def _check_infos(self, infos: Any) -> None:
+        if not isinstance(infos, dict):
+            self.say(f"infos are a {type(infos).__name__}, not a dict of arrays")
+            return
+        for name, values in infos.items():
+            length = getattr(values, "shape", (None,))[:1] or (0,)
+            if length[0] is not None and length[0] != self.env.num_envs:
+                self.note(f"the info {name!r} is no array with a row for each sub-environment: it is left out")
+
+
+def random_actions(space: Space[Any], batch: int) -> Any:
+    """One random action for each sub-environment, as a batch."""
+    of = leaves(space)
+    each = [flatten(of, space.sample()) for _ in range(batch)]
+    return unflatten(of, [_stacked(leaf, parts) for leaf, parts in zip(of, zip(*each, strict=True), strict=True)])
+
+
+def _stacked(leaf: Leaf, values: Sequence[Any]) -> Any:
+    return list(values) if leaf.dtype is None else np.array(values, leaf.dtype)
+
+
+_KINDS = {"fiu": "numbers", "b": "bool"}

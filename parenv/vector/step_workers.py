@@ -1,0 +1,163 @@
+"""Sub-environments of a worker that acts for all of them and has other processes step them, in two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from parenv.envs.factories import Factories
+from parenv.errors import ConfigurationError
+from parenv.options import WorkerOptions
+from parenv.vector.env import ParallelVectorEnv
+
+
+@dataclass(frozen=True)
+class SteppedFactories(Factories):
+    """Makes, for each worker of a pool, one vector env of all its sub-environments.
+
+    Args:
+        options: of the workers.
+        shares: sub-environments of each worker.
+        first_env_id: of the first.
+    """
+
+    options: WorkerOptions
+    shares: tuple[int, ...]
+    first_env_id: int
+
+    @classmethod
+    def of(
+        cls, factories: Factories, options: WorkerOptions, shares: tuple[int, ...], first_env_id: int
+    ) -> SteppedFactories:
+        """Of factories of single environments.
+
+        Raises:
+            ConfigurationError: there are more processes than sub-environments.
+        """
+        if min(shares) < (options.step_workers or 1):
+            raise ConfigurationError(
+                f"step_workers={options.step_workers} processes have nothing to step in a worker with {min(shares)} "
+                "sub-environments: give more num_envs, or fewer step_workers or num_workers"
+            )
+        return cls(factories.functions, factories.count, factories.registered, options, shares, first_env_id)
+
+    def make(self, env_id: int) -> StepWorkersEnv:
+        """Make the vector env whose first sub-environment this is."""
+        firsts = self.first_env_id + np.cumsum([0, *self.shares[:-1]])
+        count = self.shares[firsts.tolist().index(env_id)] if env_id in firsts else min(self.shares)
+        makers = [partial(self._make_one, one) for one in range(env_id, env_id + count)]
+        return StepWorkersEnv(makers, self.options)
+
+    def _make_one(self, env_id: int) -> Any:
+        return super().make(env_id)
+
+
+class StepWorkersEnv(VectorEnv[Any, Any, Any]):
+    """Vector envs side by side, each with its part of the processes.
+
+    Args:
+        env_fns: one factory for each sub-environment.
+        options: of the worker that acts.
+
+    Attributes:
+        parts: the vector envs; one where there is a single process.
+    """
+
+    def __init__(self, env_fns: Sequence[Any], options: WorkerOptions) -> None:
+        count, processes = len(env_fns), options.step_workers or 1
+        halves = min(2, processes)
+        middle = [count * i // halves for i in range(halves + 1)]
+        limit = options.step_timeout_s
+        # It restarts those that are gone before the driver thinks that this worker hangs.
+        inner = replace(
+            options,
+            device="cpu",
+            step_workers=None,
+            setup_fn=None,
+            cleanup_fn=None,
+            on_env_error="raise",
+            step_timeout_s=None if limit is None else limit / 2,
+        )
+        self.parts = [
+            ParallelVectorEnv(
+                env_fns[middle[i] : middle[i + 1]],
+                autoreset_mode=AutoresetMode.SAME_STEP,
+                num_workers=(processes + i) // halves,
+                on_worker_death="raise" if options.restart is None else "restart",
+                workers=inner,
+            )
+            for i in range(halves)
+        ]
+        self.num_envs, first = count, self.parts[0]
+        self.metadata, self.render_mode = first.metadata, first.render_mode
+        self.single_observation_space = first.single_observation_space
+        self.single_action_space = first.single_action_space
+        self.observation_space = batch_space(self.single_observation_space, count)
+        self.action_space = batch_space(self.single_action_space, count)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all; ``seed`` is a list with one for each, or ``None``."""
+        begin, results = 0, []
+        for part in self.parts:
+            mine = None if seed is None else seed[begin : begin + part.num_envs]
+            results.append(part.reset(seed=mine, options=options))
+            begin += part.num_envs
+        observations, infos = zip(*results, strict=True)
+        return _joined(observations), _joined_infos(infos, self._sizes)
+
+    def step(self, actions: Any) -> Any:
+        """Step all at the same time."""
+        begin = 0
+        for part in self.parts:
+            part.step_async(_cut(actions, slice(begin, begin + part.num_envs)))
+            begin += part.num_envs
+        *columns, infos = zip(*(part.step_wait() for part in self.parts), strict=True)
+        return *map(_joined, columns), _joined_infos(infos, self._sizes)
+
+    def close_extras(self, **more: Any) -> None:
+        """Close the parts."""
+        for part in self.parts:
+            part.close()
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [part.num_envs for part in self.parts]
+
+
+def _cut(tree: Any, part: slice) -> Any:
+    if isinstance(tree, dict):
+        return {key: _cut(value, part) for key, value in tree.items()}
+    return tuple(_cut(value, part) for value in tree) if isinstance(tree, tuple) else tree[part]
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    return tuple(_joined(each) for each in zip(*parts, strict=True))
+
+
+def _joined_infos(parts: Sequence[dict[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
+    """Infos of all, with where each is there, as Gymnasium has them."""
+    joined: dict[str, Any] = {}
+    for name in {name: None for part in parts for name in part if not (name[:1] == "_" and name[1:] in part)}:
+        found = [part.get(name) for part in parts]
+        like = next(value for value in found if value is not None)
+        if isinstance(like, dict):
+            joined[name] = _joined_infos([value or {} for value in found], sizes)
+        else:
+            blank = None if like.dtype == object else 0
+            shapes = [(size, *like.shape[1:]) for size in sizes]
+            blocks = zip(found, shapes, strict=True)
+            joined[name] = np.concatenate([np.full(s, blank, like.dtype) if v is None else v for v, s in blocks])
+        there = zip(parts, sizes, strict=True)
+        joined[f"_{name}"] = np.concatenate([part.get(f"_{name}", np.full(n, name in part)) for part, n in there])
+    return joined

@@ -1,0 +1,147 @@
+"""Collecting from sub-environments that other processes step, in two halves, so that acting and stepping overlap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from parenv.envs.infos import InfoRows
+from parenv.envs.vector_stepping import VectorStepper
+from parenv.experience.rollout import map_trees
+from parenv.worker.collecting import Collector, Seconds, StopCollectingError
+from parenv.worker.single import ACT
+from parenv.worker.writing import RolloutWriter
+
+
+class HalfBatchCollector(Collector):
+    """Acts for one half while the other is being stepped.
+
+    What lasts from one rollout to the next is kept as ever, for all. Where values have no fixed size, and where whole
+    episodes are wanted, all are stepped at once.
+
+    Args:
+        *arguments: as for :class:`Collector`, whose stepper is over an environment with ``parts``.
+        **more: likewise.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._halves: list[tuple[slice, VectorStepper]] = []
+        first = 0
+        parts: Any = self.stepper.envs[0]
+        for part in parts.parts:
+            stepper = VectorStepper(part, int(self._env_ids[first]), self._progress, self.actor.fit, overlaps=True)
+            stepper.take_over()
+            self._halves.append((slice(first, first + part.num_envs), stepper))
+            first += part.num_envs
+
+    def _begin_anew(self, seeds: Sequence[int | None]) -> None:
+        super()._begin_anew(seeds)
+        for _, stepper in self._halves:
+            stepper.take_over()
+
+    def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
+        """Fill a rollout.
+
+        Raises:
+            StopCollectingError: the driver wants this worker to end.
+        """
+        spec = self.spec
+        if enough is not None or not all(leaf.dtype for leaf in (*spec.observations, *spec.actions)):
+            return super().collect(writer, enough)
+        writer.restarted[:], self._restarted[:] = self._restarted, False
+        writer.plain["resetting"][:] = False
+        writer.begin(self._rows)
+        writer.infos.begin(self._seen)
+        writer.write_carry(self._carry)
+        halves = [HalfBatch(self, writer, columns, stepper) for columns, stepper in self._halves]
+        acting, began = 0.0, time.perf_counter()
+        for step in range(spec.rollout_length):
+            for half in halves:
+                if self._progress.closing[0]:
+                    raise StopCollectingError
+                half.receive(step)
+                before = time.perf_counter()
+                half.act(step)
+                acting += time.perf_counter() - before
+        for half in halves:
+            half.receive(spec.rollout_length)
+        if self._carry is not None:
+            self._carry = map_trees(_joined, *(half.carry for half in halves))
+        self._env_steps += spec.rollout_length
+        self._settle(writer, spec.rollout_length - 1)
+        return Seconds(time.perf_counter() - began - acting, acting)
+
+
+class HalfBatch:
+    """One half of a rollout that is being filled; the target of its stepper.
+
+    Args:
+        collector: of both.
+        writer: of both.
+        columns: of this one.
+        stepper: of this one.
+
+    Attributes:
+        carry: of this one.
+    """
+
+    def __init__(
+        self, collector: HalfBatchCollector, writer: RolloutWriter, columns: slice, stepper: VectorStepper
+    ) -> None:
+        self._collector, self._writer, self._columns, self._stepper = collector, writer, columns, stepper
+        self._actor, self._progress = collector.actor, collector._progress
+        carry = collector._carry
+        self.carry = None if carry is None else map_trees(lambda values: values[columns], carry)
+        self.ends = writer.ends
+        self.finals = writer.finals
+        self.rewards = writer.rewards[:, columns]
+        self.plain = {name: writer.plain[name][:, columns] for name in ("terminated", "truncated")}
+        self.infos: InfoRows = writer.infos_of(columns)
+
+    @property
+    def num_ends(self) -> int:
+        """How many episodes have ended so far, in both halves."""
+        return self._writer.num_ends
+
+    def add_ends(self, columns: Any) -> Any:
+        """Room for ends of some of this half."""
+        return self._writer.add_ends(columns + self._columns.start)
+
+    def receive(self, step: int) -> None:
+        """Wait for what came of the step before, if there was one."""
+        if not step:
+            return
+        self._stepper.receive(self._rows(step), step - 1, self)
+        begun = self._stepper.begun((), step - 1)
+        if self.carry is not None and len(begun):
+            initial = self._actor.initial_carry(self._stepper.num_envs)
+            self.carry = self._actor.with_rows(self.carry, initial, begun)
+
+    def act(self, step: int) -> None:
+        """Act, and have the step begun."""
+        self._progress.cell[0] = ACT
+        self._progress.heartbeat[0] += 1
+        seen = self.infos.seen[step] if self.infos.seen else {}
+        actions, extras, self.carry = self._actor.act(self._rows(step), self.carry, seen)
+        fitted = self._actor.actions.fitted(actions, self._stepper.num_envs)
+        written = self._writer.write_actions(step, fitted, extras, self._columns)
+        rows = [row[self._columns] for row in written]
+        self._collector.check_actions(rows, step, self._columns.start)
+        self._stepper.send(rows)
+
+    def _rows(self, step: int) -> list[Any]:
+        return [row[self._columns] for row in self._writer.observations[step]]
+
+
+def _joined(first: Any, *others: Any) -> Any:
+    if not others:
+        return first
+    if hasattr(first, "detach"):
+        import torch
+
+        return torch.cat([first, *others])
+    import numpy as np
+
+    return np.concatenate([first, *others])

@@ -1,0 +1,242 @@
+"""The task of a population's worker: a turn of one member after the other, wherever that was before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from parenv.envs.factories import Factories
+from parenv.envs.fitting import Fit
+from parenv.envs.made import make_envs
+from parenv.envs.normalising import Statistics, get_statistics, set_statistics
+from parenv.envs.seeding import RandomState, member_seed
+from parenv.envs.stepping import Stepper, make_stepper
+from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.rollout import Rollout
+from parenv.memory.layout import RolloutSpec
+from parenv.memory.member_places import MemberPlaces
+from parenv.memory.spaces import describe, leaves
+from parenv.memory.status_slot import StatusSlot
+from parenv.policy.policy import as_policy
+from parenv.protocol.data import pack
+from parenv.protocol.frames import Sender
+from parenv.protocol.messages import Failure, Layout, Ready
+from parenv.worker.acting import Actor
+from parenv.worker.collecting import Collector, StopCollectingError, private_writer, reset
+from parenv.worker.evaluation import CHUNK, play
+from parenv.worker.failing import Outlet, failure_of
+from parenv.worker.job import MemberJob
+from parenv.worker.member import Member, made, restore, state_of
+from parenv.worker.probing import probe
+
+
+class Grounds:
+    """Sub-environments in which one member after the other begins anew; made when they are first needed.
+
+    Args:
+        factories: make them.
+        env_ids: of them.
+        progress: where to say what is going on.
+        fit: how observations and actions must fit their spaces.
+        step_threads: how many are stepped at once.
+    """
+
+    def __init__(self, factories: Factories, env_ids: range, progress: StatusSlot, fit: Fit, step_threads: int) -> None:
+        self._factories, self._env_ids, self._progress, self._fit = factories, env_ids, progress, fit
+        self._step_threads = step_threads
+        self._stepper: Stepper | None = None
+        self._at_first: Statistics = []
+
+    @property
+    def stepper(self) -> Stepper:
+        """The sub-environments."""
+        if self._stepper is None:
+            envs = make_envs(self._factories, self._env_ids, self._progress)
+            self._stepper = make_stepper(envs, self._env_ids.start, self._progress, self._fit, self._step_threads)
+            self._at_first = get_statistics(self._stepper.envs)
+        return self._stepper
+
+    @property
+    def statistics(self) -> Statistics:
+        """By which the wrappers normalise."""
+        return get_statistics(self.stepper.envs)
+
+    def normalise_by(self, saved: Statistics | None, updating: bool = True) -> None:
+        """Have the wrappers normalise by these statistics; ``None``: by those of environments that are new."""
+        envs = self.stepper.envs
+        set_statistics(envs, self._at_first if saved is None else saved, updating)
+
+    def collector(self, actor: Actor, spec: RolloutSpec, seed: int, worker: int) -> tuple[Collector, Sequence[Any]]:
+        """A collector at the beginning of episodes that the seed decides, and their first observations."""
+        stepper = self.stepper
+        seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
+        rows, infos = reset(stepper, spec.observations, seeds)
+        return Collector(stepper, actor, spec, rows, self.env_ids, worker, self._progress, infos=infos), rows
+
+    @property
+    def env_ids(self) -> Any:
+        """Of the sub-environments, int64 ``[B]``."""
+        return np.arange(self._env_ids.start, self._env_ids.start + self.stepper.num_envs)
+
+    def close(self) -> None:
+        """Close them; who needs them again has them made."""
+        stepper, self._stepper = self._stepper, None
+        if stepper is not None:
+            stepper.close()
+
+
+class MemberTask:
+    """Takes a member where it stands, has it learn, measures it, and writes down where it stands then.
+
+    A turn depends on the member's state, its hyper-parameters and the number of the turn alone, so that it comes to the
+    same, to the bit, on any worker, and when it is done once more because a worker has died in it.
+
+    Args:
+        job: what to make.
+        sender: which worker this is.
+        progress: where to say what is going on.
+        outlet: where to have the user warned.
+    """
+
+    def __init__(self, job: MemberJob, sender: Sender, progress: StatusSlot, outlet: Outlet) -> None:
+        self._job, self._worker, self._progress = job, sender.worker, progress
+        fit = Fit.of(job.options, outlet.warn)
+        env_ids = job.env_ids(sender.worker)
+        self._training = Grounds(job.factories, env_ids, progress, fit, job.options.step_threads)
+        self._measuring = Grounds(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
+        stepper = self._training.stepper
+        spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
+        self._spec = self._probed(spec, fit)
+        self._fit = fit
+        self._places = MemberPlaces(len(job.shares))
+
+    def ready(self) -> Ready:
+        """What the driver needs to know of the sub-environments."""
+        stepper = self._training.stepper
+        return Ready([describe(stepper.observation_space), describe(stepper.action_space)], stepper.num_envs, [], [])
+
+    def lay_out(self, layout: Layout, mapping: Any) -> None:
+        """Be told that the states of members can be read and written."""
+        self._places.buffer = mapping
+
+    def answer(self, method: str, *arguments: Any) -> Any:
+        """Answer a call, of which there is one kind."""
+        turns: dict[str, Callable[..., Any]] = {"turn": self._turn}
+        return turns[method](*arguments)
+
+    def close(self) -> None:
+        """Close the sub-environments."""
+        try:
+            self._training.close()
+        finally:
+            self._measuring.close()
+
+    def _turn(
+        self, number: int, turn: int, hyperparameters: Mapping[str, float], source: int, target: int
+    ) -> dict[str, Any]:
+        """One turn.
+
+        Args:
+            number: of the member.
+            turn: how many it had before.
+            hyperparameters: its values at this time.
+            source: the place where it, or whom it is a copy of, stands; -1 for one that begins.
+            target: the place for what comes of it.
+
+        Returns:
+            What came of it; or, of one that raised, what a :class:`~parenv.protocol.messages.Failure` says.
+        """
+        seed = member_seed(self._job.seed, number, turn)
+        try:
+            with RandomState(seed):
+                return self._done(number, hyperparameters, source, target, seed)
+        except StopCollectingError:
+            raise
+        except Exception as error:
+            # Whatever it was that raised, the next member is to find environments that are whole.
+            failure = failure_of(error, self._progress.doing, self._progress.env_id)
+            self.close()
+            return {"failure": [getattr(failure, one.name) for one in fields(Failure)]}
+
+    def _done(
+        self, number: int, hyperparameters: Mapping[str, float], source: int, target: int, seed: int
+    ) -> dict[str, Any]:
+        began, job = time.perf_counter(), self._job
+        self._progress.begin("loading the policy")
+        member = made(job.make_member, number, hyperparameters, job.options.device)
+        state = self._places.read(source) if source >= 0 else None
+        if state is not None:
+            restore(member, state)
+        self._training.normalise_by(state and state["normalising"])
+        actor = self._actor(member, self._fit)
+        loaded = time.perf_counter()
+        learned = self._learn(member, actor, seed)
+        taught = time.perf_counter()
+        measured = self._measure(member, actor, seed)
+        known = time.perf_counter()
+        self._progress.begin("commit")
+        nbytes = self._places.write(target, {**state_of(member), "normalising": self._training.statistics})
+        seconds = [loaded - began + time.perf_counter() - known, taught - loaded, known - taught]
+        return {**learned, **measured, "state_bytes": nbytes, "seconds": seconds}
+
+    def _learn(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
+        """Have it learn for as long as a turn is, in whole rollouts."""
+        collector, _ = self._training.collector(actor, self._spec, seed, self._worker)
+        writer = private_writer(self._spec, collector.stepper.num_envs)
+        env_steps, updates = 0, 0
+        returns: list[float] = []
+        metrics: Any = None
+        while env_steps < self._job.every:
+            collector.collect(writer)
+            rollout = collector.rollout(writer, updates)
+            self._progress.begin("learn")
+            metrics = self._job.learn(member, self._for_user(rollout, member))
+            env_steps += rollout.num_steps
+            updates += 1
+            returns += rollout.episodes.returns.tolist()
+        mean_return = float(np.mean(returns)) if returns else float("nan")
+        return {"env_steps": env_steps, "mean_return": mean_return, "metrics": _numbers(metrics)}
+
+    def _measure(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
+        """What it is worth, by episodes of its own that it does not learn from."""
+        fitness = self._job.fitness
+        episodes = EpisodeStatistics.of((), (), (), ())
+        if fitness.episodes:
+            with actor.deterministic(fitness.deterministic):
+                self._measuring.normalise_by(self._training.statistics, updating=False)
+                spec = replace(self._spec, rollout_length=CHUNK)
+                collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
+                episodes = play(collector, fitness.episodes, self._measuring.env_ids)
+        self._progress.begin("fitness")
+        score = episodes.mean_return if fitness.score is None else float(fitness.score(member, episodes))
+        return {"score": score, "episodes": episodes.columns()}
+
+    def _actor(self, member: Member, fit: Fit) -> Actor:
+        stepper = self._training.stepper
+        observations, actions = leaves(stepper.observation_space), leaves(stepper.action_space)
+        return Actor(member.policy, observations, actions, self._job.options.device, fit=fit)
+
+    def _for_user(self, rollout: Rollout, member: Member) -> Rollout:
+        return rollout.to(self._job.options.device) if as_policy(member.policy).takes_tensors else rollout
+
+    def _probed(self, spec: RolloutSpec, fit: Fit) -> RolloutSpec:
+        """What a rollout holds beside the spaces, found out with a member that is thrown away."""
+        with RandomState(0):
+            self._progress.begin("act")
+            member = made(self._job.make_member, 0, self._job.first, self._job.options.device)
+            pack(state_of(member))
+            actor = self._actor(member, fit)
+            extras, carry = probe(*self._training.collector(actor, spec, 0, self._worker))
+            return replace(spec, extras=extras, carry=carry)
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"learn must return a dict of numbers, or nothing, but returned {type(metrics).__name__}")
+    return {str(name): float(value.detach() if hasattr(value, "detach") else value) for name, value in metrics.items()}

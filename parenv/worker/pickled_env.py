@@ -1,0 +1,41 @@
+"""A sub-environment that the driver has made, as what makes a copy of it in a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+
+@dataclass(frozen=True)
+class PickledEnv:
+    """Makes a copy of an environment each time it is called.
+
+    Args:
+        data: the environment with its random state, as :meth:`of` has pickled them.
+    """
+
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, env: Any) -> PickledEnv:
+        """Pickle an environment.
+
+        Raises:
+            Exception: of any kind: it cannot be pickled.
+        """
+        return cls(cloudpickle.dumps((env, _random_state(env))))
+
+    def __call__(self) -> Any:
+        """A copy, with the random state that it had."""
+        env, (generator, seed) = cloudpickle.loads(self.data)
+        # Many are made anew from their arguments when they are unpickled (EzPickle), and have lost it.
+        if generator is not None:
+            env.unwrapped._np_random, env.unwrapped._np_random_seed = generator, seed
+        return env
+
+
+def _random_state(env: Any) -> tuple[Any, Any]:
+    inner = env.unwrapped
+    return getattr(inner, "_np_random", None), getattr(inner, "_np_random_seed", None)

@@ -1,0 +1,548 @@
+"""Populations on real workers: the same whoever has the turn, whoever dies, and after a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import parenv
+from parenv import (
+    ConfigurationError,
+    Fitness,
+    Generational,
+    LogUniform,
+    Member,
+    PoolClosedError,
+    Population,
+    Report,
+    RestartLimitError,
+    RestartPolicy,
+    Stop,
+    TorchPolicy,
+    Tournament,
+    Uniform,
+    WorkerOptions,
+)
+
+
+class Short(gym.Env[Any, Any]):
+    """Episodes of three steps, whose reward is the action."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), float(action), self.steps == 3, False, {}
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(3, 2)
+
+    def act(self, observations: Any) -> Any:
+        distribution = torch.distributions.Categorical(logits=self.body(observations))
+        actions = distribution.sample()
+        return actions, distribution.log_prob(actions)
+
+
+def make_learner(hyperparameters: dict[str, float]) -> Member:
+    net = Net()
+    policy = TorchPolicy(net, "act", ("actions", "log_prob"))
+    return Member(policy, optimizer=torch.optim.Adam(net.parameters(), lr=hyperparameters["lr"]), updates=0)
+
+
+def learn(member: Member, rollout: Any) -> dict[str, Any]:
+    logits = member.policy.module.body(rollout.observations)
+    log_prob = torch.distributions.Categorical(logits=logits).log_prob(rollout.actions)
+    torch.testing.assert_close(log_prob, rollout.extras["log_prob"])
+    loss = -(log_prob * (rollout.rewards - 0.5)).mean()
+    member.optimizer.zero_grad()
+    loss.backward()
+    member.optimizer.step()
+    member.updates += 1
+    lr, weight = member.optimizer.param_groups[0]["lr"], member.policy.module.body.weight.double().sum()
+    return {"lr": lr, "weight": weight, "pid": os.getpid(), "updates": member.updates}
+
+
+def population(**more: Any) -> Population:
+    given: dict[str, Any] = {
+        "env_fn": Short,
+        "make_member": make_learner,
+        "learn": learn,
+        "size": 6,
+        "num_workers": 2,
+        "num_envs": 2,
+        "rollout_length": 8,
+        "hyperparameters": {"lr": LogUniform(1e-3, 1e-1)},
+        "evolve": Tournament(size=2, every=32, resample=0.2),
+        "fitness": Fitness(episodes=3),
+        "mode": "sync",
+        "seed": 5,
+        **more,
+    }
+    given["workers"] = replace(given.get("workers", WorkerOptions()), preload=(__name__,))
+    return Population(**given)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def first_turns(path: Path, turns: int) -> list[dict[str, Any]]:
+    """A lineage until so many turns; what was decided meanwhile may be behind it already."""
+    rows = rows_of(path)
+    last = [number for number, row in enumerate(rows) if row["event"] == "turn"][turns - 1]
+    return rows[: last + 1]
+
+
+def known_of(report: Report) -> Any:
+    """What must be the same, to the bit; the weights are part of it."""
+    assert report.metrics is not None
+    return report.member, report.turn, report.score, report.metrics["weight"], report.episodes.returns.tolist()
+
+
+def after(path: Path, turns: int, **more: Any) -> tuple[Any, Any]:
+    """The lineage of so many turns, and what is known of them."""
+    with population(lineage=path, **more) as members:
+        known = [known_of(report) for report in members.reports(Stop(env_steps=32 * turns))]
+    return first_turns(path, turns), known
+
+
+EVOLVES = [Tournament(size=2, every=32, resample=0.2), Generational(every=32, fraction=0.34)]
+
+
+def make_normalised() -> Any:
+    env = gym.wrappers.NormalizeObservation(Short())
+    return gym.wrappers.NormalizeReward(env)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("evolve", "env_fn"), [(EVOLVES[0], Short), (EVOLVES[1], Short), (EVOLVES[0], make_normalised)]
+)
+def test_a_sync_population_comes_to_the_same_on_any_number_of_workers(evolve: Any, env_fn: Any, tmp_path: Path) -> None:
+    runs = [
+        after(tmp_path / str(num_workers), 42, num_workers=num_workers, evolve=evolve, env_fn=env_fn)
+        for num_workers in (0, 1, 3)
+    ]
+    assert runs[0] == runs[1] == runs[2]
+    lineage, known = runs[0]
+    assert sum(row["event"] == "copy" for row in lineage) >= 3
+    assert len(set(map(str, known))) == 42
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_killed_workers_change_nothing_in_a_sync_population(tmp_path: Path) -> None:
+    undisturbed = after(tmp_path / "undisturbed", 60)
+    killed: list[int] = []
+    known = []
+    options = WorkerOptions(restart=RestartPolicy(max_restarts=100, backoff_s=0.01))
+    with population(lineage=tmp_path / "killed", workers=options) as members:
+        for report in members.reports(Stop(env_steps=32 * 60)):
+            known.append(known_of(report))
+            assert report.metrics is not None
+            victim = int(report.metrics["pid"])
+            if len(known) % 7 == 0 and victim not in killed:
+                os.kill(victim, signal.SIGKILL)
+                killed.append(victim)
+        assert members.statistics().worker_restarts >= len(killed) - 2
+    assert len(killed) > 3
+    assert (first_turns(tmp_path / "killed", 60), known) == undisturbed
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("evolve", EVOLVES)
+@pytest.mark.parametrize("turns", [7, 20])
+def test_a_run_goes_on_from_a_checkpoint_to_the_bit(evolve: Any, turns: int, tmp_path: Path) -> None:
+    whole = after(tmp_path / "whole", 42, evolve=evolve)
+    path, checkpoint = tmp_path / "parts", tmp_path / "checkpoint"
+    known = []
+    with population(lineage=path, evolve=evolve) as members:
+        for report in members.reports(Stop(env_steps=32 * (turns + 4))):
+            if len(known) < turns:
+                known.append(known_of(report))
+                parenv.save_checkpoint(checkpoint, members.state_dict())
+    with population(lineage=path, evolve=evolve, num_workers=3) as members:
+        members.load_state_dict(parenv.load_checkpoint(checkpoint))
+        assert members.statistics().turns >= turns
+        known += [known_of(report) for report in members.reports(Stop(env_steps=32 * (42 - turns)))]
+    assert (first_turns(path, 42), known) == whole
+
+
+def test_a_checkpoint_of_another_population_is_refused(tmp_path: Path) -> None:
+    with population(num_workers=0) as members:
+        next(members.reports())
+        state = members.state_dict()
+        with pytest.raises(ConfigurationError, match="has not been asked for anything yet"):
+            members.load_state_dict(state)
+    with (
+        population(num_workers=0, seed=6) as members,
+        pytest.raises(ConfigurationError, match="is of a population with seed=5, and this one has 6"),
+    ):
+        members.load_state_dict(state)
+
+
+def test_perturbed_values_act_from_the_first_update_of_a_child(tmp_path: Path) -> None:
+    with population(size=4, evolve=Tournament(size=3, every=32), seed=2) as members:
+        reports = list(members.reports(Stop(env_steps=32 * 40)))
+    children = [report for report in reports if report.parent is not None]
+    assert len(children) > 5
+    for report in reports:
+        assert report.metrics is not None
+        assert report.metrics["lr"] == report.hyperparameters["lr"]
+        # What is no hyper-parameter is the parent's: it has made as many updates as its whole line of descent.
+        assert report.metrics["updates"] == 2 * report.turn or report.parent is not None or report.ancestor >= 0
+
+
+TARGET = 1.2
+
+
+def quadratic(theta: Any) -> float:
+    """What is wanted, of Jaderberg et al. 2017 (arXiv:1711.09846), section 3.3."""
+    return float(TARGET - (theta**2).sum())
+
+
+def make_theta(hyperparameters: dict[str, float]) -> Member:
+    return Member(lambda observations: np.zeros(len(observations), np.int64), theta=np.array([0.9, 0.9]))
+
+
+def ascend(theta: Any, hyperparameters: dict[str, float]) -> Any:
+    """Gradient ascent on a surrogate that knows of as much of each parameter as the hyper-parameters say."""
+    weights = np.array([hyperparameters["h0"], hyperparameters["h1"]])
+    for _ in range(4):
+        theta = theta - 0.01 * 2 * weights * theta
+    return theta
+
+
+def learn_theta(member: Member, rollout: Any) -> None:
+    member.theta = ascend(member.theta, member.hyperparameters)
+
+
+TOY: dict[str, Any] = {
+    "make_member": make_theta,
+    "learn": learn_theta,
+    "size": 2,
+    "num_envs": 1,
+    "rollout_length": 4,
+    "hyperparameters": {"h0": Uniform(0, 1), "h1": Uniform(0, 1)},
+    "initial": [{"h0": 1.0, "h1": 0.0}, {"h0": 0.0, "h1": 0.95}],
+    "fitness": Fitness(episodes=0, score=lambda member, episodes: quadratic(member.theta)),
+}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_quadratic_of_the_paper_is_solved_and_every_row_of_the_lineage_is_exact(mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "lineage"
+    with population(**TOY, evolve=Tournament(size=1, every=4), mode=mode, lineage=path, seed=1) as members:
+        for _ in members.reports(Stop(env_steps=4 * 300)):
+            pass
+        best = members.best
+        assert best is not None
+        theta_of_best, score_of_best = members.member(best).theta, members.scores[best]
+    rows = rows_of(path)
+    thetas, values = [np.array([0.9, 0.9])] * 2, [dict(one) for one in TOY["initial"]]
+    scores: list[float | None] = [None, None]
+    parents: list[int | None] = [None, None]
+    ancestors, turns, copies = [0, 1], [0, 0], 0
+    for row, following in zip(rows[1:], [*rows[2:], {}], strict=True):
+        member = row["member"]
+        if row["event"] == "turn":
+            assert row["hyperparameters"] == values[member]
+            thetas[member] = ascend(thetas[member], values[member])
+            turns[member] += 1
+            scores[member], other = quadratic(thetas[member]), scores[1 - member]
+            assert (row["turn"], row["score"]) == (turns[member], scores[member])
+            assert (row["parent"], row["ancestor"]) == (parents[member], ancestors[member])
+            parents[member] = None
+            if following:
+                loses = other is not None and other > row["score"]
+                assert loses == (following["event"] == "copy" and following["member"] == member)
+        else:
+            parent, copies = row["parent"], copies + 1
+            assert parent == 1 - member
+            assert (row["score"], row["parent_score"]) == (scores[member], scores[parent])
+            assert (row["turn"], row["parent_turn"]) == (turns[member], turns[parent])
+            assert row["inherited"] == values[parent]
+            thetas[member], values[member] = thetas[parent], row["hyperparameters"]
+            for name, value in values[member].items():
+                steps = [float(np.clip(row["inherited"][name] + step, 0, 1)) for step in (0.2, -0.2)]
+                assert value in steps
+            scores[member], parents[member], ancestors[member] = None, parent, ancestors[parent]
+    assert copies > 10
+    assert len(set(ancestors)) == 1
+    assert quadratic(theta_of_best) == score_of_best
+    assert score_of_best > 1.19
+
+
+def test_the_quadratic_is_not_solved_without_copies() -> None:
+    thetas = [np.array([0.9, 0.9])] * 2
+    for _ in range(300):
+        thetas = [ascend(theta, values) for theta, values in zip(thetas, TOY["initial"], strict=True)]
+    assert max(map(quadratic, thetas)) == pytest.approx(TARGET - 0.81)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_member_that_raises_has_died_and_becomes_the_child_of_one_that_lives(num_workers: int) -> None:
+    def fails(member: Member, rollout: Any) -> None:
+        if member.hyperparameters["h0"] > 0.9:
+            raise OverflowError(f"member {member.number} went too far")
+        learn_theta(member, rollout)
+
+    toy = {**TOY, "learn": fails, "size": 3}
+    toy["initial"] = [{"h0": 1.0, "h1": 0.5}, {"h0": 0.5, "h1": 0.5}, {"h0": 0.4, "h1": 0.5}]
+    evolve = Tournament(size=2, every=4, perturb=0.01)
+    with population(**toy, evolve=evolve, num_workers=num_workers) as members:
+        reports = list(members.reports(Stop(env_steps=4 * 10)))
+        assert members.statistics().deaths == sum(bool(report.error) for report in reports) > 0
+    of_first = [report for report in reports if report.member == 0]
+    assert of_first[0].error == "OverflowError: member 0 went too far"
+    assert np.isnan(of_first[0].score)
+    assert of_first[0].num_steps == 0
+    lives = next(report for report in of_first if not report.error)
+    assert lives.parent in (1, 2)
+    assert lives.hyperparameters["h0"] < 0.9
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("evolve", [Tournament(size=1, every=4), Generational(every=4, fraction=0.5)])
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_where_all_have_died_what_the_last_one_died_of_is_raised(num_workers: int, evolve: Any) -> None:
+    def fails(member: Member, rollout: Any) -> None:
+        raise OverflowError(f"member {member.number} went too far")
+
+    members = population(**{**TOY, "learn": fails}, evolve=evolve, num_workers=num_workers)
+    with pytest.raises(OverflowError, match="went too far") as raised:
+        list(members.reports(Stop(env_steps=100)))
+    assert raised.value.__notes__ == ["All 2 members of the population have died; this is the last."]
+    assert members.closed
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_member_that_kills_its_workers_has_died_after_a_few() -> None:
+    def kills(member: Member, rollout: Any) -> None:
+        if member.hyperparameters["h0"] > 0.9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        learn_theta(member, rollout)
+
+    options = WorkerOptions(restart=RestartPolicy(backoff_s=0.01))
+    evolve = Tournament(size=1, every=4, perturb=0.01)
+    toy = {**TOY, "initial": [{"h0": 1.0, "h1": 0.5}, {"h0": 0.5, "h1": 0.5}]}
+    with population(**{**toy, "learn": kills}, evolve=evolve, workers=options, mode="async") as members:
+        reports = []
+        for report in members.reports():
+            reports.append(report)
+            if report.member == 0 and report.parent == 1:
+                break
+        assert members.statistics().lost_turns == 3
+    died = next(report for report in reports if report.error)
+    assert died.member == 0
+    assert "was killed by SIGKILL" in died.error
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_workers_that_die_more_often_than_allowed_end_the_population() -> None:
+    def kills(member: Member, rollout: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    options = WorkerOptions(restart=RestartPolicy(max_restarts=1))
+    members = population(**{**TOY, "learn": kills}, evolve=Tournament(size=1, every=4), workers=options)
+    with pytest.raises(RestartLimitError):
+        list(members.reports())
+    assert members.closed
+    with pytest.raises(PoolClosedError, match="the population is closed"):
+        members.reports()
+
+
+def test_a_score_that_is_no_number_is_worth_less_than_any() -> None:
+    score = Fitness(episodes=0, score=lambda member, episodes: np.nan if member.number == 0 else -member.number)
+    toy = {**TOY, "fitness": score, "size": 3}
+    with population(**toy, evolve=Tournament(size=2, every=4), num_workers=0) as members:
+        reports = list(members.reports(Stop(env_steps=4 * 9)))
+        assert members.best == 1
+    assert {report.parent for report in reports if report.member == 0} == {None, 1}
+    assert {report.parent for report in reports if report.member == 1} == {None}
+    assert {report.parent for report in reports if report.member == 2} == {None, 1}
+
+
+class Shaped(Short):
+    """The reward for learning, which is worth nothing in the end."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, 100.0, *rest
+
+
+def test_fitness_is_measured_in_environments_of_its_own() -> None:
+    with population(env_fn=Shaped, fitness=Fitness(episodes=5, env_fn=Short), num_workers=0) as members:
+        report = next(members.reports())
+    assert report.mean_return == 300.0
+    assert len(report.episodes) == 5
+    assert 0 <= report.score <= 3
+    assert report.score == report.episodes.mean_return
+
+
+def test_normalising_statistics_are_the_members_and_go_to_its_children() -> None:
+    envs: list[Any] = []
+
+    def make_env() -> Any:
+        envs.append(gym.wrappers.NormalizeObservation(Short()))
+        return envs[-1]
+
+    def learn_counts(member: Member, rollout: Any) -> dict[str, float]:
+        return {"count": float(envs[0].obs_rms.count)}
+
+    toy = {**TOY, "env_fn": make_env, "learn": learn_counts, "rollout_length": 30, "size": 3, "initial": ()}
+    toy["fitness"] = Fitness(episodes=4, score=lambda member, episodes: float(member.number == 0))
+    with population(**toy, evolve=Tournament(size=2, every=30), num_workers=0) as members:
+        reports = list(members.reports(Stop(env_steps=30 * 9)))
+        measuring = envs[1]
+        assert measuring.obs_rms.count == envs[0].obs_rms.count
+        assert not measuring.update_running_mean
+    counts = {(report.member, report.turn): report.metrics["count"] for report in reports if report.metrics}
+    # Thirty steps and eleven resets in each turn; a child goes on from what its parent has seen.
+    assert counts == {key: pytest.approx(41 * turn, abs=0.01) for key in counts for turn in [_observed(reports, *key)]}
+
+
+def _observed(reports: Any, member: int, turn: int) -> int:
+    """How many turns there are on the way from the first ancestor."""
+    line = {(report.member, report.turn): report for report in reports}
+    parent = line[member, turn].parent
+    if turn == 1:
+        return 1
+    return 1 + _observed(reports, member if parent is None else parent, turn - 1)
+
+
+def test_what_a_member_may_do_before_it_is_measured_is_said() -> None:
+    asked = []
+
+    class Careful(parenv.Policy):
+        def act(self, observations: Any, carry: Any) -> parenv.Action:
+            asked.append(self.settings.get("deterministic"))
+            return parenv.Action(np.zeros(len(observations), np.int64))
+
+    toy = {**TOY, "make_member": lambda h: Member(Careful(), theta=np.zeros(2)), "fitness": Fitness(episodes=1)}
+    with population(**toy, evolve=Tournament(size=1, every=4), num_workers=0) as members:
+        asked.clear()
+        next(members.reports())
+    assert asked[:4] == [None] * 4
+    assert set(asked[4:]) == {True}
+
+
+def test_only_scores_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    from_frames = parenv.placement.local.from_frames  # type: ignore[attr-defined]
+
+    def counting(frames: Any) -> Any:
+        heard.append(sum(memoryview(frame).nbytes for frame in frames))
+        return from_frames(frames)
+
+    monkeypatch.setattr("parenv.placement.local.from_frames", counting)
+
+    def make_large(hyperparameters: dict[str, float]) -> Member:
+        return Member(lambda observations: np.zeros(len(observations), np.int64), weights=np.zeros(250_000))
+
+    toy = {**TOY, "make_member": make_large, "learn": lambda member, rollout: None, "fitness": Fitness(episodes=1)}
+    with population(**toy, evolve=Tournament(size=1, every=4)) as members:
+        reports = list(members.reports(Stop(env_steps=4 * 20)))
+        assert members.statistics().member_bytes > 2_000_000
+    assert len(reports) == 20
+    assert sum(heard) / 20 < 2_000
+
+
+def test_many_members_take_little_more_memory_than_their_states() -> None:
+    def make_bytes(hyperparameters: dict[str, float]) -> Member:
+        return Member(lambda observations: np.zeros(len(observations), np.int64), weights=np.ones(100_000))
+
+    toy = {**TOY, "make_member": make_bytes, "learn": lambda member, rollout: None, "size": 100, "initial": ()}
+    toy["fitness"] = Fitness(episodes=0, score=lambda member, episodes: member.number)
+    with population(**toy, evolve=Tournament(size=3, every=4), mode="async") as members:
+        for _ in members.reports(Stop(env_steps=4 * 400)):
+            pass
+        taken = 512 * os.fstat(members._session._memory.fd).st_blocks
+    assert taken < 1.2 * 102 * 800_000
+
+
+def test_what_is_under_way_when_a_stream_ends_comes_with_the_next() -> None:
+    with population() as members:
+        first = list(members.reports(Stop(env_steps=32 * 3)))
+        second = list(members.reports(Stop(env_steps=32 * 3)))
+    assert [report.member for report in [*first, *second]] == list(range(6))
+    assert all(isinstance(report, Report) for report in first)
+
+
+def test_a_stream_ends_with_a_score_or_in_time() -> None:
+    with population(num_workers=0) as members:
+        *_, last = members.reports(Stop(mean_return=1.0))
+        assert last.score >= 1.0
+        assert list(members.reports(Stop(seconds=1e-9))) == []
+
+
+def test_populations_that_are_let_go_leave_nothing_behind() -> None:
+    members = population()
+    next(members.reports())
+    assert repr(members).startswith("<Population of 6 members on 2 workers: Tournament(")
+    del members
+
+
+def make_none(hyperparameters: dict[str, float]) -> Any:
+    return torch.nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size": 1}, "a population of one, in which nobody can be copied"),
+        ({"size": 0}, "size must be an integer of at least 2, got 0"),
+        ({"evolve": "tournament"}, r"evolve must be a Tournament\(...\) or a Generational\(...\)"),
+        ({"evolve": Tournament(size=6)}, "cannot meet Tournament.size=6 others"),
+        ({"learn": None}, r"learn must be a callable \(member, rollout\)"),
+        ({"make_member": 3}, "make_member must be a callable"),
+        ({"hyperparameters": {"lr": 0.1}}, "'lr' must be a name with a range"),
+        ({"initial": [{"lr": 1.0}]}, r"initial\[0\] has lr=1.0, which is outside LogUniform"),
+        ({"initial": [{"lr": 0.01}] * 7}, "initial has hyper-parameters for 7 members, and there are 6"),
+        ({"num_workers": 7}, "num_workers=7 is more than size=6"),
+        ({"env_fn": [Short, Short]}, "env_fn is a sequence of 2 factories"),
+        ({"env_fn": "NoSuchEnv-v0"}, "Gymnasium does not know"),
+        ({"mode": "fast"}, "mode must be one of 'sync', 'async'"),
+        ({"fitness": {"episodes": 3}}, r"fitness must be parenv.Fitness\(episodes=3\)"),
+        ({"workers": WorkerOptions(on_env_error="restart_env")}, "on_env_error='restart_env' is for pools"),
+        ({"lineage": "/nowhere/lineage"}, "there is no directory /nowhere"),
+        ({"make_member": make_none}, "make_member must return a parenv.Member"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_learns(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        population(**given)
+
+
+def test_fitness_without_episodes_needs_a_score() -> None:
+    with pytest.raises(ConfigurationError, match=r"Fitness\.episodes must be an integer of at least 1"):
+        Fitness(episodes=0)
+    with pytest.raises(ConfigurationError, match=r"Fitness\.score must be callable"):
+        Fitness(score=3)  # type: ignore[arg-type]
+
+
+def test_there_is_no_member_that_has_not_had_a_turn() -> None:
+    with population(num_workers=0) as members:
+        with pytest.raises(ConfigurationError, match="member 3 has not had a turn yet"):
+            members.member(3)
+        with pytest.raises(ConfigurationError, match="there is no member 6: the population has 0 to 5"):
+            members.member(6)
+        assert members.best is None

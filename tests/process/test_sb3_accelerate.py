@@ -1,0 +1,596 @@
+"""accelerate: a model of Stable-Baselines3 learns on workers, to the bit as it would have, and is then what it was."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from sb3_contrib import ARS, QRDQN, TQC, TRPO, MaskablePPO, RecurrentPPO
+from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3, HerReplayBuffer
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CheckpointCallback,
+    EvalCallback,
+    StopTrainingOnMaxEpisodes,
+    StopTrainingOnRewardThreshold,
+)
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
+
+from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError
+from parenv.adapters.sb3 import accelerate
+from parenv.adapters.sb3.checks import check_version
+from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
+
+N, SEED = 3, 5
+NOISE = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.2 * np.ones(1))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Sums(gym.Env[Any, Any]):
+    """Uneven episodes that end in both ways, observations in parts, infos of several shapes, and an action mask."""
+
+    observation_space = spaces.Dict(
+        position=spaces.Box(-9, 9, (2,), np.float32), step=spaces.Box(0, 9, (1,), np.float32)
+    )
+    action_space = spaces.Discrete(3)
+    level = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps, self.length = 0, int(self.np_random.integers(2, 9))
+        return self.observe(), {"length": self.length}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        terminated, truncated = self.steps == self.length, self.steps == 5
+        infos: list[dict[str, Any]] = [{}, {"speed": self.steps / 2, "stuck": False}, {"list": [1, "a"], "none": None}]
+        return self.observe(), float(action) / 3, terminated, truncated, infos[int(action)]
+
+    def observe(self) -> Any:
+        return {
+            "position": self.np_random.uniform(-1, 1, 2).astype(np.float32),
+            "step": np.array([self.steps], np.float32),
+        }
+
+    def action_masks(self) -> Any:
+        return np.array([True, self.steps % 2 == 0, True])
+
+
+def cartpole() -> gym.Env[Any, Any]:
+    return gym.make("CartPole-v1", max_episode_steps=15)
+
+
+def pendulum() -> gym.Env[Any, Any]:
+    return gym.make("Pendulum-v1", max_episode_steps=20)
+
+
+class Images(gym.Env[Any, Any]):
+    """Small ones."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observe(), float(action), bool(self.np_random.random() < 0.1), False, {}
+
+    def observe(self) -> Any:
+        return self.np_random.integers(0, 255, (36, 36, 1), np.uint8)
+
+
+def envs_of(make: Callable[[], Any], wrap: Callable[[VecEnv], VecEnv] = lambda envs: envs, n: int = N) -> VecEnv:
+    return wrap(make_vec_env(make, n, seed=SEED))
+
+
+def model_of(
+    kind: type[Any], make: Callable[[], Any], wrap: Any = lambda envs: envs, n: int = N, **settings: Any
+) -> Any:
+    policy = settings.pop("policy", "MultiInputPolicy" if make in (Sums, bits) else "MlpPolicy")
+    return kind(policy, envs_of(make, wrap, n), seed=SEED, device="cpu", **settings)
+
+
+def bits() -> gym.Env[Any, Any]:
+    return BitFlippingEnv(4, channel_first=False)
+
+
+def monitored(envs: Any) -> VecMonitor:
+    """Around environments without a Monitor of their own."""
+    return VecMonitor(DummyVecEnv([lambda env=env: env.env for env in envs.envs]))
+
+
+class Steps(BaseCallback):
+    """Writes down what a callback sees in each step, and around each rollout."""
+
+    NAMES = ("rewards", "dones", "infos", "actions", "new_obs", "values", "log_probs", "buffer_actions", "n_steps")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def _on_rollout_start(self) -> None:
+        self.seen.append(("rollout", self.num_timesteps))
+
+    def _on_step(self) -> bool:
+        seen = {name: self.locals[name] for name in self.NAMES if name in self.locals}
+        self.seen.append((self.num_timesteps, copy.deepcopy(seen)))
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.seen.append(("end", self.num_timesteps))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal to the bit and of the same types, but for the seconds that a Monitor measured."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one.keys() - {"t"}:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert type(one) is type(other)
+        assert len(one) == len(other)
+        for part, of_other in zip(one, other, strict=True):
+            assert_same(part, of_other)
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert type(one) is type(other), (one, other)
+        np.testing.assert_array_equal(one, other)
+
+
+def arrays_of(buffer: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(buffer).items() if isinstance(value, np.ndarray | dict | int | bool)}
+
+
+def assert_same_models(one: Any, other: Any) -> None:
+    assert_same(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
+    for name in ("rollout_buffer", "replay_buffer"):
+        if hasattr(one, name):
+            assert_same(arrays_of(getattr(one, name)), arrays_of(getattr(other, name)))
+    assert_same(list(one.ep_info_buffer), list(other.ep_info_buffer))
+    assert (one.num_timesteps, one._n_updates) == (other.num_timesteps, other._n_updates)
+
+
+def learned(model: Any, steps: int, **options: Any) -> Steps:
+    callback = Steps()
+    if options:
+        with accelerate(model, **options):
+            model.learn(steps, callback)
+    else:
+        model.learn(steps, callback)
+    return callback
+
+
+def assert_learns_the_same(make_model: Callable[[], Any], steps: int, **options: Any) -> None:
+    plain = make_model()
+    seen = learned(plain, steps)
+    on_workers = make_model()
+    assert_same(seen.seen, learned(on_workers, steps, **options).seen)
+    assert_same_models(plain, on_workers)
+
+
+PPO_SETTINGS: dict[str, Any] = {"n_steps": 32, "batch_size": 48, "n_epochs": 2}
+OFF_POLICY: dict[str, Any] = {"learning_starts": 30, "batch_size": 32, "buffer_size": 600}
+SDE: dict[str, Any] = {"use_sde": True, "sde_sample_freq": 4}
+EXACT: dict[str, tuple[Any, ...]] = {
+    "PPO, truncated": (PPO, cartpole, PPO_SETTINGS),
+    "PPO, Dict and infos": (PPO, Sums, PPO_SETTINGS),
+    "PPO, gSDE": (PPO, pendulum, PPO_SETTINGS | SDE),
+    "PPO, squashed": (PPO, pendulum, PPO_SETTINGS | SDE | {"policy_kwargs": {"squash_output": True}}),
+    "A2C": (A2C, cartpole, {}),
+    "A2C, longer": (A2C, pendulum, {"n_steps": 20}),
+    "PPO, VecNormalize": (PPO, pendulum, PPO_SETTINGS, VecNormalize),
+    "PPO, VecNormalize of rewards": (PPO, pendulum, PPO_SETTINGS, lambda envs: VecNormalize(envs, norm_obs=False)),
+    "PPO, VecNormalize at rest": (PPO, pendulum, PPO_SETTINGS, lambda envs: VecNormalize(envs, training=False)),
+    "PPO, VecFrameStack": (PPO, cartpole, PPO_SETTINGS, lambda envs: VecFrameStack(VecCheckNan(envs), 3)),
+    "PPO, images": (
+        PPO, Images, {"policy": "CnnPolicy", "n_steps": 16, "batch_size": 24, "n_epochs": 1},
+        lambda envs: VecFrameStack(envs, 2),
+    ),
+    "PPO, VecMonitor": (PPO, cartpole, PPO_SETTINGS, monitored),
+    "DQN": (DQN, cartpole, OFF_POLICY),
+    "SAC": (SAC, pendulum, OFF_POLICY | {"action_noise": NOISE}),
+    "SAC, gSDE": (SAC, pendulum, OFF_POLICY | SDE | {"use_sde_at_warmup": True}, VecNormalize),
+    "TD3": (TD3, pendulum, OFF_POLICY | {"action_noise": NormalActionNoise(np.zeros(1), 0.1 * np.ones(1))}),
+    "DDPG": (DDPG, pendulum, OFF_POLICY),
+    "HER": (DQN, bits, OFF_POLICY | {"replay_buffer_class": HerReplayBuffer}),
+    "TRPO": (TRPO, cartpole, {"n_steps": 32, "batch_size": 48}),
+    "MaskablePPO": (MaskablePPO, Sums, PPO_SETTINGS),
+    "RecurrentPPO": (RecurrentPPO, cartpole, PPO_SETTINGS | {"policy": "MlpLstmPolicy"}),
+    "TQC": (TQC, pendulum, OFF_POLICY),
+    "QRDQN": (QRDQN, cartpole, OFF_POLICY),
+}  # fmt: skip
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("case", EXACT)
+def test_a_model_learns_to_the_bit_what_it_would_have_learned(case: str) -> None:
+    kind, make, settings, *wrap = EXACT[case]
+    steps = 120 if "learning_starts" in settings else 200
+    assert_learns_the_same(lambda: model_of(kind, make, *wrap, **copy.deepcopy(settings)), steps, num_workers=2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_the_rollout_buffer_does_not_depend_on_the_number_of_workers(num_workers: int) -> None:
+    assert_learns_the_same(lambda: model_of(PPO, cartpole, **PPO_SETTINGS), 200, num_workers=num_workers)
+
+
+def test_it_is_the_workers_that_act_where_they_can_do_so_to_the_bit() -> None:
+    wraps: list[tuple[Any, bool]] = [(monitored, True), (VecNormalize, False)]
+    for wrap, acts in wraps:
+        model = model_of(PPO, cartpole, wrap, **PPO_SETTINGS)
+        with accelerate(model, num_workers=1):
+            assert isinstance(model.env.venv, PlayedVecEnv) == acts
+
+
+class Watch(BaseCallback):
+    """Stops a learn after so many calls, in the way that is wanted."""
+
+    def __init__(self, calls: int, how: type[BaseException] | None = None) -> None:
+        super().__init__()
+        self.calls, self.how = calls, how
+
+    def _on_step(self) -> bool:
+        if self.n_calls == self.calls and self.how is not None:
+            raise self.how("by a callback")
+        return self.n_calls < self.calls
+
+
+@pytest.mark.parametrize("make", [cartpole, pendulum])
+def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
+    model = model_of(PPO, make, **PPO_SETTINGS)
+    attributes, forward, env = {*vars(model), "_logger"}, type(model.policy).forward, model.env
+    with accelerate(model, num_workers=2):
+        assert model.env is not env
+        model.learn(100)
+    assert type(model) is PPO
+    assert model.env is env
+    assert model.policy.forward.__func__ is forward
+    assert set(vars(model)) == attributes
+    model.learn(100, reset_num_timesteps=False)
+    assert model.num_timesteps == 192 + 96 + 96
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_have(how: type[BaseException]) -> None:
+    plain = model_of(PPO, cartpole, **PPO_SETTINGS)
+    with pytest.raises(how):
+        plain.learn(200, Watch(40, how))
+    on_workers = model_of(PPO, cartpole, **PPO_SETTINGS)
+    with pytest.raises(how), accelerate(on_workers, num_workers=1):
+        on_workers.learn(200, Watch(40, how))
+    assert type(on_workers) is PPO
+    assert_same_models(plain, on_workers)
+    assert type(on_workers.env) is DummyVecEnv
+    on_workers.learn(100)
+
+
+def test_a_learn_that_was_stopped_can_go_on_in_the_same_block() -> None:
+    model = model_of(PPO, cartpole, **PPO_SETTINGS)
+    with accelerate(model, num_workers=1):
+        model.learn(500, Watch(40))
+        assert model.num_timesteps == 40 * N
+        model.learn(96, reset_num_timesteps=False)
+        assert model.num_timesteps == 72 * N
+        assert model.rollout_buffer.full
+
+
+def test_a_model_saves_and_loads_in_the_middle(tmp_path: Path) -> None:
+    model = model_of(PPO, cartpole, **PPO_SETTINGS)
+    with accelerate(model, num_workers=1):
+        model.learn(100, CheckpointCallback(20, str(tmp_path)))
+        model.save(tmp_path / "model")
+    found = {path.name for path in tmp_path.glob("rl_model_*")}
+    assert found == {"rl_model_60_steps.zip", "rl_model_120_steps.zip", "rl_model_180_steps.zip"}
+    loaded = PPO.load(tmp_path / "model", envs_of(cartpole))
+    assert type(loaded) is PPO
+    assert_same(dict(loaded.policy.state_dict()), dict(model.policy.state_dict()))
+    loaded.learn(100)
+
+
+def test_set_env_in_the_block_is_the_users_to_do() -> None:
+    model, other = model_of(PPO, cartpole, **PPO_SETTINGS), envs_of(cartpole)
+    model.seed = None
+    with accelerate(model, num_workers=0):
+        model.learn(96)
+        model.set_env(other)
+        model.learn(96)
+    assert model.env is other
+
+
+def test_callbacks_evaluate_stop_and_log(tmp_path: Path) -> None:
+    model = model_of(PPO, cartpole, VecNormalize, tensorboard_log=str(tmp_path), **PPO_SETTINGS)
+    stop = StopTrainingOnRewardThreshold(1.0)
+    evaluate = EvalCallback(
+        VecNormalize(envs_of(cartpole, n=1)), stop, eval_freq=40, best_model_save_path=str(tmp_path), verbose=0
+    )
+    with accelerate(model, num_workers=1):
+        model.learn(500, [evaluate, StopTrainingOnMaxEpisodes(10_000)])
+    model.logger.close()
+    assert model.num_timesteps == 40 * N
+    assert (tmp_path / "best_model.zip").exists()
+    assert list(tmp_path.glob("PPO_1/events*"))
+
+
+class Asks(BaseCallback):
+    """Asks the environments in every step."""
+
+    def _on_step(self) -> bool:
+        self.training_env.env_method("has_wrapper_attr", "level")
+        return True
+
+
+class AsksBetween(BaseCallback):
+    """Asks and sets between rollouts."""
+
+    levels: Any = None
+
+    def _on_rollout_start(self) -> None:
+        self.training_env.set_attr("level", self.num_timesteps)
+
+    def _on_rollout_end(self) -> None:
+        self.levels = self.training_env.get_attr("level")
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def test_a_callback_that_asks_the_environments_in_every_step_is_refused_by_name_at_the_start() -> None:
+    model = model_of(PPO, Sums, **PPO_SETTINGS)
+    with accelerate(model, num_workers=1):
+        with pytest.raises(ConfigurationError, match=r"Asks.*env_method.*ParallelVecEnv"):
+            model.learn(96, [Watch(1000), Asks()])
+        assert model.num_timesteps == 0
+        between = AsksBetween()
+        model.learn(96, between)
+        assert between.levels == [0] * N
+        assert model.env.env_is_wrapped(Monitor) == [True] * N
+        assert model.env.has_attr("level")
+
+
+def test_a_callback_that_asks_the_environments_works_where_the_model_acts() -> None:
+    model = model_of(PPO, Sums, lambda envs: VecNormalize(envs, norm_obs_keys=["step"]), **PPO_SETTINGS)
+    with accelerate(model, num_workers=1):
+        model.learn(96, Asks())
+
+
+def test_monitors_write_their_files(tmp_path: Path) -> None:
+    lines = []
+    for options in ({}, {"num_workers": 2}):
+        folder = tmp_path / str(len(options))
+        envs = make_vec_env(cartpole, N, SEED, monitor_dir=str(folder))
+        model = PPO("MlpPolicy", envs, seed=SEED, device="cpu", **PPO_SETTINGS)
+        learned(model, 192, **options)
+        envs.close()
+        texts = [(folder / f"{env_id}.monitor.csv").read_text().splitlines()[1:] for env_id in range(N)]
+        lines.append([[line.rpartition(",")[0] for line in text] for text in texts])
+    assert lines[0] == lines[1]
+    assert min(map(len, lines[0])) > 2
+
+
+def true_next(observation: Any, action: Any) -> Any:
+    """What CartPole does."""
+    env = gym.make("CartPole-v1").unwrapped
+    env.reset(seed=0)
+    env.state = observation.astype(np.float64)  # type: ignore[attr-defined]
+    return env.step(int(action))[0]
+
+
+def test_async_transitions_are_real_and_follow_each_other() -> None:
+    model = model_of(DQN, cartpole, **OFF_POLICY)
+    with accelerate(model, num_workers=2, mode="async") as run:
+        model.learn(540)
+        assert run.advice().costs.mode == "async"
+    buffer, dones = model.replay_buffer, model.replay_buffer.dones[: model.replay_buffer.pos] > 0
+    for t in range(0, model.replay_buffer.pos, 7):
+        for env_id in range(N):
+            expected = true_next(buffer.observations[t, env_id], buffer.actions[t, env_id, 0])
+            np.testing.assert_allclose(buffer.next_observations[t, env_id], expected, rtol=1e-4, atol=1e-5)
+    follows = (buffer.next_observations[: len(dones) - 1] == buffer.observations[1 : len(dones)]).all(-1)
+    np.testing.assert_array_equal(follows, ~dones[:-1])
+    assert model._n_updates > 30
+    assert model.num_timesteps >= 540
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(
+    ("kind", "settings", "wrap"),
+    [
+        (SAC, {"action_noise": NOISE}, VecNormalize),
+        (SAC, SDE, lambda envs: VecFrameStack(envs, 2)),
+        (TD3, {"action_noise": NOISE}, monitored),
+        (DDPG, {"train_freq": 4}, lambda envs: envs),
+        (TQC, {}, lambda envs: envs),
+    ],
+)
+def test_async_learns_with_noise_and_wrappers(kind: Any, settings: Any, wrap: Any) -> None:
+    model = model_of(kind, pendulum, wrap, **OFF_POLICY, **settings)
+    seen = learned(model, 150, num_workers=2, mode="async", max_policy_lag=1)
+    assert model._n_updates > 5
+    actions = np.concatenate([step[1]["actions"] for step in seen.seen if step[0] not in ("rollout", "end")])
+    assert np.abs(actions).max() <= 2
+    assert len(np.unique(actions)) > len(actions) / 2
+    assert len(model.ep_info_buffer) > 0
+
+
+def test_async_begins_anew_where_a_learn_does_and_has_no_more_workers_than_environments() -> None:
+    model = model_of(DQN, cartpole, n=1, **OFF_POLICY)
+    with accelerate(model, num_workers=2, mode="async") as run:
+        model.learn(40)
+        model.learn(40)
+        model.learn(40, reset_num_timesteps=False)
+        assert run.advice().costs.num_workers == 1
+    assert (model.num_timesteps, model.replay_buffer.pos) == (80, 120)
+
+
+def test_async_repeats_with_the_same_seed() -> None:
+    models = []
+    for _ in range(2):
+        models.append(model := model_of(SAC, pendulum, **OFF_POLICY, action_noise=NOISE))
+        learned(model, 120, num_workers=2, mode="async")
+    assert_same_models(*models)
+
+
+def test_async_hindsight_has_its_rewards_computed_by_the_environments() -> None:
+    model = model_of(DQN, bits, replay_buffer_class=HerReplayBuffer, **OFF_POLICY)
+    learned(model, 200, num_workers=1, mode="async")
+    assert model._n_updates > 5
+    assert model.replay_buffer.env is model.env
+
+
+@pytest.mark.parametrize("max_policy_lag", [0, 1])
+def test_actions_of_async_are_random_until_learning_starts_and_then_by_the_policy(max_policy_lag: int) -> None:
+    settings = OFF_POLICY | {"learning_starts": 45, "exploration_fraction": 1e-9, "exploration_final_eps": 0.0}
+    model = model_of(DQN, cartpole, train_freq=1, **settings)
+    for parameter in model.policy.parameters():
+        torch.nn.init.zeros_(parameter)  # Of equal values the first action is the best.
+    model.learning_rate, model.lr_schedule = 0.0, lambda left: 0.0
+    seen = learned(model, 90, num_workers=1, mode="async", max_policy_lag=max_policy_lag).seen
+    actions = np.array([step[1]["actions"] for step in seen if step[0] not in ("rollout", "end")])
+    assert set(actions[: 45 // N].ravel().tolist()) == {0, 1}
+    assert set(actions[45 // N :].ravel().tolist()) == {0}
+
+
+def test_an_exception_of_an_environment_says_whose_it_is_and_gives_the_model_back() -> None:
+    class Fragile(Sums):
+        def step(self, action: Any) -> Any:
+            if self.steps == 1:
+                raise LookupError("lost the way")
+            return super().step(action)
+
+    model = PPO("MultiInputPolicy", make_vec_env(Fragile, N), device="cpu", **PPO_SETTINGS)
+    with pytest.raises(LookupError, match="lost the way") as caught, accelerate(model, num_workers=1):
+        model.learn(96)
+    assert isinstance(caught.value.__cause__, SubEnvironmentError)
+    assert type(model) is PPO
+    assert type(model.env) is DummyVecEnv
+
+
+def test_a_worker_that_dies_ends_the_run() -> None:
+    class Mortal(Sums):
+        def step(self, action: Any) -> Any:
+            if self.steps == 1:
+                os._exit(3)
+            return super().step(action)
+
+    model = PPO("MultiInputPolicy", make_vec_env(Mortal, N), device="cpu", **PPO_SETTINGS)
+    with pytest.raises(Exception, match="exited with code 3"), accelerate(model, num_workers=1):
+        model.learn(96)
+    assert type(model.env) is DummyVecEnv
+
+
+def test_advice_says_where_the_time_went() -> None:
+    model = model_of(SAC, pendulum, **OFF_POLICY)
+    with accelerate(model, num_workers=1) as run:
+        with pytest.raises(ConfigurationError, match="learned"):
+            run.advice()
+        model.learn(150)
+        advice = run.advice()
+    assert sum(advice.costs.shares.values()) == pytest.approx(1)
+    assert advice["mode"].now == "sync"
+    assert "learning" in str(advice)
+
+
+def on_subproc() -> Any:
+    model = model_of(PPO, cartpole)
+    model.env = SubprocVecEnv.__new__(SubprocVecEnv)  # One that has started no processes.
+    return model
+
+
+def with_a_lock() -> Any:
+    model = model_of(PPO, cartpole)
+    model.env.envs[1].unwrapped.lock = threading.Lock()
+    return model
+
+
+def without_envs() -> Any:
+    model = model_of(PPO, cartpole)
+    model.env = None
+    return model
+
+
+class Halved(VecEnvWrapper):
+    def reset(self) -> Any:
+        return self.venv.reset() / 2
+
+    def step_wait(self) -> Any:
+        observations, *others = self.venv.step_wait()
+        return observations / 2, *others
+
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "no model": (lambda: "model", {}, "such as PPO.*str"),
+    "ARS": (lambda: ARS("LinearPolicy", "CartPole-v1", device="cpu"), {}, "ARS.*TQC"),
+    "no environment": (without_envs, {}, "set_env"),
+    "SubprocVecEnv": (on_subproc, {}, "SubprocVecEnv.*without vec_env_cls"),
+    "an environment that cannot be copied": (with_a_lock, {}, "env_id 1.*lock.*ParallelVecEnv"),
+    "workers": (lambda: model_of(PPO, cartpole), {"num_workers": -1}, "num_workers"),
+    "mode": (lambda: model_of(PPO, cartpole), {"mode": "later"}, "mode"),
+    "on-policy async": (lambda: model_of(PPO, cartpole), {"mode": "async"}, "PPO is on-policy"),
+    "lag in sync": (lambda: model_of(DQN, cartpole), {"max_policy_lag": 1}, 'mode="async"'),
+    "async without workers": (lambda: model_of(DQN, cartpole), {"mode": "async", "num_workers": 0}, "num_workers=0"),
+    "a wrapper in async": (lambda: model_of(DQN, cartpole, Halved), {"mode": "async"}, "Halved.*sync"),
+    "episodes in async": (
+        lambda: model_of(DQN, cartpole, n=1, train_freq=(1, "episode")), {"mode": "async"}, "train_freq.*step",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_honoured_is_refused_and_changes_nothing(case: str) -> None:
+    make, options, message = REFUSED[case]
+    model = make()
+    before = dict(vars(model)) if hasattr(model, "__dict__") else {}
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        accelerate(model, **options)
+    assert isinstance(caught.value, NotPicklableError) == ("copied" in case)
+    assert not before or before == vars(model)
+
+
+def test_versions_that_do_not_fit_are_refused() -> None:
+    for version in ("1.8.0", "2.3.2", "3.0.0a1"):
+        with pytest.raises(ConfigurationError, match=f"{version}.*pip install"):
+            check_version(version)
+    check_version("2.9.2")
+    check_version("2.10.0a3")
+
+
+def test_a_model_cannot_be_accelerated_twice() -> None:
+    model = model_of(PPO, cartpole, **PPO_SETTINGS)
+    with accelerate(model, num_workers=0), pytest.raises(ConfigurationError, match="in workers already"):
+        accelerate(model)
+
+
+def test_wrappers_that_are_not_known_work_where_the_model_acts() -> None:
+    assert_learns_the_same(lambda: model_of(PPO, cartpole, Halved, **PPO_SETTINGS), 100, num_workers=1)

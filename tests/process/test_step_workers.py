@@ -1,0 +1,207 @@
+"""One worker that acts for sub-environments which other processes step."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, TorchPolicy, WorkerOptions
+from parenv.policy.policy import Action
+from parenv.testing import LedgerEnv, check_ledger
+
+N = 5
+pytestmark = pytest.mark.timeout(300)
+
+
+def lean(observations: Any) -> Any:
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def ledgers() -> list[Any]:
+    return [functools.partial(LedgerEnv, i) for i in range(N)]
+
+
+class Counter(Policy):
+    """Its carry counts the steps of each episode; its initial carry is 10."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return np.full(batch, 10)
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(zeros(observations), {"steps": carry.copy()}, carry + 1)
+
+
+def collected(make: Any, policy: Any, workers: WorkerOptions, **options: Any) -> list[Any]:
+    with AsyncWorkerPool(make, policy, mode="sync", rollout_length=16, seed=3, workers=workers, **options) as pool:
+        found = []
+        for rollout in pool.rollouts(Stop(env_steps=16 * N * 6)):
+            found.append(rollout.copy())
+            pool.publish(policy)
+        return found
+
+
+@pytest.mark.parametrize("step_workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rollouts_are_those_of_a_worker_that_steps_by_itself(num_workers: int, step_workers: int) -> None:
+    cartpole = functools.partial(gym.make, "CartPole-v1")
+    about: dict[str, Any] = {"num_envs": N, "num_workers": num_workers}
+    alone = collected(cartpole, lean, WorkerOptions(), **about)
+    together = collected(cartpole, lean, WorkerOptions(step_workers=step_workers), **about)
+    for one, other in zip(alone, together, strict=True):
+        for name in ("observations", "actions", "rewards", "terminated", "truncated", "last_observations"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        np.testing.assert_array_equal(one.next_observations(), other.next_observations())
+        assert (one.policy_version, one.valid.all()) == (other.policy_version, other.valid.all())
+        assert sorted(one.episodes.lengths.tolist()) == sorted(other.episodes.lengths.tolist())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_every_transition_is_real_and_the_carry_stays_with_who_acts(mode: Any) -> None:
+    expected: dict[int, tuple[int, ...]] = {}
+    options = WorkerOptions(step_workers=2)
+    with AsyncWorkerPool(ledgers(), Counter(), num_workers=1, mode=mode, rollout_length=9, workers=options) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=9 * N * 8)):
+            check_ledger(rollout, expected)
+            assert (rollout.extras["steps"] == 10 + rollout.observations[..., 2]).all()
+        assert len(pool.evaluate(4)) == 4
+
+
+class Agent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def act(self, observations: torch.Tensor) -> Any:
+        logits = self.layer(observations)
+        return logits.argmax(-1), logits
+
+
+def test_a_network_acts_on_half_batches_and_one_worker_is_the_default() -> None:
+    policy, options = TorchPolicy(Agent(), "act", ("actions", "logits")), WorkerOptions(step_workers=2)
+    with AsyncWorkerPool("CartPole-v1", policy, num_envs=6, rollout_length=8, workers=options) as pool:
+        assert pool.num_workers == 1
+        rollout = next(pool.rollouts())
+        assert (rollout.extras["logits"].argmax(-1) == rollout.actions).all()
+
+
+class Dying(LedgerEnv):
+    """Kills its process in the step that a file asks for, once; otherwise as ever, with generations."""
+
+    def __init__(self, env_id: int, asked: Path) -> None:
+        super().__init__(env_id)
+        self._asked = asked
+
+    def step(self, action: Any) -> Any:
+        if self._asked.exists():
+            self._asked.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_step_worker_that_dies_is_replaced_and_the_step_that_nobody_took_is_not_valid(tmp_path: Path) -> None:
+    asked = tmp_path / "die"
+    makers = [functools.partial(Dying, i, asked if i == 3 else tmp_path / "never") for i in range(N)]
+    options = WorkerOptions(step_workers=N)
+    with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
+        rollouts, seen = pool.rollouts(), 0
+        for number in range(40):
+            if number == 3:
+                asked.touch()
+            rollout = next(rollouts)
+            gone = np.argwhere(~rollout.valid)
+            assert {column for _, column in gone.tolist()} <= {3}
+            for row, column in gone.tolist():
+                seen += 1
+                assert rollout.truncated[row, column]
+                assert rollout.rewards[row, column] == 0
+                assert (rollout.next_observations()[row, column] == rollout.observations[row, column]).all()
+            assert rollout.num_steps == rollout.valid.sum() == len(rollout.transitions())
+            others = [column for column in range(N) if column != 3]
+            numbers = rollout.observations[:, others, 2]
+            ended = (rollout.terminated | rollout.truncated)[:, others]
+            assert (np.where(ended[:-1], 0, numbers[:-1] + 1) == numbers[1:]).all()
+        assert seen == 1
+        assert pool.statistics().worker_restarts == 0
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_the_worker_that_acts_dies_with_those_that_step_and_all_are_replaced() -> None:
+    options = WorkerOptions(step_workers=2)
+    with AsyncWorkerPool(ledgers(), pids, num_workers=1, rollout_length=8, workers=options) as pool:
+        rollouts = pool.rollouts()
+        pid = int(next(rollouts).extras["pid"][0, 0])
+        os.kill(pid, signal.SIGKILL)
+        found = {int(next(rollouts).extras["pid"][0, 0]) for _ in range(10)}
+        assert len(found - {pid}) == 1
+        assert pool.statistics().worker_restarts == 1
+
+
+class Pids(Policy):
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(zeros(observations), {"pid": np.full(len(observations), os.getpid())}, carry)
+
+
+pids = Pids()
+
+
+def test_what_does_not_fit_is_said_before_a_process_starts() -> None:
+    with pytest.raises(ConfigurationError, match="step_workers=4 processes have nothing to step in a worker with 2"):
+        AsyncWorkerPool("CartPole-v1", lean, num_envs=4, num_workers=2, workers=WorkerOptions(step_workers=4))
+    with pytest.raises(ConfigurationError, match=r"step_workers must be an integer of at least 1, got 0"):
+        WorkerOptions(step_workers=0)
+    with pytest.raises(ConfigurationError, match=r"on_env_error=.restart_env. needs .* use .restart_worker."):
+        WorkerOptions(step_workers=2, on_env_error="restart_env")
+
+
+def test_sub_environments_that_are_elsewhere_cannot_be_asked() -> None:
+    with (
+        AsyncWorkerPool("CartPole-v1", lean, num_envs=2, num_workers=0, workers=WorkerOptions(step_workers=2)) as pool,
+        pytest.raises(ConfigurationError, match="get_attr needs sub-environments that the worker steps itself"),
+    ):
+        pool.get_attr("spec")
+
+
+def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
+    class Broken(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            raise RuntimeError("out of order")
+
+    options = WorkerOptions(step_workers=2)
+    makers = [functools.partial(LedgerEnv, 0), functools.partial(Broken, 1)]
+    with (
+        pytest.raises(RuntimeError, match="out of order"),
+        AsyncWorkerPool(makers, zeros, num_workers=1, workers=options) as pool,
+    ):
+        next(pool.rollouts())
+
+
+def test_a_step_that_hangs_is_cut_and_the_worker_that_acts_goes_on(tmp_path: Path, warnings_are_expected: None) -> None:
+    class Hanging(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            if (tmp_path / "hang").exists():
+                (tmp_path / "hang").unlink(missing_ok=True)
+                signal.pause()
+            return super().step(action)
+
+    makers = [functools.partial(LedgerEnv, 0), functools.partial(Hanging, 1)]
+    options = WorkerOptions(step_workers=2, step_timeout_s=20.0)
+    with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
+        rollouts = pool.rollouts()
+        next(rollouts)
+        (tmp_path / "hang").touch()
+        lost = [int((~next(rollouts).valid).sum()) for _ in range(6)]
+        assert sum(lost) == 1
+        assert pool.statistics().worker_restarts == 0

@@ -1,0 +1,382 @@
+"""Who is copied, whose turn it is, and where states lie: decisions without a process."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parenv import (
+    ConfigurationError,
+    Generational,
+    LogUniform,
+    Member,
+    NotDataError,
+    ProtocolError,
+    Tournament,
+    Uniform,
+)
+from parenv.memory.member_places import ROOM, MemberPlaces
+from parenv.memory.shared import SharedMemory
+from parenv.population.evolution import MAX_LOST, NOWHERE, Copied, Evolution, TurnEnded, TurnOutcome
+from parenv.population.hyperparameters import check_values, checked_ranges
+from parenv.population.lineage_file import Lineage
+from parenv.worker.member import made, restore, state_of
+
+NAN = float("nan")
+RANGES = {"lr": LogUniform(1e-5, 1e-2), "entropy": Uniform(0.0, 0.02)}
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_first_values_are_in_their_range_and_of_every_order_of_magnitude() -> None:
+    drawn = np.array([RANGES["lr"].sample(rng(seed)) for seed in range(3000)])
+    assert drawn.min() >= 1e-5
+    assert drawn.max() <= 1e-2
+    counts, _ = np.histogram(np.log10(drawn), bins=3)
+    assert counts.min() > 900
+    uniform = [RANGES["entropy"].sample(rng(seed)) for seed in range(1000)]
+    assert np.mean(uniform) == pytest.approx(0.01, abs=0.001)
+
+
+def test_a_childs_values_differ_by_as_much_as_is_asked_for_and_stay_in_their_range() -> None:
+    assert {RANGES["lr"].perturbed(1e-3, 0.2, rng(seed)) for seed in range(20)} == {1e-3 * 0.8, 1e-3 * 1.2}
+    assert {RANGES["lr"].perturbed(1e-2, 0.2, rng(seed)) for seed in range(20)} == {8e-3, 1e-2}
+    assert {RANGES["entropy"].perturbed(0.002, 0.2, rng(seed)) for seed in range(20)} == {0.0, 0.006}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Uniform(1.0, 1.0), "two finite numbers, the smaller one first"),
+        (lambda: Uniform(0.0, math.inf), "two finite numbers"),
+        (lambda: LogUniform(0.0, 1.0), "has no logarithm at low=0.0"),
+        (lambda: checked_ranges([1]), "must be ranges by name"),
+        (lambda: checked_ranges({"lr": 0.1}), "'lr' must be a name with a range"),
+        (lambda: checked_ranges({3: Uniform(0, 1)}), "hyper-parameter 3 must be"),
+        (lambda: check_values({"lr": 0.1}, RANGES, "initial[0]"), r"initial\[0\] must have values for 'lr', 'entropy'"),
+        (
+            lambda: check_values({"lr": 0.1, "entropy": 0.0}, RANGES, "initial[0]"),
+            r"initial\[0\] has lr=0.1, which is outside LogUniform\(low=1e-05, high=0.01\)",
+        ),
+        (lambda: Tournament(size=0), "Tournament.size must be an integer of at least 1, got 0"),
+        (lambda: Tournament(every=0), "Tournament.every must be an integer"),
+        (lambda: Tournament(perturb=1.0), "Tournament.perturb must be between 0 and 1"),
+        (lambda: Generational(resample=1.5), "Generational.resample must be a probability"),
+        (lambda: Generational(fraction=0.6), "fraction must be above 0 and at most 0.5"),
+        (lambda: Generational(fraction=0.1).check_fits(8), "of a population of 8 is nobody: use at least 0.125"),
+        (lambda: Tournament(size=4).check_fits(4), "cannot meet Tournament.size=4 others: use at most size=3"),
+    ],
+)
+def test_what_cannot_be_is_said(wrong: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        wrong()
+
+
+def test_in_a_tournament_only_a_higher_score_wins() -> None:
+    meets_all = Tournament(size=3)
+    assert meets_all.parents([0], {0: 1.0, 1: 2.0, 2: 3.0, 3: 0.0}, rng()) == {0: 2}
+    assert meets_all.parents([0], {0: 3.0, 1: 3.0, 2: 3.0, 3: 0.0}, rng()) == {}
+    assert meets_all.parents([0], {0: NAN, 1: -5.0}, rng()) == {0: 1}
+    assert meets_all.parents([0], {0: 1.0, 1: NAN, 2: NAN}, rng()) == {}
+    assert meets_all.parents([0], {0: NAN, 1: NAN}, rng()) == {}
+    assert meets_all.parents([0], {0: 1.0}, rng()) == {}
+
+
+def test_in_a_tournament_everybody_is_met_alike_often() -> None:
+    scores = {0: 0.0, **{member: float(member) for member in range(1, 7)}}
+    parents = [Tournament(size=1).parents([0], scores, rng(seed))[0] for seed in range(3000)]
+    assert min(parents.count(member) for member in range(1, 7)) > 400
+
+
+def test_a_generation_replaces_the_worst_by_the_best_and_whoever_is_worth_nothing() -> None:
+    scores = {member: float(member) for member in range(10)}
+    parents = Generational(fraction=0.2).parents(range(10), scores, rng())
+    assert parents.keys() == {0, 1}
+    assert set(parents.values()) <= {8, 9}
+    assert Generational().parents(range(10), dict.fromkeys(range(10), 1.0), rng()) == {}
+    died = {**scores, 9: NAN, 8: NAN, 7: NAN}
+    parents = Generational(fraction=0.2).parents(range(10), died, rng())
+    assert parents.keys() == {7, 8, 9}
+    assert set(parents.values()) <= {5, 6}
+    assert Generational().parents(range(10), dict.fromkeys(range(10), NAN), rng()) == {}
+
+
+def evolution(evolve: Any, size: int = 6, in_order: bool = True, seed: int = 3) -> Evolution:
+    first = [{name: range_.sample(rng(member)) for name, range_ in RANGES.items()} for member in range(size)]
+    return Evolution(evolve, RANGES, first, 2 * size, seed, in_order)
+
+
+class Simulation:
+    """Workers that write what they read plus what the turn is into places, in any order, some of them in vain."""
+
+    def __init__(self, evolution: Evolution, seed: int, loses: float = 0.0) -> None:
+        self.evolution, self.chance, self.loses = evolution, random.Random(seed), loses
+        self.places: dict[int, tuple[Any, ...]] = {NOWHERE: ()}
+        self.under_way: dict[int, tuple[Any, Any]] = {}
+        self.events: list[Any] = []
+        self.histories: dict[int, tuple[Any, ...]] = {}
+
+    def run(self, turns: int, workers: int) -> None:
+        while sum(isinstance(event, TurnEnded) for event in self.events) < turns:
+            while len(self.under_way) < workers and (turn := self.evolution.next()) is not None:
+                assert turn.member not in self.under_way
+                self.under_way[turn.member] = turn, self.places[turn.source]
+            self.finish(self.chance.choice(sorted(self.under_way)))
+
+    def finish(self, member: int) -> None:
+        turn, begun_from = self.under_way.pop(member)
+        assert self.places[turn.source] == begun_from, "somebody wrote where a turn begins"
+        if self.chance.random() < self.loses and self.evolution.members[member].lost < MAX_LOST - 1:
+            assert self.evolution.lost(member)
+            return
+        history = (*begun_from, (member, turn.turn, *turn.hyperparameters.values()))
+        assert all(one.place != turn.target for one in self.evolution.members), "somebody stands there"
+        self.places[turn.target] = history
+        score = float(hash(history) % 1000)
+        for event in self.evolution.done(member, TurnOutcome(score, 10)):
+            if isinstance(event, TurnEnded):
+                self.histories[event.member] = self.places[event.standing.place]
+            else:
+                self.histories[event.member] = self.histories[event.parent]
+            self.events.append(event)
+        for number, one in enumerate(self.evolution.members):
+            if one.place != NOWHERE:
+                assert self.places[one.place] == self.histories[number]
+
+
+EVOLVES = [Tournament(size=2, resample=0.3), Generational(fraction=0.4, resample=0.3)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(EVOLVES), st.integers(1, 6), st.booleans(), st.integers(0, 10**6), st.sampled_from([0.0, 0.3]))
+def test_nobodys_state_is_overwritten_whatever_the_order(
+    evolve: Any, workers: int, in_order: bool, seed: int, loses: float
+) -> None:
+    Simulation(evolution(evolve, in_order=in_order), seed, loses).run(60, workers)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(EVOLVES), st.integers(1, 6), st.integers(0, 10**6), st.sampled_from([0.0, 0.3]))
+def test_in_order_it_does_not_matter_who_is_faster_or_lost(evolve: Any, workers: int, seed: int, loses: float) -> None:
+    alone = Simulation(evolution(evolve), 0)
+    alone.run(60, 1)
+    many = Simulation(evolution(evolve), seed, loses)
+    many.run(60, workers)
+    assert [about(event) for event in many.events][:60] == [about(event) for event in alone.events][:60]
+
+
+def about(event: TurnEnded | Copied) -> Any:
+    if isinstance(event, Copied):
+        return event
+    standing = event.standing
+    return event.member, event.outcome, standing.turn, standing.parent, standing.ancestor, standing.hyperparameters
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(EVOLVES), st.integers(1, 6), st.integers(0, 10**6), st.integers(1, 50))
+def test_one_that_goes_on_from_a_state_comes_to_the_same(evolve: Any, workers: int, seed: int, turns: int) -> None:
+    whole = Simulation(evolution(evolve), 0)
+    whole.run(80, 1)
+    first = Simulation(evolution(evolve), seed)
+    first.run(turns, workers)
+    second = Simulation(evolution(evolve), seed + 1)
+    second.evolution.load(json.loads(json.dumps(first.evolution.state())))
+    second.places, second.histories = dict(first.places), dict(first.histories)
+    second.run(80 - turns, workers)
+    both = [about(event) for event in [*first.events, *second.events]]
+    assert both[:80] == [about(event) for event in whole.events][:80]
+
+
+def test_a_child_has_its_parents_ancestor_and_is_not_copied_before_it_has_been_measured() -> None:
+    one = evolution(Tournament(size=5), size=6, in_order=False)
+    for _ in range(6):
+        assert one.next()
+    found = [one.done(member, TurnOutcome(score, 10)) for member, score in enumerate([5.0, 4.0, 6.0, 1.0, 2.0, 3.0])]
+    # Only when all have had a turn somebody is met, and the last one loses against the best.
+    assert [len(events) for events in found] == [1, 1, 1, 1, 1, 2]
+    assert (one.members[5].parent, one.members[5].ancestor, one.members[5].score) == (2, 2, None)
+    assert one.best == 2
+    assert one.next()
+    (_, copied) = one.done(0, TurnOutcome(5.5, 10))
+    assert isinstance(copied, Copied)
+    assert copied.parent == 2
+    assert copied.inherited == one.members[2].hyperparameters
+    assert copied.hyperparameters != copied.inherited
+
+
+def test_a_member_that_takes_its_worker_with_it_again_and_again_has_died() -> None:
+    one = evolution(Tournament(size=1), size=2)
+    turn = one.next()
+    assert turn is not None
+    for _ in range(MAX_LOST - 1):
+        assert one.lost(0)
+        assert one.next() == turn
+    assert not one.lost(0)
+    (ended,) = one.done(0, TurnOutcome(NAN, 0, "died"))
+    assert isinstance(ended, TurnEnded)
+    assert one.members[0].place == NOWHERE
+    assert not one.all_died
+    second = one.next()
+    assert second is not None
+    one.done(second.member, TurnOutcome(NAN, 0, "died too"))
+    assert one.all_died
+    assert one.best is None
+
+
+@pytest.fixture
+def places() -> Iterator[MemberPlaces]:
+    found = MemberPlaces(2)
+    found.buffer = SharedMemory(found.total_bytes(3)).map()
+    yield found
+    found.buffer = None
+
+
+def test_states_lie_in_their_places_and_take_what_they_need(places: MemberPlaces) -> None:
+    state = {"tensors": {"a": np.arange(5.0)}, "more": [None, (1, 2.5), {"x": b"abc"}], "nothing": np.zeros((0, 3))}
+    nbytes = places.write(1, state)
+    assert nbytes < 1000
+    places.write(2, {"other": 1})
+    found = places.read(1)
+    np.testing.assert_array_equal(found["tensors"].pop("a"), np.arange(5.0))
+    assert found.pop("nothing").shape == (0, 3)
+    assert found == {"tensors": {}, "more": [None, (1, 2.5), {"x": b"abc"}]}
+    places.write_bytes(0, [memoryview(places.read_bytes(2))])
+    assert places.read(0) == {"other": 1}
+
+
+def test_a_place_that_holds_no_state_is_not_believed(places: MemberPlaces) -> None:
+    with pytest.raises(ProtocolError, match="place 1 holds no state"):
+        places.read(1)
+    places.write(1, [1, 2])
+    begin = places.offset(1)
+    places.buffer[begin + 8 : begin + 16] = (ROOM * 2).to_bytes(8, "little")
+    with pytest.raises(ProtocolError, match="does not end"):
+        places.read(1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        self.brain = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+        self.register_buffer("not_saved", torch.zeros(2), persistent=False)
+
+    def forward(self, observations: Any) -> Any:
+        return self.body(observations)
+
+
+def make_learner(hyperparameters: dict[str, float]) -> Member:
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=hyperparameters["lr"], betas=(0.8, 0.9))
+    return Member(net, optimizer=optimizer, mean=np.zeros(3), count=0, seen=[])
+
+
+def update(member: Member) -> None:
+    member.policy(torch.arange(12.0).reshape(4, 3)).square().mean().backward()
+    member.optimizer.step()
+    member.optimizer.zero_grad()
+
+
+def test_a_member_goes_on_from_its_state_as_if_it_had_never_been_away(places: MemberPlaces) -> None:
+    torch.manual_seed(1)
+    member = made(make_learner, 4, {"lr": 0.01})
+    for _ in range(3):
+        update(member)
+    member.policy.not_saved += 7
+    with torch.no_grad():
+        member.policy.brain += 1.5
+    member.mean, member.count = member.mean + 2.5, 3
+    member.seen.append((1, "a"))
+    places.write(0, state_of(member))
+    other = made(make_learner, 4, {"lr": 0.01})
+    restore(other, places.read(0))
+    assert other.count == 3
+    assert other.seen == [(1, "a")]
+    assert other.mean.tolist() == [2.5] * 3
+    for _ in range(2):
+        update(member)
+        update(other)
+    for name, tensor in member.policy.named_parameters():
+        assert torch.equal(tensor, other.policy.get_parameter(name)), name
+    for name, tensor in member.policy.named_buffers():
+        assert torch.equal(tensor, other.policy.get_buffer(name)), name
+    # What was restored shares nothing with the place.
+    places.write(0, {"x": np.full(10_000, 255, np.uint8)})
+    update(other)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in other.policy.parameters())
+
+
+def test_changed_hyperparameters_hold_and_not_what_the_optimizer_remembers(places: MemberPlaces) -> None:
+    member = made(make_learner, 0, {"lr": 0.01})
+    update(member)
+    member.optimizer.param_groups[0]["lr"] = 0.004  # As a schedule does.
+    places.write(0, state_of(member))
+    for lr, acts in ((0.01, 0.004), (0.03, 0.03)):
+        child = made(make_learner, 1, {"lr": lr})
+        restore(child, places.read(0))
+        assert child.optimizer.param_groups[0]["lr"] == acts
+        assert child.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+        before = child.policy.brain.clone().float()
+        child.policy.brain.grad = torch.ones(3, dtype=torch.bfloat16)
+        child.optimizer.step()
+        moved = (child.policy.brain.float() - before).abs().max().item()
+        assert moved == pytest.approx(acts, rel=0.05)  # The first step of Adam, whatever the gradient.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (lambda: Member(3), ConfigurationError, "policy must be a Policy, a torch.nn.Module or a callable"),
+        (lambda: Member(len, policy_=1, number=1), ConfigurationError, "may not be called 'number'"),
+        (lambda: Member(len, _x=1), ConfigurationError, "may not be called '_x'"),
+        (lambda: made(lambda h: Net(), 0, {}), ConfigurationError, "make_member must return a parenv.Member"),
+        (lambda: state_of(Member(len, env=Simulation)), NotDataError, "env of a member is a builtins.type"),
+        (
+            lambda: Member(len, a=1, b=2).optimizer,
+            AttributeError,
+            "this member has no part 'optimizer': its parts are a, b",
+        ),
+        (
+            lambda: restore(Member(len, a=1), {**state_of(Member(len, b=1))}),
+            ConfigurationError,
+            r"otherwise than before, with the parts \['a'\]",
+        ),
+    ],
+)
+def test_members_that_cannot_be(wrong: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        wrong()
+
+
+def test_a_lineage_goes_on_behind_what_the_checkpoint_knows_of(tmp_path: Path) -> None:
+    path = tmp_path / "lineage.jsonl"
+    copied = Copied(1, 2, NAN, 0, 3, 5.0, {"lr": 0.1}, {"lr": 0.12})
+    first = Lineage(path, {"size": 2})
+    for env_steps in (10, 20, 30):
+        first.copied(copied, env_steps)
+    assert first.lines == 4
+    first.close()
+    second = Lineage(path, {"size": 2})
+    second.go_on(3)
+    second.copied(copied, 25)
+    second.close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row.get("env_steps") for row in rows] == [None, 10, 20, 25]
+    assert rows[0] == {"event": "begin", "size": 2}
+    assert rows[1]["score"] is None  # JSON has no NaN.
+    with pytest.raises(ConfigurationError, match="has 4 lines, and the checkpoint is of 9"):
+        Lineage(path, {}).go_on(9)
+    with pytest.raises(ConfigurationError, match="there is no directory"):
+        Lineage(tmp_path / "nowhere" / "lineage.jsonl", {})

@@ -1,0 +1,41 @@
+"""Infos go through a few arrays and come out as they were, in values and types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parenv.adapters.sb3.told_infos import InfoLog, infos_of
+from parenv.protocol.data import pack, unpack
+
+INFOS: list[dict[str, Any]] = [
+    {"x": 0.5, "n": 3, "flag": True},
+    {"x": np.float64(0.25), "n": np.int32(3), "flag": np.bool_(True), "y": np.float32(0.1)},
+    {"x": 1.5, "n": -4, "flag": False},
+    {},
+    {"n": 3, "x": 0.5, "flag": True},
+    {"x": 0.5, "n": 2**70, "flag": True},
+    {"episode": {"r": 1.0, "l": 3, "t": 0.1}, "text": "a", "list": [1, None], "array": np.arange(3)},
+]
+
+
+def test_infos_come_out_as_they_were() -> None:
+    log = InfoLog()
+    for step, info in enumerate(INFOS):
+        log.add(step, info)
+    found = infos_of(unpack(*pack(log.take())))
+    assert repr([found[step] for step in range(len(INFOS))]) == repr(INFOS)
+    assert infos_of(log.take()) == {}
+
+
+def test_an_info_that_is_used_again_is_kept_as_it_was() -> None:
+    log, info = InfoLog(), {"x": 0.0, "array": np.zeros(2)}
+    plain = {"x": 0.0}
+    for step in range(3):
+        info["array"][:] = info["x"] = plain["x"] = float(step)
+        log.add(2 * step, info)
+        log.add(2 * step + 1, plain)
+    found = infos_of(log.take())
+    assert [found[step]["x"] for step in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert [found[2 * step]["array"].tolist() for step in range(3)] == [[0, 0], [1, 1], [2, 2]]

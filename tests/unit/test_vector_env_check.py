@@ -1,0 +1,148 @@
+"""What check_vector_env says of environments that keep to the rules, and of broken ones made for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from parenv.testing import check_vector_env
+
+
+class Walk(gym.Env[Any, Any]):
+    """Steps away from the place where it began, in a buffer of its own or in new arrays."""
+
+    def __init__(self, reuses_its_buffer: bool = False) -> None:
+        self.observation_space, self.action_space = spaces.Box(-99, 99, (2,)), spaces.Discrete(3)
+        self.reuses_its_buffer, self.buffer = reuses_its_buffer, np.zeros(2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.buffer[:] = self.np_random.uniform(-0.1, 0.1), 0.0
+        return self.shown(), {}
+
+    def step(self, action: Any) -> Any:
+        self.buffer += np.float32([action - 1.0, 1.0])
+        return (
+            self.shown(),
+            1.0,
+            bool(self.buffer[1] >= 7 or abs(self.buffer[0]) > 1.5),
+            False,
+            {"place": float(self.buffer[0])},
+        )
+
+    def shown(self) -> Any:
+        return self.buffer if self.reuses_its_buffer else self.buffer.copy()
+
+
+class Broken(SyncVectorEnv):
+    """Says another mode than it has, and returns what is made of what it should."""
+
+    def __init__(
+        self,
+        says: Any,
+        does: AutoresetMode = AutoresetMode.NEXT_STEP,
+        change: Callable[..., Any] = lambda *returned: returned,
+        reuses: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__([lambda: Walk(reuses)] * 3, autoreset_mode=does, **options)
+        self.metadata = {} if says is None else {"autoreset_mode": says}
+        self.change = change
+
+    def step(self, actions: Any) -> Any:
+        return self.change(*super().step(actions))
+
+
+class ResetsAll(Broken):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)
+
+
+class Unseeded(Broken):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=7 if seed is not None else None)
+
+
+class Wild(Broken):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=int(np.random.default_rng().integers(1 << 30)))
+
+
+NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_one_that_keeps_to_the_rules_has_no_problems(mode: AutoresetMode, capsys: pytest.CaptureFixture[str]) -> None:
+    report = check_vector_env(lambda: Broken(mode, mode))
+    assert report.problems == []
+    assert (report.declared, report.found) == (mode, mode)
+    assert report.ends >= 40
+    assert capsys.readouterr().out.startswith(f"says {mode.name}, does {mode.name}; ")
+
+
+BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "says next, does same": (lambda: Broken(NEXT, SAME), "says NEXT_STEP, but what it returns .* is SAME_STEP"),
+    "says same, does next": (lambda: Broken(SAME, NEXT), "says SAME_STEP, but what it returns .* is NEXT_STEP"),
+    "says nothing": (lambda: Broken(None), "does not say its autoreset mode"),
+    "ignores the mask": (lambda: ResetsAll(DISABLED, DISABLED), "changes sub-environments that the mask leaves out"),
+    "finals of the next": (lambda: Broken(SAME, SAME, reuses=True), "final_obs are the observations that the next"),
+    "rewards in a column": (
+        lambda: Broken(NEXT, change=lambda o, r, *rest: (o, r[:, None], *rest)),
+        r"rewards have shape \(3, 1\) and dtype float64, not \(3,\) and numbers",
+    ),
+    "flags as numbers": (
+        lambda: Broken(NEXT, change=lambda o, r, t, *rest: (o, r, t.astype(int), *rest)),
+        "terminated have shape .* dtype int64, not .* and bool",
+    ),
+    "another dtype": (
+        lambda: Broken(NEXT, change=lambda o, *rest: (o.astype(np.float64), *rest)),
+        "observations have shape .* and dtype float64, their space says .* and float32",
+    ),
+    "four things": (lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, i)), "step returns 4 things"),
+    "infos in a list": (
+        lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, u, [{}] * 3)),
+        "infos are a list, not a dict of arrays",
+    ),
+    "a run that cannot be repeated": (lambda: Wild(NEXT), "two runs from the same seed .* are different"),
+    "no vector env": (Walk, "Walk is no gymnasium.vector.VectorEnv"),
+}
+
+
+@pytest.mark.parametrize(("make", "problem"), BROKEN.values(), ids=BROKEN)
+def test_what_is_broken_is_named(make: Any, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = check_vector_env(make)
+    assert any(re.search(problem, one) for one in report.problems), report.problems
+    assert "WRONG: " in capsys.readouterr().out
+
+
+NOTED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no final observations": (
+        lambda: Broken(SAME, SAME, change=lambda o, r, t, u, i: (o, r, t, u, {})),
+        "infos do not say the final observation",
+    ),
+    "one array for all": (lambda: Broken(NEXT, copy=False), "arrays that it goes on writing to"),
+    "seeds are ignored": (lambda: Unseeded(NEXT), r"reset\(seed=\) changes nothing"),
+    "a reward for a reset": (
+        lambda: Broken(NEXT, change=lambda o, r, *rest: (o, r + 1, *rest)),
+        "a step that only resets has a reward that is not 0",
+    ),
+    "an info for all": (
+        lambda: Broken(NEXT, change=lambda o, r, t, u, i: (o, r, t, u, {"clock": np.zeros(2)})),
+        "the info 'clock' is no array with a row for each sub-environment",
+    ),
+    "a known library": (lambda: Broken(NEXT), r"gymnasium 1\..* is installed. Known: FunctionalJaxVectorEnv"),
+}
+
+
+@pytest.mark.parametrize(("make", "note"), NOTED.values(), ids=NOTED)
+def test_what_is_good_to_know_is_noted_and_no_problem(make: Any, note: str) -> None:
+    report = check_vector_env(make)
+    assert report.problems == []
+    assert any(re.search(note, one) for one in report.notes), report.notes
