@@ -56,7 +56,7 @@ bench: .venv/dev
 	touch $@
 
 .venv/dev: .venv/python pyproject.toml constraints.txt
-	$(PIP) --group dev --editable ".[progress,bench,sb3,tensorboard,ray]"
+	$(PIP) --group dev --editable ".[progress,bench,sb3,torchrl,export,tensorboard,ray]"
 	touch $@ .venv/demo
 
 .venv-lowest/done: pyproject.toml constraints-lowest.txt

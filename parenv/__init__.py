@@ -31,12 +31,13 @@ from parenv.errors import (
     WorkerMemoryError,
     WorkerTimeoutError,
 )
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.experience.transitions import Transitions
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
+from parenv.pool.evaluating import PendingEvaluation
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
 from parenv.population.evolving import Generational, Tournament
@@ -52,10 +53,13 @@ from parenv.worker.member import Fitness, Member
 if TYPE_CHECKING:
     from parenv import adapters as adapters
     from parenv import cli as cli
+    from parenv import exporting as exporting
     from parenv import learning as learning
     from parenv import progress as progress
     from parenv import returns as returns
     from parenv import testing as testing
+    from parenv.exporting import export as export
+    from parenv.records import SaveBest as SaveBest
     from parenv.records import load_checkpoint as load_checkpoint
     from parenv.records import save_checkpoint as save_checkpoint
 
@@ -66,6 +70,7 @@ __all__ = [
     "AsyncWorkerPool",
     "ConfigurationError",
     "EpisodeStatistics",
+    "EvaluationResult",
     "Fitness",
     "Generational",
     "Gradient",
@@ -79,6 +84,7 @@ __all__ = [
     "ObservationError",
     "ParallelVectorEnv",
     "ParenvError",
+    "PendingEvaluation",
     "Policy",
     "PolicyLagError",
     "PolicyOutputError",
@@ -95,6 +101,7 @@ __all__ = [
     "RestartLimitError",
     "RestartPolicy",
     "Rollout",
+    "SaveBest",
     "Stop",
     "SubEnvironmentError",
     "TorchPolicy",
@@ -107,13 +114,14 @@ __all__ = [
     "WorkerMemoryError",
     "WorkerOptions",
     "WorkerTimeoutError",
+    "export",
     "load_checkpoint",
     "make_vec",
     "recommended_num_workers",
     "save_checkpoint",
 ]
-_MODULES = ("adapters", "cli", "learning", "progress", "returns", "testing")
-_OF_RECORDS = ("load_checkpoint", "save_checkpoint")
+_MODULES = ("adapters", "cli", "exporting", "learning", "progress", "returns", "testing")
+_WING_OF = {"SaveBest": "records", "load_checkpoint": "records", "save_checkpoint": "records", "export": "exporting"}
 
 if not TYPE_CHECKING:
 
@@ -121,10 +129,10 @@ if not TYPE_CHECKING:
         """What is imported when somebody asks for it: some modules need torch, or a library of an extra."""
         if name in _MODULES:
             return import_module(f"parenv.{name}")
-        if name in _OF_RECORDS:
-            return getattr(import_module("parenv.records"), name)
+        if name in _WING_OF:
+            return getattr(import_module(f"parenv.{_WING_OF[name]}"), name)
         raise AttributeError(f"module 'parenv' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_OF_RECORDS})
+    return sorted({*globals(), *_MODULES, *_WING_OF})

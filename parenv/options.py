@@ -365,6 +365,8 @@ class Stop:
         mean_return: mean return of the last ``window`` episodes, once there are that many.
         window: episodes over which the mean return is taken.
         seconds: wall-clock seconds.
+        evaluation_return: mean return of an evaluation, of which somebody has to see to: ``pool.evaluate(...)``, or
+            :class:`~parenv.SaveBest`.
 
     >>> Stop(env_steps=1000).reason(env_steps=1024, episodes=3, mean_return=9.5, seconds=0.1)
     'env_steps'
@@ -375,13 +377,22 @@ class Stop:
     mean_return: float = math.inf
     window: int = 100
     seconds: float = math.inf
+    evaluation_return: float = math.inf
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ConfigurationError(f"Stop.window must be at least 1 episode, got {self.window}")
         _check_positive(self, "env_steps", "episodes", "seconds")
 
-    def reason(self, *, env_steps: int, episodes: int, mean_return: float, seconds: float) -> str | None:
+    def reason(
+        self,
+        *,
+        env_steps: int,
+        episodes: int,
+        mean_return: float,
+        seconds: float,
+        evaluation_return: float = math.nan,
+    ) -> str | None:
         """Name the first criterion that holds, or ``None``.
 
         Args:
@@ -389,11 +400,13 @@ class Stop:
             episodes: episodes so far.
             mean_return: mean return over the window, NaN while there are fewer than ``window`` episodes.
             seconds: seconds so far.
+            evaluation_return: mean return of the last evaluation, NaN while there is none.
         """
         reached = {
             "env_steps": env_steps >= self.env_steps,
             "episodes": episodes >= self.episodes,
             "mean_return": mean_return >= self.mean_return,
             "seconds": seconds >= self.seconds,
+            "evaluation_return": evaluation_return >= self.evaluation_return,
         }
         return next((name for name, holds in reached.items() if holds), None)

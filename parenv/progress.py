@@ -194,13 +194,15 @@ def scalars(statistics: PoolStatistics) -> dict[str, float]:
     """A pool's figures under the names that Stable-Baselines3 and its like log them by; NaN where there is none yet."""
     parts = ("environment", "acting", "learning", "waiting")
     seconds = {part: getattr(statistics, f"{part}_seconds") for part in parts}
-    total = sum(seconds.values())
+    total, found = sum(seconds.values()), statistics.evaluation
     return {
         "rollout/ep_rew_mean": statistics.mean_return,
         "rollout/ep_len_mean": statistics.mean_length,
         "rollout/episodes": statistics.episodes,
         "rollout/policy_lag_mean": mean_lag(statistics),
         "rollout/policy_version": statistics.policy_version,
+        "eval/mean_reward": math.nan if found is None else found.mean_return,
+        "eval/mean_ep_length": math.nan if found is None else found.episodes.mean_length,
         "time/env_steps_per_second": statistics.env_steps_per_second,
         "time/time_elapsed": statistics.seconds,
         "time/iterations": statistics.rollouts,

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_MODULES = ("sb3",)
+_MODULES = ("sb3", "tianshou", "torchrl")
 
 if not TYPE_CHECKING:
 

@@ -76,6 +76,15 @@ def named_factory(name: str) -> Callable[[], Any]:
     return found  # type: ignore[no-any-return]
 
 
+def is_env_id(env: Any) -> bool:
+    """Whether this is an env id, and no ``module:factory``.
+
+    >>> is_env_id("CartPole-v1"), is_env_id("ale_py:ALE/Pong-v5"), is_env_id("my_package.envs:make_env")
+    (True, True, False)
+    """
+    return isinstance(env, str) and (":" not in env or _VERSIONED.fullmatch(env) is not None)
+
+
 def environment_factory(env: Any) -> Callable[[], Any]:
     """A factory from an env id, ``module:factory``, or a callable.
 
@@ -85,7 +94,7 @@ def environment_factory(env: Any) -> Callable[[], Any]:
     Raises:
         ConfigurationError: it is none of them, or cannot be found.
     """
-    if isinstance(env, str) and ":" in env and not _VERSIONED.fullmatch(env):
+    if isinstance(env, str) and not is_env_id(env):
         return named_factory(env)
     return as_factories(env).functions[0]
 

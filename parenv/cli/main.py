@@ -17,6 +17,7 @@ from parenv.cli.display import make_display
 from parenv.cli.help import add_command, with_examples
 from parenv.cli.keys_command import add_keys_command
 from parenv.cli.lineage import lineage
+from parenv.cli.play import add_play_command
 from parenv.cli.plot import check_plotting, plot
 from parenv.cli.report import report
 from parenv.cli.worker_command import add_worker_command
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     _add_advise(commands)
     _add_report(commands)
     _add_lineage(commands)
+    add_play_command(commands)
     add_keys_command(commands)
     add_worker_command(commands)
     return whole

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,3 +72,30 @@ class EpisodeStatistics:
             return np.concatenate([getattr(part, name) for part in parts]) if parts else ()
 
         return cls.of(column("returns"), column("lengths"), column("seconds"), column("env_ids"))
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What an evaluation has found.
+
+    Args:
+        policy_version: that was evaluated.
+        env_steps: of the training when the evaluation began.
+        episodes: that were played.
+        weights: of that version, a state dict, where it was evaluated beside the training and has a torch module;
+            otherwise empty.
+
+    >>> episodes = EpisodeStatistics.of(returns=[9.0, 11.0], lengths=[9, 11], seconds=[0.1, 0.2], env_ids=[0, 3])
+    >>> EvaluationResult(3, 12_800, episodes).mean_return
+    10.0
+    """
+
+    policy_version: int
+    env_steps: int
+    episodes: EpisodeStatistics
+    weights: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the returns."""
+        return self.episodes.mean_return

@@ -237,6 +237,27 @@ class Rollout:
 
         return self._with_each(tensor, [self._ends], env_ids=tensor(self.env_ids))
 
+    def to_tensordict(self, device: Any = "cpu", *, names: Mapping[str, str] | None = None) -> Any:
+        """The same rollout as a ``TensorDict`` of batch size ``[B, T]``, as TorchRL's collectors give it.
+
+        Keys are ``"observation"`` (those of a Dict space at the root), ``"action"``, ``"done"``, ``"terminated"`` and
+        ``"truncated"``, which are false at the root since every step is a real one, and under ``"next"`` the true next
+        observations, the reward and how the step ended. Extras have their names, but ``log_prob`` is
+        ``"action_log_prob"``, or where losses of TorchRL look for it by ``composite_lp_aggregate``, and ``value`` is
+        ``"state_value"``, with a last dimension of 1; infos are under ``"infos"``, ``"policy_version"`` comes along. On
+        the CPU the memory is that of the arrays.
+
+        Args:
+            device: torch device.
+            names: other keys for extras, such as ``{"log_prob": "behaviour_log_prob"}``.
+
+        Raises:
+            ConfigurationError: ``tensordict`` is not installed, a field has no fixed size, or two have one key.
+        """
+        from parenv.experience.tensordicts import tensordict_of
+
+        return tensordict_of(self.to(device), dict(names or {}), device)
+
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
         return self._with_each(_copy, self.ends)

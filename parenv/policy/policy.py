@@ -175,6 +175,22 @@ class TorchPolicy(Policy):
         carry = returned[self._carry_at] if self._carry_at is not None else None
         return Action(returned[self._actions_at], {name: returned[i] for name, i in self._extras_at}, carry)
 
+    def log_prob(self, observations: Any, actions: Any) -> Any:
+        """Log-probabilities ``[N]`` of actions, from a method that takes them as ``action`` or ``actions``.
+
+        Raises:
+            ConfigurationError: it takes none, gives no ``log_prob``, or has a carry.
+        """
+        taken = parameters_of(getattr(self.module, self.method), 1)
+        name = next((name for name in ("action", "actions") if name in taken), None)
+        at = dict(self._extras_at).get("log_prob")
+        if name is None or at is None or self._carry_at is not None:
+            raise ConfigurationError(
+                f"{type(self.module).__name__}.{self.method} does not say how likely given actions are: that takes a "
+                'parameter action=None, as in CleanRL, "log_prob" among the outputs, and no carry'
+            )
+        return getattr(self.module, self.method)(observations, **{name: actions})[at]
+
     def initial_carry(self, batch: int) -> Any:
         """From the argument, from the module, or ``None``."""
         function = self._initial_carry or getattr(self.module, "initial_carry", None)

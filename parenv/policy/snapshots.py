@@ -36,6 +36,13 @@ def tensors_of(module: Any) -> dict[str, Any]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def names_in_state_dict(module: Any) -> dict[str, str]:
+    """By each key of a module's state dict, the name that the same tensor has in :func:`tensors_of`."""
+    names = {id(tensor): name for name, tensor in tensors_of(module).items()}
+    state = module.state_dict(keep_vars=True)
+    return {key: names[id(tensor)] for key, tensor in state.items() if id(tensor) in names}
+
+
 def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
     """Lay out all parameters and buffers of a module, each once; the layout and the size of the block in bytes.
 
@@ -87,6 +94,7 @@ class WeightsWriter:
         in_state_dict = set(module.state_dict())
         self._not_persistent = set(self._names) - in_state_dict
         self._tied = in_state_dict - set(self._names)
+        self._names_in_state_dict = names_in_state_dict(module)
         self._places = []
         for place in range(places):
             if nbytes:
@@ -116,6 +124,11 @@ class WeightsWriter:
         if views:
             with torch.no_grad():
                 torch._foreach_copy_(views, tensors)
+
+    def state_dict(self, place: int) -> dict[str, Any]:
+        """What lies in a place, in copies: what ``load_state_dict`` of such a module takes."""
+        views = dict(zip(self._names, self._places[place], strict=True))
+        return {key: views[name].clone() for key, name in self._names_in_state_dict.items()}
 
     def _checked(self, given: Mapping[str, Any], views: Sequence[Any], source: Any) -> list[Any]:
         optional = set() if is_module(source) else self._not_persistent

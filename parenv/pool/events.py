@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from parenv.experience.episodes import EvaluationResult
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import Dispatch
 from parenv.supervision.supervisor import Back, Lost
@@ -31,10 +32,11 @@ class Published(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """Episodes by a version have been run, from ``since`` on."""
+    """Episodes by a version have been run, from ``since`` on; the driver has waited for them, or they were beside."""
 
-    version: int
+    result: EvaluationResult
     since: float
+    beside: bool
 
 
 class Questioned(NamedTuple):

@@ -50,7 +50,7 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
     with contextlib.ExitStack() as stack:
         stack.callback(plan.recorder.close)
         plan.recorder.begin(plan.about)
-        arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 2)
+        arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 3)
         stack.callback(arena.close)
         versions = Versions(job.policy, arena.weights, arena.places, job.settings)
         placement = placement_for(plan, arena.weights_map)

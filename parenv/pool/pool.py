@@ -16,12 +16,14 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
+from parenv.pool.evaluating import PendingEvaluation
 from parenv.pool.events import Observer
 from parenv.pool.pool_plan import Given, make_plan
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.statistics import PoolStatistics
 from parenv.pool.streams import Item, criteria, stream
 from parenv.pool.threads import OneThread, StreamKey
+from parenv.supervision.partition import at_least
 from parenv.supervision.shortening import Shortened
 
 if TYPE_CHECKING:
@@ -183,29 +185,48 @@ class AsyncWorkerPool:
         """
         return cast(Iterator[Gradient], self._stream("gradient", "gradients", PoolSession.next_gradient, stop))
 
-    def publish(self, policy: Any, **settings: Any) -> int:
+    def publish(self, policy: Any, *, min_kl: float | None = None, on: Rollout | None = None, **settings: Any) -> int:
         """Make a new version, by which every rollout that begins from now on acts.
 
         Args:
             policy: a policy like the one the pool was made with, its module, or the module's state dict.
+            min_kl: publish only if the policy has moved by so much from what acted in the rollout ``on``, by an
+                estimate of the mean Kullback-Leibler divergence, or if there are settings; otherwise it is counted in
+                ``statistics().skipped_publishes``. The rollout needs the extra ``log_prob``, the policy a method
+                ``log_prob(observations, actions)``, which a :class:`~parenv.TorchPolicy` has if its method takes
+                ``action``.
+            on: the rollout for ``min_kl``.
             **settings: reach the workers as ``policy.settings`` with this version, and stay until they are changed.
 
         Returns:
-            The number of the version.
+            The number of the version, which is that of the one before where nothing was published.
 
         Raises:
-            ConfigurationError: names, shapes or dtypes are not those of the pool's policy.
+            ConfigurationError: names, shapes or dtypes are not those of the pool's policy, or ``min_kl`` cannot be
+                computed.
             PolicyLagError: rollouts under way would become older than ``max_policy_lag``.
         """
         with self._using() as session:
-            return session.publish(policy, settings)
+            if (min_kl, on) == (None, None) or session.has_moved(policy, settings, min_kl, on):
+                return session.publish(policy, settings)
+            return session.version
 
     def synchronize(self) -> int:
         """Have every worker load the newest version now, and wait until all have; its number."""
         with self._using() as session:
             return session.synchronize()
 
-    def evaluate(self, episodes: int, deterministic: bool = True) -> EpisodeStatistics:
+    @overload
+    def evaluate(
+        self, episodes: int, deterministic: bool = True, *, wait: Literal[True] = True
+    ) -> EpisodeStatistics: ...
+
+    @overload
+    def evaluate(self, episodes: int, deterministic: bool = True, *, wait: Literal[False]) -> PendingEvaluation: ...
+
+    def evaluate(
+        self, episodes: int, deterministic: bool = True, *, wait: bool = True
+    ) -> EpisodeStatistics | PendingEvaluation:
         """Run whole episodes by the newest version, on the workers, in sub-environments made for it.
 
         The training environments, their random states and the policy's carry are not touched.
@@ -213,11 +234,19 @@ class AsyncWorkerPool:
         Args:
             episodes: how many.
             deterministic: what ``policy.settings["deterministic"]`` says meanwhile.
+            wait: ``False``: beside the training. Workers play by a copy of this version while they wait for a credit,
+                and for a tenth of their time where they never do; the stream goes on. Once the stream has heard of the
+                result it is in :meth:`statistics`. There is one at a time: while it is under way, nothing more is begun
+                and the one under way is returned.
+
+        Returns:
+            The episodes; with ``wait=False``, what will have them.
         """
-        if episodes < 1:
-            raise ConfigurationError(f"episodes must be at least 1, got {episodes}")
+        at_least("episodes", episodes, 1)
         with self._using() as session:
-            return session.evaluate(episodes, deterministic)
+            if wait:
+                return session.evaluate(episodes, deterministic)
+            return PendingEvaluation(session.evaluate_beside(episodes, deterministic), self._finish_evaluation)
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
@@ -345,6 +374,10 @@ class AsyncWorkerPool:
             raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
         self._check_open()
         return stream(criteria(stop), self._using, take, wait)
+
+    def _finish_evaluation(self) -> None:
+        with self._using() as session:
+            session.finish_evaluation()
 
     def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[PoolSession]:
         return Shortened(self._used(stream))

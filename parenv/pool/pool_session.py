@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.pool.arrival import Arrival
 from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.env_questions import EnvQuestion
-from parenv.pool.events import Asked, Delivered, Evaluated, Observer, Published, Questioned, telling
+from parenv.pool.evaluating import EvaluationOutcome, Evaluator
+from parenv.pool.events import Asked, Delivered, Observer, Published, Questioned, telling
+from parenv.pool.moving import check_min_kl, kl_from
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics, mean
@@ -40,11 +42,11 @@ class PoolSession:
         self._timer = DriverTimer(self._counters.driver_s, self._counters.driver_processor_s)
         self._observers = [plan.recorder, Observer()]  # The second one can be exchanged: see observe.
         self._tell = telling(self._observers)
-        self._evaluations = 0
         parts = opened(plan, self._counters, self._tell)
         self._arena, self._versions = parts.arena, parts.versions
         self.workers, self._supervisor = parts.workers, parts.supervisor
         self._queue, self._accumulator = parts.queue, parts.accumulator
+        self._evaluator = Evaluator(parts.supervisor, parts.versions, self._counters, self._tell)
         self.observation_space, self.action_space = parts.spaces
 
     @property
@@ -85,11 +87,19 @@ class PoolSession:
         """Write a new version, once there is room for it."""
         began = time.perf_counter()
         with self._timer.during("publishing"):
-            while not self._versions.has_room(self._queue.scheduler.versions_in_use()):
+            while not self._versions.has_room(self._versions_in_use()):
                 self._queue.listen()
             version = self._versions.add(policy, settings, self._queue.scheduler.publish)
         self._tell(Published(version, began))
         return version
+
+    def has_moved(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> bool:
+        """Whether a policy is far enough from what acted in a rollout to be published; counts where it is not."""
+        limit = check_min_kl(min_kl, on)
+        with self._timer.during("publishing"):
+            moved = bool(settings) or not kl_from(on, policy, self.plan.job.policy) < limit
+        self._counters.skipped_publishes += not moved
+        return moved
 
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
@@ -102,17 +112,25 @@ class PoolSession:
         self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
 
+    @property
+    def evaluation(self) -> EvaluationResult | None:
+        """What the last evaluation has found."""
+        return self._evaluator.last
+
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
-        """Run episodes by the newest version, spread over the workers."""
-        began = time.perf_counter()
-        self._evaluations += 1
-        num_workers = len(self.workers.shares)
-        wanted = {w: episodes // num_workers + (w < episodes % num_workers) for w in range(num_workers)}
-        newest = self._versions.newest
-        questions = {w: (n, deterministic, self._evaluations, *newest) for w, n in wanted.items() if n}
-        answers = self.ask_workers("evaluate", questions, newest[:2])
-        self._tell(Evaluated(newest.number, began))
-        return EpisodeStatistics.joined([EpisodeStatistics.of(*answer) for answer in answers.values()])
+        """Run episodes by the newest version, once what is evaluated beside the training is done."""
+        self.finish_evaluation()
+        with self._timer.during("calling"):
+            return self._evaluator.run(episodes, deterministic)
+
+    def evaluate_beside(self, episodes: int, deterministic: bool) -> EvaluationOutcome:
+        """Have workers run episodes by the newest version beside the training."""
+        return self._evaluator.begin(episodes, deterministic)
+
+    def finish_evaluation(self) -> None:
+        """Wait for what is evaluated beside the training."""
+        with self._timer.during("calling"):
+            self._evaluator.finish(self._queue.listen)
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
         """``call``, ``get_attr`` or ``set_attr`` on some sub-environments; the answers in the order of ``env_ids``.
@@ -179,6 +197,9 @@ class PoolSession:
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             refused_connections=dict(traffic.refused),
+            skipped_publishes=counters.skipped_publishes,
+            evaluations=self._evaluator.begun,
+            evaluation=self._evaluator.last,
         )
 
     def state(self) -> dict[str, Any]:
@@ -186,7 +207,7 @@ class PoolSession:
         return {
             "policy_version": self.version,
             "settings": dict(self._versions.settings),
-            "evaluations": self._evaluations,
+            "evaluations": self._evaluator.begun,
             "worker_restarts": self._supervisor.restarts,
             "statistics": self._counters.state(),
             "seconds": self._timer.seconds,
@@ -199,7 +220,7 @@ class PoolSession:
             raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
         self._versions.resume(state["policy_version"], state["settings"])
         self._queue.scheduler.version = state["policy_version"]
-        self._evaluations, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
+        self._evaluator.begun, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])
         self._timer.resume(state["seconds"], state["collecting_seconds"])
 
@@ -214,7 +235,11 @@ class PoolSession:
                 observer.close()
             self._arena.close()
 
+    def _versions_in_use(self) -> set[int]:
+        return self._queue.scheduler.versions_in_use() | self._evaluator.versions_in_use()
+
     def _next(self, deadline: float) -> Arrival | None:
+        self._evaluator.collect()
         self._timer.asked()
         self._tell(Asked())
         with self._timer.during("waiting"):

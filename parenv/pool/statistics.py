@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.experience.episodes import EvaluationResult
 from parenv.experience.rollout import Rollout
 
 WINDOW = 100
@@ -57,6 +58,9 @@ class PoolStatistics:
         bytes_sent: bytes sent to them, before encryption.
         bytes_received: bytes that came from them.
         refused_connections: connections and messages from other machines that were refused, by reason.
+        skipped_publishes: not done, because the policy had not moved by ``min_kl``.
+        evaluations: how many were begun.
+        evaluation: what the last one that is done has found, or ``None``.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -101,6 +105,9 @@ class PoolStatistics:
     bytes_sent: int
     bytes_received: int
     refused_connections: Mapping[str, int]
+    skipped_publishes: int
+    evaluations: int
+    evaluation: EvaluationResult | None
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<12} {words}" for name, words in _rows(self).items() if words)
@@ -111,6 +118,7 @@ def _rows(figures: PoolStatistics) -> dict[str, str]:
     lags = ", ".join(f"{count} of lag {lag}" for lag, count in figures.policy_lag.items())
     odd = {name: getattr(figures, f"{name}_rollouts") for name in ("copied", "dropped")}
     odd["gradients skipped"] = figures.skipped_gradients
+    odd["publishes skipped"] = figures.skipped_publishes
     workers = ("environment", "acting", "learning", "committing", "waiting")
     speed = f"{figures.env_steps_per_second:,.0f} a second"
     return {
@@ -118,6 +126,7 @@ def _rows(figures: PoolStatistics) -> dict[str, str]:
         "episodes": f"{figures.episodes:,}, of the last {WINDOW} mean return {figures.mean_return:,.2f}, mean length "
         f"{figures.mean_length:,.1f}",
         "policy": f"version {figures.policy_version}" + (f"; {lags}" if lags else ""),
+        "evaluated": _evaluated(figures.evaluation),
         "gradients": f"{figures.gradients:,}" if figures.gradients else "",
         "left out": ", ".join(f"{count} {name}" for name, count in odd.items() if count),
         "workers": f"{figures.workers_alive} alive, {figures.worker_restarts} restarts; {figures.env_restarts} "
@@ -126,6 +135,13 @@ def _rows(figures: PoolStatistics) -> dict[str, str]:
         "their time": _fractions({name: getattr(figures, f"{name}_seconds") for name in workers}),
         "driver's": _fractions(figures.driver_seconds),
     }
+
+
+def _evaluated(found: EvaluationResult | None) -> str:
+    if found is None:
+        return ""
+    mean, count = found.mean_return, len(found.episodes)
+    return f"version {found.policy_version}, of {found.env_steps:,} env steps: mean return {mean:,.2f} of {count:,}"
 
 
 def _fractions(seconds: Mapping[str, float]) -> str:
@@ -144,6 +160,7 @@ class Counters:
     dropped: int = 0
     gradients: int = 0
     skipped: int = 0
+    skipped_publishes: int = 0
     env_restarts: int = 0
     lag: Counter[int] = field(default_factory=Counter)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -177,7 +194,7 @@ class Counters:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on counting from here."""
         for name, mine in vars(self).items():
-            value = state[name]
+            value = state.get(name, mine)  # A state may be older than one of the counts.
             if isinstance(mine, deque):
                 mine.extend(value)
             elif isinstance(mine, dict):

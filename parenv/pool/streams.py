@@ -49,15 +49,24 @@ def stream(
     deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
     env_steps = episodes = 0
     returns: deque[float] = deque(maxlen=stop.window)
+    with using(key) as session:
+        found = known = session.evaluation
     while True:
         enough = len(returns) == stop.window
         mean_return = sum(returns) / stop.window if enough else math.nan
         seconds = time.monotonic() - began
-        if stop.reason(env_steps=env_steps, episodes=episodes, mean_return=mean_return, seconds=seconds):
+        evaluation_return = math.nan if found is None or found is known else found.mean_return
+        if stop.reason(
+            env_steps=env_steps,
+            episodes=episodes,
+            mean_return=mean_return,
+            seconds=seconds,
+            evaluation_return=evaluation_return,
+        ):
             return
         waits = wait is None or wait()
         with using(key) as session:
-            item = take(session, deadline if waits else 0.0)
+            item, found = take(session, deadline if waits else 0.0), session.evaluation
         if item is None:
             if waits:
                 return

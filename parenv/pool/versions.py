@@ -85,6 +85,10 @@ class Versions:
         self._kept[self.newest.number] = self.newest
         return self.newest.number
 
+    def weights_of(self, version: Version) -> dict[str, Any]:
+        """The weights of a version that is kept, as a state dict with memory of its own; empty without a module."""
+        return {} if self._weights is None else self._weights.state_dict(version.place)
+
     def resume(self, number: int, settings: Mapping[str, Any]) -> None:
         """Go on counting from a version, which is what the pool was made with, with these settings."""
         self.settings = dict(settings)

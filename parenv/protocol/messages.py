@@ -168,7 +168,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Call:
-    """Driver: do this between two rollouts and answer.
+    """Driver: do this between two rollouts and answer; what is evaluated beside the training is answered in the end.
 
     Args:
         sequence: counts the calls.

@@ -40,7 +40,7 @@ class VectorSession:
 
     Attributes:
         under_way: how many sub-environments were sent an action whose results were not received.
-        read_infos: gives the infos of all, in Gymnasium's form unless somebody sets another.
+        read_infos: gives the infos of all, or of some, in Gymnasium's form unless somebody sets another.
     """
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
@@ -174,7 +174,7 @@ class VectorSession:
             ids = ids[np.argsort(board.requested[ids], kind="stable")[:batch_size]]
         self._in_flight[ids] = False
         self.under_way -= len(ids)
-        infos = self._restarts.add_to(self._results.infos(ids) if self._had_infos else {}, ids)
+        infos = self._restarts.add_to(self.read_infos(ids) if self._had_infos else {}, ids)
         infos["env_id"] = ids
         self._deliver(ids)
         return self._results.observations(ids), board.rewards[ids], board.terminated[ids], board.truncated[ids], infos

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +16,16 @@ from parenv.envs.stepping import Stepper, make_stepper
 from parenv.experience.assembly import episodes_of
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.status_slot import StatusSlot
+from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, private_writer, reset
 from parenv.worker.job import Job
 
-CHUNK = 16
+MAX_STEPS = 16
 """Env steps between two looks at who is done."""
+PIECE_S = 0.005
+"""How long a piece of an evaluation beside the training may take, unless a single env step takes longer."""
+FRACTION = 0.1
+"""Of its time with rollouts, what a worker that always has some to collect spends on an evaluation beside them."""
 
 
 class Evaluation:
@@ -26,18 +34,30 @@ class Evaluation:
     Args:
         job: how to make them.
         training: the collector whose policy is evaluated.
+        make_actor: makes an actor with a copy of the policy that the training does not touch.
         env_ids: of the sub-environments, int64 ``[B]``.
         worker: index of the worker.
         progress: where to say what is going on.
     """
 
-    def __init__(self, job: Job, training: Collector, env_ids: Any, worker: int, progress: StatusSlot) -> None:
+    def __init__(
+        self,
+        job: Job,
+        training: Collector,
+        make_actor: Callable[[], Actor],
+        env_ids: Any,
+        worker: int,
+        progress: StatusSlot,
+    ) -> None:
         self._job, self._training, self._env_ids = job, training, env_ids
+        self._make_actor = make_actor
         self._worker, self._progress = worker, progress
         self._stepper: Stepper | None = None
+        self._beside: Actor | None = None
+        self._game: Game | None = None
 
     def run(self, episodes: int, deterministic: bool, number: int) -> tuple[Any, ...]:
-        """Play episodes by the policy as it is.
+        """Play episodes by the policy of the training as it is.
 
         Args:
             episodes: how many.
@@ -47,23 +67,63 @@ class Evaluation:
         Returns:
             Returns, lengths, seconds and env_ids of the episodes, each ``[episodes]``.
         """
-        actor, worker = self._training.actor, self._worker
-        seed = evaluation_seed(self._job.seed, self._job.first_worker + worker, number)
-        training = self._training.spec
-        extras = tuple(extra for extra in training.extras if not extra.postprocessed)
-        spec = replace(training, rollout_length=CHUNK, extras=extras)
-        with RandomState(seed), actor.deterministic(deterministic):
-            stepper = self._stepper = self._stepper or self._make()
-            seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
-            rows, infos = reset(stepper, spec.observations, seeds)
-            collector = Collector(stepper, actor, spec, rows, self._env_ids, worker, self._progress, infos=infos)
-            played = play(collector, episodes, self._env_ids)
-        return played.returns, played.lengths, played.seconds, played.env_ids
+        game = self._begun(self._training.actor, episodes, deterministic, number)
+        while not game.is_over:
+            game.play(MAX_STEPS)
+        return self._answer(game)
+
+    def begin(self, episodes: int, deterministic: bool, number: int, place: int, snapshot: bytes) -> None:
+        """The same by a version of the policy that stays meanwhile; :meth:`go_on` plays.
+
+        Args:
+            episodes: how many.
+            deterministic: what ``settings["deterministic"]`` says meanwhile.
+            number: counts the evaluations.
+            place: where the weights of the version lie.
+            snapshot: of the version.
+        """
+        self._beside = self._beside or self._make_actor()
+        self._beside.load(place, snapshot)
+        self._game = self._begun(self._beside, episodes, deterministic, number)
+
+    def go_on(self) -> tuple[Any, ...] | None:
+        """Play for a moment; what :meth:`run` returns, or ``None`` where there is more to play."""
+        game = self._game
+        assert game is not None
+        self._progress.begin("evaluate")
+        game.play(MAX_STEPS if game.step_s * MAX_STEPS < PIECE_S else 1)
+        if not game.is_over:
+            return None
+        self._game = None
+        return self._answer(game)
 
     def close(self) -> None:
         """Close its sub-environments."""
         if self._stepper is not None:
             self._stepper.close()
+
+    def _begun(self, actor: Actor, episodes: int, deterministic: bool, number: int) -> Game:
+        seed = evaluation_seed(self._job.seed, self._job.first_worker + self._worker, number)
+        training = self._training.spec
+        extras = tuple(extra for extra in training.extras if not extra.postprocessed)
+        spec = replace(training, rollout_length=MAX_STEPS, extras=extras)
+        random_state = RandomState(seed)
+
+        @contextlib.contextmanager
+        def within() -> Iterator[None]:
+            with random_state, actor.deterministic(deterministic):
+                yield
+
+        with within():
+            stepper = self._stepper = self._stepper or self._make()
+            seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
+            rows, infos = reset(stepper, spec.observations, seeds)
+            collector = Collector(stepper, actor, spec, rows, self._env_ids, self._worker, self._progress, infos=infos)
+        return Game(collector, episodes, within)
+
+    def _answer(self, game: Game) -> tuple[Any, ...]:
+        played = episodes_of(np.array(game.records), self._env_ids)
+        return played.returns, played.lengths, played.seconds, played.env_ids
 
     def _make(self) -> Stepper:
         training, first = self._training, int(self._env_ids[0])
@@ -72,24 +132,58 @@ class Evaluation:
         return make_stepper(envs, first, self._progress, training.actor.fit, self._job.options.step_threads)
 
 
-def play(collector: Collector, episodes: int, env_ids: Any) -> EpisodeStatistics:
-    """Whole episodes, as many from each sub-environment as from every other, give or take one.
+class Game:
+    """Episodes under way, as many from each sub-environment as from every other, give or take one.
 
     The number per sub-environment is fixed before, since taking the first that end would favour short ones.
 
     Args:
-        collector: at the beginning of episodes.
+        collector: over sub-environments that begin an episode.
         episodes: how many.
-        env_ids: of its sub-environments, int64 ``[B]``.
+        within: makes what steps are taken within, such as a random state.
+
+    Attributes:
+        records: of the episodes that have ended and count.
+        step_s: seconds that a step of all sub-environments took; infinite before the first.
     """
-    batch = collector.stepper.num_envs
-    wanted = [episodes // batch + (column < episodes % batch) for column in range(batch)]
-    records: list[Any] = []
-    writer = private_writer(collector.spec, batch)
-    while any(wanted):
-        collector.collect(writer)
-        for record in writer.end_records().copy():
-            if wanted[record["column"]] and record["counts"]:
-                wanted[record["column"]] -= 1
-                records.append(record)
-    return episodes_of(np.array(records), env_ids)
+
+    def __init__(
+        self,
+        collector: Collector,
+        episodes: int,
+        within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        batch = collector.stepper.num_envs
+        self._collector, self._within = collector, within
+        self._wanted = [episodes // batch + (column < episodes % batch) for column in range(batch)]
+        self._writer = private_writer(collector.spec, batch)
+        self.records: list[Any] = []
+        self.step_s = float("inf")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all episodes have ended."""
+        return not any(self._wanted)
+
+    def play(self, steps: int) -> None:
+        """Take so many steps in every sub-environment."""
+        collector = self._collector
+        if steps != collector.spec.rollout_length:
+            collector.spec = replace(collector.spec, rollout_length=steps)
+            self._writer = private_writer(collector.spec, collector.stepper.num_envs)
+        began = time.perf_counter()
+        with self._within():
+            collector.collect(self._writer)
+        self.step_s = (time.perf_counter() - began) / steps
+        for record in self._writer.end_records().copy():
+            if self._wanted[record["column"]] and record["counts"]:
+                self._wanted[record["column"]] -= 1
+                self.records.append(record)
+
+
+def play(collector: Collector, episodes: int, env_ids: Any) -> EpisodeStatistics:
+    """So many whole episodes, from a collector at the beginning of them; ``env_ids`` are int64 ``[B]``."""
+    game = Game(collector, episodes)
+    while not game.is_over:
+        game.play(MAX_STEPS)
+    return episodes_of(np.array(game.records), env_ids)

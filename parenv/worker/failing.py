@@ -12,6 +12,8 @@ from parenv.protocol.data import is_data
 from parenv.protocol.messages import Failure, Message
 
 MAX_ATTRIBUTE_BYTES = 1 << 16
+LATER = object()
+"""In the place of an answer: there will be one, once the task has gone on with it."""
 
 
 class Outlet(Protocol):

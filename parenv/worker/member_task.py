@@ -27,7 +27,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, StopCollectingError, private_writer, reset
-from parenv.worker.evaluation import CHUNK, play
+from parenv.worker.evaluation import MAX_STEPS, play
 from parenv.worker.failing import Outlet, failure_of
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Member, made, restore, state_of
@@ -208,7 +208,7 @@ class MemberTask:
         if fitness.episodes:
             with actor.deterministic(fitness.deterministic):
                 self._measuring.normalise_by(self._training.statistics, updating=False)
-                spec = replace(self._spec, rollout_length=CHUNK)
+                spec = replace(self._spec, rollout_length=MAX_STEPS)
                 collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
                 episodes = play(collector, fitness.episodes, self._measuring.env_ids)
         self._progress.begin("fitness")

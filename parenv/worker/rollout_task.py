@@ -31,7 +31,7 @@ from parenv.worker.calling import ENV_METHODS
 from parenv.worker.collecting import Collector, StopCollectingError
 from parenv.worker.differentiating import Differentiator
 from parenv.worker.evaluation import Evaluation
-from parenv.worker.failing import Outlet
+from parenv.worker.failing import LATER, Outlet
 from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
 from parenv.worker.loads import Loads
@@ -56,6 +56,7 @@ class RolloutTask:
         self, job: Job, sender: Sender, load_job: Callable[[], Job], progress: StatusSlot, outlet: Outlet
     ) -> None:
         self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
+        self._load_job = load_job
         self._started = start(sender, job, load_job, progress, outlet.warn)
         self._evaluation: Evaluation | None = None
         self._policy_version = -1
@@ -77,17 +78,28 @@ class RolloutTask:
         infos = infos_from_data(layout.infos)
         spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=gradient_bytes)
         self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
-        self._actor = Actor(
-            job.policy,
-            spec.observations,
-            spec.actions,
-            job.options.device,
-            lambda module: WeightsReader(module, mapping, job.weights_offset, job.options.device),
-            started.fit,
-        )
+
+        def make_actor(policy: Any) -> Actor:
+            return Actor(
+                policy,
+                spec.observations,
+                spec.actions,
+                job.options.device,
+                lambda module: WeightsReader(module, mapping, job.weights_offset, job.options.device),
+                started.fit,
+            )
+
+        self._actor = make_actor(job.policy)
         self._env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
         self._collector = self._make_collector(spec)
-        self._evaluation = Evaluation(job, self._collector, self._env_ids, worker, self._progress)
+        self._evaluation = Evaluation(
+            job,
+            self._collector,
+            lambda: make_actor(self._load_job().policy),
+            self._env_ids,
+            worker,
+            self._progress,
+        )
         self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
         self._idle_since = time.perf_counter()
@@ -99,7 +111,7 @@ class RolloutTask:
             self._outlet.say(self._collect(credit))
 
     def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call."""
+        """Answer a call, or begin what :meth:`go_on` goes on with, for :data:`~parenv.worker.failing.LATER`."""
         if method in ENV_METHODS:
             return self._ask_envs(method, *arguments)
         answers: dict[str, Callable[..., Any]] = {
@@ -110,6 +122,15 @@ class RolloutTask:
             "restart": self._collector.restart,
         }
         return answers[method](*arguments)
+
+    def go_on(self, seconds: float) -> Any:
+        """Go on with what was begun, at least a bit; the answer, or ``LATER`` where these seconds did not do for it."""
+        assert self._evaluation is not None
+        until, answer = time.perf_counter() + seconds, None
+        with contextlib.suppress(StopCollectingError):
+            while (answer := self._evaluation.go_on()) is None and time.perf_counter() < until:
+                pass
+        return LATER if answer is None else answer
 
     def close(self) -> None:
         """Close the sub-environments."""
@@ -194,8 +215,11 @@ class RolloutTask:
         return anew
 
     def _evaluate(
-        self, episodes: int, deterministic: bool, number: int, version: int, place: int, snapshot: bytes
-    ) -> tuple[Any, ...]:
+        self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, place: int, snapshot: bytes
+    ) -> Any:
         assert self._evaluation is not None
+        if beside:
+            self._evaluation.begin(episodes, deterministic, number, place, snapshot)
+            return LATER
         self._load(version, place, snapshot)
         return self._evaluation.run(episodes, deterministic, number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ from parenv.protocol.messages import (
 )
 from parenv.protocol.plain import as_data
 from parenv.worker.calling import ENV_METHODS
-from parenv.worker.failing import FailedCallError, failure_of
+from parenv.worker.evaluation import FRACTION
+from parenv.worker.failing import LATER, FailedCallError, failure_of
 from parenv.worker.job import MemberJob, StepJob
 from parenv.worker.loads import Loads
 from parenv.worker.member_task import MemberTask
@@ -37,12 +39,17 @@ from parenv.worker.step_task import StepTask
 
 
 class Inbox:
-    """What was asked and is still to be done: credits come last, so that a question waits for one rollout at most."""
+    """What was asked and is still to be done: credits come last, so that a question waits for one rollout at most.
+
+    Attributes:
+        later: the call that is answered bit by bit while there is nothing else to do, and a little beside that.
+    """
 
     def __init__(self) -> None:
         self._newest: dict[type[Message], int] = {Call: -1, Credit: -1}
         self._asked: deque[Message] = deque()
         self._credits: deque[Message] = deque()
+        self.later: Call | None = None
 
     def put(self, message: Message) -> None:
         """Take a message. A call or credit that has come before, or is older than one that has, is not taken again."""
@@ -121,6 +128,8 @@ class Worker:
                 self._start()
             elif (message := self._inbox.next()) is not None:
                 self._do(message)
+            elif self._inbox.later is not None:
+                self._go_on(self._inbox.later)
             else:
                 return False
         self.progress.begin("waiting")
@@ -146,6 +155,8 @@ class Worker:
         call, self.answering = self.answering, -1
         if call < 0:
             self.give_up()
+        if self._inbox.later is not None and self._inbox.later.sequence == call:
+            self._inbox.later = None
         single = EnvError(self.progress.env_id, self.progress.doing, error)
         self.complain(error.errors if isinstance(error, FailedCallError) else [single], call)
 
@@ -185,12 +196,31 @@ class Worker:
             self.task.lay_out(message, self._memory.map())
             self._say_warnings()
         else:
+            began = time.perf_counter()
             self.task.take(message)
+            if self._inbox.later is not None:
+                self._go_on(self._inbox.later, FRACTION * (time.perf_counter() - began))
+
+    def _go_on(self, call: Call, seconds: float = 0.0) -> None:
+        """Go on with the answer to a call."""
+        self.answering = call.sequence
+        try:
+            answer = self.task.go_on(seconds)
+        except Exception as error:
+            # Said, and not raised: in the driver's own process it would come in the middle of something else.
+            self.fail(error)
+            return
+        if answer is not LATER:
+            self._inbox.later = None
+            self.say(Reply(call.sequence, answer))
 
     def _answer(self, call: Call) -> None:
         self.answering = call.sequence
         self.progress.begin("evaluate" if call.method == "evaluate" else "call")
         answer = self.task.answer(call.method, *cloudpickle.loads(call.arguments))
+        if answer is LATER:
+            self._inbox.later = call
+            return
         if call.method in ENV_METHODS:
             self.progress.begin("call")
             answer = as_data(answer)

@@ -171,6 +171,7 @@ def test_curves_are_over_env_steps(tmp_path: Path) -> None:
     with pool_of_ledgers() as pool, TensorBoardWriter(pool, tmp_path, every_s=0.0) as writer:
         for _ in pool.rollouts(Stop(env_steps=500)):
             writer.update()
+        pool.evaluate(2)  # The last point is written behind it.
         names = set(scalars(pool.statistics()))
     found = EventAccumulator(str(tmp_path))
     found.Reload()

@@ -124,6 +124,44 @@ def test_published_weights_act_from_the_next_rollout_on_and_cross_once_per_host(
         assert not next(rollouts).actions.any()
 
 
+class Tasked(LedgerEnv):
+    """Pays what the action says, so that a return tells which version has acted."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float(action), terminated, truncated, info
+
+
+def test_a_version_is_evaluated_on_hosts_while_others_are_published(hosts: Any) -> None:
+    class Constant(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.answer = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return self.answer.long().expand(len(observations)) % 2
+
+    hosts.start(1, 1)
+    policy, found = Constant(), []
+    with AsyncWorkerPool(
+        lambda: Tasked(0), policy, num_workers=3, rollout_length=4, placement=hosts.placement(num_local=1)
+    ) as pool:
+        pending = pool.evaluate(6, wait=False)
+        for _ in pool.rollouts(Stop(seconds=120)):
+            with torch.no_grad():
+                policy.answer += 1
+            version = pool.publish(policy)
+            if pending.done:
+                found.append(pending.result())
+                pending = pool.evaluate(6, wait=False)
+                assert pending.policy_version == version
+            if len(found) == 4:
+                break
+    for one in found:
+        wanted = one.episodes.lengths * (one.policy_version % 2)
+        assert one.episodes.returns.tolist() == wanted.tolist()
+
+
 @pytest.mark.more
 def test_a_policy_without_a_module_crosses_once_for_a_host_too(hosts: Any) -> None:
     class Constant:

@@ -1,0 +1,173 @@
+"""ParallelVenv: parallel environments for Tianshou's collectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Env, Space
+from gymnasium.spaces import Tuple
+from gymnasium.vector import AutoresetMode
+
+from parenv.adapters.library_version import check_version
+from parenv.errors import ConfigurationError
+from parenv.options import WorkerOptions
+from parenv.vector.env import ParallelVectorEnv
+
+try:
+    from tianshou.env import BaseVectorEnv
+except ImportError as error:
+    raise ImportError(
+        "parenv.adapters.tianshou needs Tianshou, which is not installed: pip install tianshou"
+    ) from error
+
+check_version("tianshou", "1.0", "pip install --upgrade tianshou")
+_EACH = "each"
+
+
+class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
+    """Tianshou's ``SubprocVectorEnv`` with many environments per worker, for its collectors and trainers.
+
+    Tianshou resets environments itself, one by one, and steps only some: here that is ``AutoresetMode.DISABLED`` with
+    ``send`` and ``recv``. Traces are those of ``DummyVectorEnv`` on the same seeds and actions.
+
+    Args:
+        env_fns: one factory for each environment.
+        num_workers: worker processes; ``None``: one per usable core; 0: everything in this process.
+        workers: how workers are set up and how long they may take.
+        spaces: of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or the observation space is a ``Tuple``, which Tianshou has not.
+
+    >>> import gymnasium as gym
+    >>> envs = ParallelVenv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
+    >>> seeds = envs.seed(1)
+    >>> observations, infos = envs.reset()
+    >>> observations, rewards, terminated, truncated, infos = envs.step(np.zeros(2, int), id=[3, 1])
+    >>> observations.shape, infos.tolist()
+    ((2, 4), [{'env_id': 3}, {'env_id': 1}])
+    >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        *,
+        num_workers: int | None = None,
+        workers: WorkerOptions | None = None,
+        spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
+    ) -> None:
+        # Not that of the base class, which makes one worker of its own for each environment.
+        self.is_closed, self.is_async = False, False
+        self.env_num = self.wait_num = len(env_fns)
+        self.ready_id, self.waiting_id = list(range(self.env_num)), list[int]()
+        self.workers = list[Any]()
+        self._seeds: list[int | None] = [None] * self.env_num
+        self._envs = ParallelVectorEnv(
+            env_fns,
+            autoreset_mode=AutoresetMode.DISABLED,
+            num_workers=num_workers,
+            workers=workers,
+            spaces=spaces,
+        )
+        if isinstance(self._envs.single_observation_space, Tuple):
+            self._envs.close()
+            raise ConfigurationError("Tianshou has no Tuple observations: wrap the environment so that they are a Dict")
+        session = self._envs._session
+        results = session._results
+        session.read_infos = lambda env_ids: {_EACH: results.each_info()}
+
+    def reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+        """Begin episodes.
+
+        Args:
+            env_id: of which environments; all by default.
+            **kwargs: ``seed``, one integer or ``None`` for all of them, and ``options``, as for ``Env.reset``.
+
+        Returns:
+            Their observations, and an array of their infos.
+        """
+        ids = self._ids(env_id)
+        unknown = kwargs.keys() - {"seed", "options"}
+        if unknown:
+            raise ConfigurationError(f"reset takes seed and options, not {', '.join(sorted(unknown))}")
+        chosen = np.zeros(self.env_num, bool)
+        chosen[ids] = True
+        seeds: list[int | None] = [None] * self.env_num
+        for one in ids:
+            seeds[one], self._seeds[one] = kwargs.get("seed", self._seeds[one]), None
+        options = {**(kwargs.get("options") or {}), "reset_mask": chosen}
+        observations, infos = self._envs.reset(seed=seeds, options=options)
+        return _rows(observations, ids), np.array([infos[_EACH][one] for one in ids])
+
+    def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any, Any]:
+        """Have environments take a step; who resets them where their episode ends is Tianshou.
+
+        Args:
+            action: one for each of them.
+            id: which; all by default.
+
+        Returns:
+            Observations, rewards, terminated, truncated and an array of infos, in that order.
+        """
+        ids = self._ids(id)
+        if action is None or len(action) != len(ids):
+            raise ValueError(f"{0 if action is None else len(action)} actions were given for {len(ids)} environments")
+        self._envs.send(np.asarray(action), np.array(ids))
+        observations, rewards, terminated, truncated, infos = self._envs.recv(batch_size=len(ids))
+        at = {one: row for row, one in enumerate(infos["env_id"].tolist())}
+        order = [at[one] for one in ids]
+        each = infos.get(_EACH) or [{} for _ in range(self.env_num)]
+        about = np.array([{**each[one], "env_id": one} for one in ids])
+        return _rows(observations, order), rewards[order], terminated[order], truncated[order], about
+
+    def seed(self, seed: Any = None) -> Any:
+        """Seeds for the next reset: one integer, which gives ``seed + i`` to the ``i``-th, or one for each."""
+        self._seeds = [seed + i for i in range(self.env_num)] if isinstance(seed, int) else list(seed or self._none())
+        return [None if one is None else [one] for one in self._seeds]
+
+    def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
+        """An attribute of some environments, found through their wrappers: plain data, and spaces."""
+        ids, found = (
+            self._ids(id),
+            {"action_space": "single_action_space", "observation_space": "single_observation_space"},
+        )
+        if key in found:
+            return [getattr(self._envs, found[key])] * len(ids)
+        values = self._envs.get_attr(key)
+        return [values[one] for one in ids]
+
+    def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
+        """Set an attribute of some environments, on the wrapper that has it."""
+        ids = self._ids(id)
+        if len(ids) < self.env_num:
+            before = list(self._envs.get_attr(key))
+            value = [value if one in ids else before[one] for one in range(self.env_num)]
+        else:
+            value = [value] * self.env_num
+        self._envs.set_attr(key, value)
+
+    def render(self, **kwargs: Any) -> list[Any]:
+        """What each environment renders."""
+        return list(self._envs.call("render", **kwargs))
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
+        self.is_closed = True
+        self._envs.close()
+
+    def _ids(self, id: Any) -> list[int]:
+        self._assert_is_not_closed()
+        return list(range(self.env_num)) if id is None else np.atleast_1d(np.asarray(id, np.int64)).tolist()
+
+    def _none(self) -> list[None]:
+        return [None] * self.env_num
+
+
+def _rows(observations: Any, order: Sequence[int]) -> Any:
+    """Rows of a batch as Tianshou has them: an array, or an array of dicts."""
+    if not isinstance(observations, dict):
+        return observations[np.asarray(order, np.int64)]
+    return np.array([{key: _rows(value, [row])[0] for key, value in observations.items()} for row in order])

@@ -1,0 +1,180 @@
+"""TorchRL: its actors as policies, and a pool as a collector for its loops and trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from parenv.adapters.library_version import check_version
+from parenv.errors import ConfigurationError
+from parenv.options import Stop
+from parenv.policy.policy import Action, Policy, is_module
+from parenv.pool.pool import AsyncWorkerPool
+
+try:
+    import tensordict as _tensordict  # noqa: F401
+    import torchrl as _torchrl  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'parenv.adapters.torchrl needs TorchRL, which is not installed: pip install "parenv[torchrl]"'
+    ) from error
+
+check_version("torchrl", "0.9", 'pip install --upgrade "parenv[torchrl]"')
+
+
+class TensorDictPolicy(Policy):
+    """An actor of TorchRL, any ``TensorDictModule`` that writes actions, as a policy for a pool.
+
+    What else it writes beside the action, such as ``action_log_prob``, ``loc`` or ``state_value``, are the extras; they
+    have the same keys in :meth:`~parenv.Rollout.to_tensordict`. ``evaluate(deterministic=True)`` has it act with
+    ``ExplorationType.DETERMINISTIC``.
+
+    Args:
+        actor: reads ``observation``, or the keys of a ``Dict`` observation space.
+        action_key: where it writes the action.
+
+    Raises:
+        ConfigurationError: it is no such module, or writes keys that are nested.
+
+    >>> import torch
+    >>> from tensordict.nn import TensorDictModule
+    >>> from torchrl.modules import ProbabilisticActor
+    >>> network = TensorDictModule(torch.nn.Linear(4, 2), ["observation"], ["logits"])
+    >>> actor = ProbabilisticActor(
+    ...     network, ["logits"], distribution_class=torch.distributions.Categorical, return_log_prob=True
+    ... )
+    >>> with AsyncWorkerPool("CartPole-v1", TensorDictPolicy(actor), num_workers=0, num_envs=2) as pool:
+    ...     data = next(pool.rollouts()).to_tensordict()
+    >>> data.batch_size, data["next", "reward"].shape, data["logits"].shape
+    (torch.Size([2, 128]), torch.Size([2, 128, 1]), torch.Size([2, 128, 2]))
+    """
+
+    takes_tensors = True
+
+    def __init__(self, actor: Any, action_key: str = "action") -> None:
+        keys = getattr(actor, "out_keys", None)
+        if not is_module(actor) or keys is None or action_key not in keys:
+            raise ConfigurationError(
+                f"TensorDictPolicy needs a TensorDictModule that writes {action_key!r}, such as a ProbabilisticActor, "
+                f"got {type(actor).__name__}" + (f", which writes {list(keys)}" if keys is not None else "")
+            )
+        nested = [key for key in (*keys, *actor.in_keys) if not isinstance(key, str)]
+        if nested:
+            raise ConfigurationError(f"the actor has nested keys {nested}, as of several agents: pools have flat ones")
+        self.module, self._action_key = actor, action_key
+        self._extras = [key for key in keys if key != action_key]
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        """Have the actor write its action."""
+        from tensordict import TensorDict
+        from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+        given = observations if isinstance(observations, Mapping) else {"observation": observations}
+        kind = ExplorationType.DETERMINISTIC if self.settings.get("deterministic") else ExplorationType.RANDOM
+        with set_exploration_type(kind):
+            found = self.module(TensorDict(given, batch_size=[len(next(iter(given.values())))]))
+        written = found.to_dict()
+        return Action(written[self._action_key], {name: written[name] for name in self._extras if name in written})
+
+
+class PoolCollector:
+    """A pool in the shape of TorchRL's collectors: an iterable of tensordicts ``[B, T]``, for its loops and trainers.
+
+    Args:
+        pool: with ``parallelism="experience"``; :meth:`shutdown` closes it.
+        policy: what :meth:`update_policy_weights_` publishes unless it is given something, such as the actor.
+        total_frames: env steps after which it ends; -1: never.
+        device: of the tensordicts.
+
+    Attributes:
+        frames_per_batch: env steps in each batch; of the largest worker with ``mode="async"``.
+        init_random_frames: 0, since policies act from the start.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+
+    >>> import torch
+    >>> class Agent(torch.nn.Linear):
+    ...     def forward(self, observations):
+    ...         return super().forward(observations).argmax(-1)
+    >>> agent = Agent(4, 2)
+    >>> pool = AsyncWorkerPool("CartPole-v1", agent, num_workers=0, num_envs=4, rollout_length=32, mode="sync")
+    >>> collector = PoolCollector(pool, agent, total_frames=256)
+    >>> for data in collector:
+    ...     print(data.batch_size, data["next", "reward"].shape)
+    ...     collector.update_policy_weights_()
+    torch.Size([4, 32]) torch.Size([4, 32, 1])
+    torch.Size([4, 32]) torch.Size([4, 32, 1])
+    >>> collector.shutdown()
+    """
+
+    init_random_frames = 0
+
+    def __init__(self, pool: AsyncWorkerPool, policy: Any, *, total_frames: int = -1, device: Any = "cpu") -> None:
+        if not isinstance(pool, AsyncWorkerPool):
+            raise ConfigurationError(f"PoolCollector needs an AsyncWorkerPool, got {pool!r}")
+        if total_frames != -1 and total_frames < 1:
+            raise ConfigurationError(f"total_frames must be positive, or -1 for no end, got {total_frames}")
+        self.pool, self.policy, self._device = pool, policy, device
+        self.total_frames = total_frames
+        plan, shares = pool._session.plan, pool._session.workers.shares
+        batch = sum(shares) if plan.mode == "sync" else max(shares)
+        self.frames_per_batch = self.requested_frames_per_batch = plan.job.rollout_length * batch
+        self._stream: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterator()
+
+    def iterator(self) -> Iterator[Any]:
+        """Tensordicts until ``total_frames``, counted from here on."""
+        stop = Stop() if self.total_frames == -1 else Stop(env_steps=self.total_frames)
+        for rollout in self.pool.rollouts(stop):
+            yield rollout.to_tensordict(self._device)
+
+    def next(self) -> Any:
+        """The next one, or ``None`` where there is none."""
+        self._stream = self._stream or self.iterator()
+        return next(self._stream, None)
+
+    def update_policy_weights_(
+        self, policy_or_weights: Any = None, *, policy: Any = None, weights: Any = None, **others: Any
+    ) -> None:
+        """Publish, by default what the collector was given.
+
+        Args:
+            policy_or_weights: a module, a policy, a state dict or a tensordict of weights.
+            policy: the same, by name.
+            weights: likewise.
+            **others: refused: workers are published to all at once.
+        """
+        if unknown := [name for name, value in others.items() if value is not None]:
+            raise ConfigurationError(f"a pool publishes to all its workers: it cannot honour {', '.join(unknown)}")
+        given = next((one for one in (policy_or_weights, policy, weights) if one is not None), self.policy)
+        if hasattr(given, "flatten_keys"):  # TensorDictParams are modules too, and a state dict in other words.
+            given = {name: getattr(value, "data", value) for name, value in given.flatten_keys(".").items()}
+        self.pool.publish(given)
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """The seed that comes next; environments have that of the pool.
+
+        Raises:
+            ConfigurationError: the pool was made with another one.
+        """
+        if seed != self.pool.seed:
+            raise ConfigurationError(
+                f"the environments of a pool have its seed from the start, here {self.pool.seed}: make it with "
+                f"seed={seed}"
+            )
+        return seed if static_seed else seed + self.pool.num_envs
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the pool."""
+        return self.pool.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where another collector was, with a pool that has just been made."""
+        self.pool.load_state_dict(state_dict)
+
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+        """Close the pool, within its own limit."""
+        self.pool.close()

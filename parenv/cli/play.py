@@ -1,0 +1,168 @@
+"""``parenv play``: episodes of an agent that was exported, one after the other, without torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parenv.cli.environment import environment_factory, is_env_id
+from parenv.cli.help import add_command
+from parenv.cli.writable import check_writable
+from parenv.errors import ConfigurationError
+from parenv.exporting.onnx_policy import OnnxPolicy
+from parenv.memory.spaces import flatten, leaves, unflatten
+from parenv.supervision.partition import at_least
+
+DEFAULT_FPS = 30
+
+
+def add_play_command(commands: Any) -> None:
+    """Add the command to others."""
+    one = add_command(
+        commands,
+        "play",
+        "have an exported agent play",
+        "Play whole episodes with an agent that parenv.export has written, and say what it reached. Needs no torch.",
+        [
+            "parenv play agent.onnx CartPole-v1 --episodes 20",
+            "parenv play agent.onnx my_package.envs:make_env --seed 1 --video agent.gif",
+        ],
+        _run,
+    )
+    one.add_argument("agent", type=Path, metavar="AGENT", help="a file of parenv.export, such as agent.onnx")
+    one.add_argument("env", help="an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory")
+    one.add_argument("--episodes", type=int, default=10, metavar="N", help="default: 10")
+    one.add_argument("--seed", type=int, default=0, help="of the first episode; each has the next one (default: 0)")
+    one.add_argument("--video", type=Path, metavar="PATH", help="the first episode, as .gif or what imageio can write")
+
+
+def _run(options: argparse.Namespace) -> None:
+    returns, lengths = play(
+        options.agent,
+        options.env,
+        options.episodes,
+        seed=options.seed,
+        video=options.video,
+        watch=lambda episode, found, steps: print(f"episode {episode}: return {found:g} in {steps:,} env steps"),
+    )
+    spread = f" ± {np.std(returns):.2f}" if len(returns) > 1 else ""
+    print(f"{len(returns)} episodes: mean return {np.mean(returns):.2f}{spread}, mean length {np.mean(lengths):.1f}")
+    if options.video is not None:
+        print(f"video: {options.video}")
+
+
+def play(
+    agent: Path,
+    env: Any,
+    episodes: int,
+    *,
+    seed: int = 0,
+    video: Path | None = None,
+    watch: Callable[[int, float, int], object] = lambda episode, found, steps: None,
+) -> tuple[Sequence[float], Sequence[int]]:
+    """Play episodes.
+
+    Args:
+        agent: a file of :func:`parenv.export`.
+        env: an env id, ``module:factory``, or a callable.
+        episodes: how many.
+        seed: of the first one.
+        video: where to write the first one.
+        watch: is told of each: which, its return and its env steps.
+
+    Returns:
+        Returns and lengths.
+
+    Raises:
+        ConfigurationError: the agent is not for this environment, or what was asked for cannot be had.
+    """
+    at_least("episodes", episodes, 1)
+    at_least("seed", seed, 0)
+    policy = OnnxPolicy(agent)
+    if video is not None:
+        check_writable(video)
+    one = _made(env, rendered=video is not None)
+    returns, lengths = list[float](), list[int]()
+    try:
+        policy.check_fits(one.observation_space)
+        for episode in range(episodes):
+            frames: list[Any] | None = [] if video is not None and not episode else None
+            found, steps = _episode(policy, one, seed + episode, frames)
+            returns.append(found)
+            lengths.append(steps)
+            watch(episode, found, steps)
+            if frames is not None and video is not None:
+                _write_video(video, frames, one.metadata.get("render_fps", DEFAULT_FPS))
+    finally:
+        one.close()
+    return returns, lengths
+
+
+def _made(env: Any, rendered: bool) -> Any:
+    make = environment_factory(env)
+    if rendered and is_env_id(env):
+        make = partial(gym.make, env, render_mode="rgb_array")
+    try:
+        one = make()
+    except Exception as error:
+        raise ConfigurationError(f"{env} raised while being made: {type(error).__name__}: {error}") from error
+    if rendered and getattr(one, "render_mode", None) != "rgb_array":
+        one.close()
+        raise ConfigurationError(f'{env} renders no frames: for --video it must be made with render_mode="rgb_array"')
+    return one
+
+
+def _episode(policy: OnnxPolicy, env: Any, seed: int, frames: list[Any] | None) -> tuple[float, int]:
+    observation, _ = env.reset(seed=seed)
+    carry, total, steps, ended = policy.initial_carry(1), 0.0, 0, False
+    while not ended:
+        if frames is not None:
+            frames.append(env.render())
+        found = policy.act(_batch_of_one(policy, observation), carry)
+        carry = found.carry
+        observation, reward, terminated, truncated, _ = env.step(_action(env.action_space, found.actions))
+        total, steps, ended = total + float(reward), steps + 1, terminated or truncated
+    return total, steps
+
+
+def _batch_of_one(policy: OnnxPolicy, observation: Any) -> Any:
+    of = policy.observations
+    return unflatten(
+        of, [np.asarray(one, leaf.dtype)[None] for leaf, one in zip(of, flatten(of, observation), strict=True)]
+    )
+
+
+def _action(space: gym.Space[Any], actions: Any) -> Any:
+    """What the environment takes of a batch of one."""
+    of = leaves(space)
+    try:
+        values = [np.asarray(one[0]) for one in flatten(of, actions)]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ConfigurationError(f"the agent's actions are not nested as {space} is") from error
+    for leaf, value in zip(of, values, strict=True):
+        if value.shape != leaf.shape:
+            raise ConfigurationError(
+                f"the agent's action{leaf.name} has shape {value.shape}, but {space} is to be acted in"
+            )
+    cast = [int(value) if leaf.integral else value.astype(leaf.dtype) for leaf, value in zip(of, values, strict=True)]
+    return unflatten(of, cast)
+
+
+def _write_video(path: Path, frames: Sequence[Any], fps: float) -> None:
+    try:
+        import imageio.v3 as imageio
+    except ImportError as error:
+        raise ConfigurationError('a video needs imageio: pip install "parenv[export]"') from error
+    timing: dict[str, Any] = {"duration": 1000 / fps, "loop": 0} if path.suffix.lower() == ".gif" else {"fps": fps}
+    try:
+        imageio.imwrite(path, np.stack(frames), **timing)
+    except Exception as error:
+        raise ConfigurationError(
+            f"imageio cannot write {path}: {error}. What always works is a name that ends in .gif"
+        ) from error

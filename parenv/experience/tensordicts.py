@@ -1,0 +1,87 @@
+"""A rollout in the layout of TorchRL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from parenv.errors import ConfigurationError
+from parenv.experience.rollout import Rollout
+
+_WITH_A_LAST_DIMENSION = {"state_value"}
+
+
+def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> Any:
+    """The tensordict of a rollout of tensors, see :meth:`~parenv.experience.rollout.Rollout.to_tensordict`.
+
+    Raises:
+        ConfigurationError: ``tensordict`` is not installed, a field has no fixed size, or two have one key.
+    """
+    try:
+        from tensordict import TensorDict
+    except ImportError as error:
+        raise ConfigurationError('to_tensordict needs tensordict: pip install "parenv[torchrl]"') from error
+    import torch
+
+    T, B = rollout.rewards.shape
+    never = torch.zeros(B, T, 1, dtype=torch.bool, device=rollout.rewards.device)
+    ended = {name: _by_env(getattr(rollout, name))[..., None] for name in ("terminated", "truncated")}
+    following = {
+        **_observations(rollout.next_observations()),
+        "reward": _by_env(rollout.rewards)[..., None],
+        "done": ended["terminated"] | ended["truncated"],
+        **ended,
+    }
+    fields = {
+        **_observations(rollout.observations),
+        "action": _nested(rollout.actions, "actions"),
+        "done": never,
+        "terminated": never.clone(),
+        "truncated": never.clone(),
+        "policy_version": torch.full((B, T), rollout.policy_version, device=never.device),
+        "next": following,
+    }
+    if rollout.infos:
+        fields["infos"] = {name: _by_env(value) for name, value in rollout.infos.items()}
+    names = {"log_prob": _log_prob_key(), "value": "state_value", **names}
+    for name, value in rollout.extras.items():
+        _add(fields, name, names.get(name, name), _by_env(value))
+    return TensorDict(fields, batch_size=[B, T], names=[None, "time"], device=device)
+
+
+def _log_prob_key() -> str:
+    """Where losses of TorchRL look for it, which depends on a setting and, with that, on the version."""
+    try:
+        from tensordict.nn import composite_lp_aggregate
+    except ImportError:
+        return "sample_log_prob"
+    return "sample_log_prob" if composite_lp_aggregate(nowarn=True) else "action_log_prob"
+
+
+def _add(fields: dict[str, Any], name: str, key: str, value: Any) -> None:
+    if key in fields:
+        raise ConfigurationError(
+            f"the extra {name!r} would be {key!r}, which is there already: give it another key, with "
+            f"names={{{name!r}: ...}}"
+        )
+    fields[key] = value[..., None] if key in _WITH_A_LAST_DIMENSION and value.ndim == 2 else value
+
+
+def _observations(tree: Any) -> dict[str, Any]:
+    found = _nested(tree, "observations")
+    return found if isinstance(found, dict) and isinstance(tree, Mapping) else {"observation": found}
+
+
+def _nested(tree: Any, what: str) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _nested(part, what) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return {str(i): _nested(part, what) for i, part in enumerate(tree)}
+    if isinstance(tree, list):
+        raise ConfigurationError(f"a tensordict holds tensors, but {what} have parts without a fixed size")
+    return _by_env(tree)
+
+
+def _by_env(value: Any) -> Any:
+    """``[B, T, ...]`` of ``[T, B, ...]``, in the same memory."""
+    return value.transpose(0, 1)

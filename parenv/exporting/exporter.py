@@ -1,0 +1,283 @@
+"""From a policy to a file: what it does to a batch of observations as a graph, compared with the policy itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Space
+
+from parenv.errors import ConfigurationError, PolicyOutputError
+from parenv.experience.rollout import Rollout
+from parenv.exporting.graph import Graph, graph_of
+from parenv.exporting.onnx_policy import FORMAT, METADATA, as_data, opened
+from parenv.supervision.partition import at_least, one_of
+
+Format = Literal["onnx", "torch"]
+_STEPS = 8
+"""Of a comparison: what a carry does shows after some."""
+_FAR = 1e3
+"""Observations are drawn from no farther than this: spaces have bounds such as 1e38."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was exported, and how far it is from the policy.
+
+    Args:
+        path: of the file.
+        format: ``"onnx"`` or ``"torch"``.
+        inputs: names of its inputs, in order.
+        outputs: names of its outputs, in order.
+        observations: on how many both were compared.
+        differences: by output the largest relative difference, or absolute where values are below 1; of integers and
+            booleans the fraction of rows that differ.
+
+    >>> print(ExportReport(Path("agent.onnx"), "onnx", ("observations",), ("actions",), 1000, {"actions": 2e-7}))
+    agent.onnx: observations -> actions, largest difference 2.0e-07 (actions) on 1,000 observations
+    """
+
+    path: Path
+    format: Format
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    observations: int
+    differences: Mapping[str, float]
+
+    def __str__(self) -> str:
+        what = f"{self.path}: {', '.join(self.inputs)} -> {', '.join(self.outputs)}"
+        if not self.differences:
+            return f"{what}, not compared"
+        output, largest = max(self.differences.items(), key=lambda one: one[1])
+        return f"{what}, largest difference {largest:.1e} ({output}) on {self.observations:,} observations"
+
+
+def export(
+    policy: Any,
+    path: str | os.PathLike[str],
+    *,
+    observation_space: Space[Any],
+    format: Format = "onnx",
+    parity: int = 1000,
+    tolerance: float = 1e-4,
+    on: Rollout | None = None,
+) -> ExportReport:
+    """Write a policy to a file that runs without parenv, and without torch where it is ONNX.
+
+    The graph is all of ``policy.act`` as ``evaluate(deterministic=True)`` calls it, in evaluation mode: normalising,
+    clipping and squashing that the policy does are part of it. Inputs are ``observations`` and, of a policy with a
+    carry, ``carry``; outputs ``actions``, the policy's extras by name, and ``next_carry``. Nested ones have names with
+    dots, such as ``observations.position``. The first dimension of all is the batch, of any size. The file is there
+    only if the comparison went well; one before it is replaced.
+
+    Args:
+        policy: a policy with a torch module: an ``nn.Module``, a :class:`~parenv.TorchPolicy`, or a
+            :class:`~parenv.Policy` with ``module`` and ``takes_tensors``.
+        path: of the file, such as ``agent.onnx`` or ``agent.pt2``.
+        observation_space: of one sub-environment, ``pool.single_observation_space``.
+        format: ``"onnx"``, for ONNX Runtime, ``parenv play`` and :class:`~parenv.exporting.OnnxPolicy`; ``"torch"``,
+            for ``torch.export.load``.
+        parity: on how many observations to compare the file with the policy; 0: none.
+        tolerance: how far they may be from each other, see :class:`~parenv.exporting.ExportReport`.
+        on: a rollout from which the observations are taken; ``None``: drawn from the space.
+
+    Raises:
+        ConfigurationError: it cannot be exported; the message says what cannot, and what would be right.
+        PolicyOutputError: the file acts differently; the message names the output and the difference.
+
+    >>> import tempfile, torch
+    >>> from gymnasium.spaces import Box
+    >>> class Agent(torch.nn.Linear):
+    ...     def forward(self, observations):
+    ...         return super().forward(observations).argmax(-1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = export(Agent(4, 2), f"{folder}/agent.pt2", observation_space=Box(-1, 1, (4,)), format="torch")
+    >>> found.inputs, found.outputs, found.observations, found.differences
+    (('observations',), ('actions',), 1000, {'actions': 0.0})
+    """
+    one_of("format", format, ("onnx", "torch"))
+    at_least("parity", parity, 0)
+    target = _checked_target(Path(path))
+    graph = graph_of(policy, observation_space)
+    rows = _observations(graph, observation_space, parity, on)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with _as_configuration_error(format):
+            (_write_onnx if format == "onnx" else _write_torch)(graph, draft)
+        differences = _differences(graph, _runner(format, draft, graph), rows) if parity else {}
+        _check(target, differences, tolerance)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    count = len(rows) * len(rows[0][0]) if rows else 0
+    return ExportReport(target, format, graph.inputs, graph.outputs, count, differences)
+
+
+def _checked_target(path: Path) -> Path:
+    if not path.parent.is_dir() or path.is_dir():
+        raise ConfigurationError(
+            f"cannot write {path}: {'it is a directory' if path.is_dir() else 'no such directory'}"
+        )
+    return path
+
+
+def _write_onnx(graph: Graph, path: Path) -> None:
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError('export needs onnxscript: pip install "parenv[export]"') from error
+    import torch
+
+    with _quiet():
+        program = torch.onnx.export(
+            graph.module,
+            graph.example,
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
+            dynamic_shapes=_dynamic(graph),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    about = {
+        "format": FORMAT,
+        "observations": [as_data(leaf) for leaf in graph.observations],
+        "actions": [as_data(leaf) for leaf in graph.actions],
+        "carry": [as_data(leaf) for leaf in graph.carry],
+        "initial_carry": [row.tolist() for row in graph.initial_carry],
+    }
+    program.model.metadata_props[METADATA] = json.dumps(about)
+    program.save(str(path))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of its own parts and of libraries that are not there."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _write_torch(graph: Graph, path: Path) -> None:
+    import torch
+
+    with path.open("wb") as file:
+        torch.export.save(torch.export.export(graph.module, graph.example, dynamic_shapes=_dynamic(graph)), file)
+
+
+def _dynamic(graph: Graph) -> Any:
+    import torch
+
+    batch = torch.export.Dim("batch")
+    return (tuple({0: batch} for _ in graph.example),)
+
+
+def _runner(format: Format, path: Path, graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What runs a file on arrays, one per input; an array per output."""
+    if format == "onnx":
+        session = opened(path)
+        return lambda values: session.run(list(graph.outputs), dict(zip(graph.inputs, values, strict=True)))
+    import torch
+
+    with path.open("rb") as file:
+        module = torch.export.load(file).module()
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        with torch.inference_mode():
+            return [value.numpy() for value in module(*(torch.from_numpy(value) for value in values))]
+
+    return run
+
+
+def _observations(graph: Graph, space: Space[Any], count: int, on: Rollout | None) -> list[list[Any]]:
+    """Steps of batches, one array per leaf."""
+    if not count:
+        return []
+    if on is not None:
+        return graph.rows_of(on, count)
+    batch = -(-count // _STEPS)
+    space.seed(0)
+    return [graph.stacked([space.sample() for _ in range(batch)], _FAR) for _ in range(_STEPS)]
+
+
+def _differences(
+    graph: Graph, run: Callable[[Sequence[Any]], Sequence[Any]], steps: Sequence[Sequence[Any]]
+) -> dict[str, float]:
+    largest = dict.fromkeys(graph.outputs, 0.0)
+    carry: Sequence[Any] = [np.repeat(row[None], len(steps[0][0]), 0) for row in graph.initial_carry]
+    for observations in steps:
+        inputs = [*observations, *carry]
+        wanted = graph.run(inputs)
+        for name, mine, theirs in zip(graph.outputs, wanted, run(inputs), strict=True):
+            largest[name] = max(largest[name], difference(mine, theirs))
+        carry = wanted[len(wanted) - len(carry) :]
+    return largest
+
+
+def difference(wanted: Any, found: Any) -> float:
+    """How far two arrays are from each other, see :class:`ExportReport`.
+
+    >>> difference(np.array([0.5, 200.0]), np.array([0.5, 201.0]))
+    0.005
+    >>> difference(np.array([3, 1]), np.array([3, 2]))
+    0.5
+    """
+    if wanted.shape != found.shape:
+        return float("inf")
+    if wanted.dtype.kind != "f":
+        differs = (wanted != found).reshape(len(wanted), -1).any(-1)
+        return float(differs.mean()) if differs.size else 0.0
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(wanted - found) / np.maximum(1.0, np.abs(wanted))
+    apart = np.where((wanted == found) | (np.isnan(wanted) & np.isnan(found)), 0.0, apart)
+    return float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
+
+
+def _check(path: Path, differences: Mapping[str, float], tolerance: float) -> None:
+    far = {name: size for name, size in differences.items() if size > tolerance}
+    if far:
+        sizes = ", ".join(f"{name} by {size:.3g}" for name, size in far.items())
+        raise PolicyOutputError(
+            f"what would be {path} differs from the policy in {sizes}, more than tolerance={tolerance:g}: look at what "
+            "the policy computes there, or allow for it with tolerance=..."
+        )
+
+
+@contextlib.contextmanager
+def _as_configuration_error(format: Format) -> Iterator[None]:
+    """What torch says of a policy that it cannot export, in a sentence."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f'the policy cannot be exported with format="{format}": {_reason(error)}. What works: operations on '
+            "tensors, no numpy, and no Python branch on the values of a tensor"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause in one line, with the operator where one is named."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    found = re.search(r"OpOverload\(op='([\w.]+)'", " ".join(map(str, chain)))
+    operator = found[1] if found else ""
+    first = next((line.strip() for line in str(chain[-1]).splitlines() if line.strip()), type(error).__name__)
+    return f"{operator}: {first}" if operator else f"{type(chain[-1]).__name__}: {first}"

@@ -1,0 +1,209 @@
+"""A policy as a module of tensors in, tensors out: what is exported."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from parenv.errors import ConfigurationError
+from parenv.experience.rollout import Rollout
+from parenv.exporting.onnx_policy import names_of
+from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+from parenv.policy.policy import Policy, apply_settings, as_policy
+from parenv.policy.snapshots import module_of
+from parenv.worker.acting import carry_of
+from parenv.worker.writing import to_array
+
+BATCH = 3
+"""Of the example: sizes 0 and 1 torch takes for constants."""
+_NO_INFOS = {"action", "actions"}
+"""With which a learner asks how likely actions are."""
+
+
+class Graph(NamedTuple):
+    """What is exported.
+
+    Args:
+        module: called with a tensor per input; returns a tensor per output.
+        example: such tensors.
+        inputs: their names.
+        outputs: likewise.
+        observations: leaves of the observation space.
+        actions: leaves of the actions.
+        carry: leaves of the carry.
+        initial_carry: an array per leaf of the carry, of one sub-environment.
+    """
+
+    module: Any
+    example: tuple[Any, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    observations: Sequence[Leaf]
+    actions: Sequence[Leaf]
+    carry: Sequence[Leaf]
+    initial_carry: Sequence[Any]
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """The policy itself, on arrays."""
+        import torch
+
+        with torch.inference_mode():
+            return [to_array(value) for value in self.module(*(torch.from_numpy(value) for value in values))]
+
+    def rows_of(self, rollout: Rollout, count: int) -> list[list[Any]]:
+        """Observations of a rollout, step by step, as many as that or as there are."""
+        steps = [np.asarray(to_array(values)) for values in flatten(self.observations, rollout.observations)]
+        length, batch = steps[0].shape[:2]
+        wanted = [(batch if self.carry else min(batch, count), *leaf.shape) for leaf in self.observations]
+        rows = [[np.ascontiguousarray(values[t, : wanted[0][0]]) for values in steps] for t in range(length)]
+        for values, shape in zip(rows[0], wanted, strict=True):
+            if values.shape != shape:
+                raise ConfigurationError(f"the rollout has observations {values.shape[1:]}, not {shape[1:]}")
+        return rows[: -(-count // wanted[0][0])]
+
+    def stacked(self, observations: Sequence[Any], far: float) -> list[Any]:
+        """Observations of the space as arrays ``[B, ...]``, one per leaf, numbers no farther from 0 than that."""
+        by_leaf = zip(*(flatten(self.observations, one) for one in observations), strict=True)
+        stacked = [
+            np.stack([np.asarray(value, leaf.dtype) for value in values]) for leaf, values in self._with(by_leaf)
+        ]
+        return [np.clip(values, -far, far) if values.dtype.kind == "f" else values for values in stacked]
+
+    def _with(self, values: Any) -> Iterator[tuple[Leaf, Any]]:
+        return zip(self.observations, values, strict=True)
+
+
+def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
+    """A copy of a policy as a graph.
+
+    Raises:
+        ConfigurationError: it is no policy that can be exported; the message says why.
+    """
+    of = leaves(observation_space)
+    if any(leaf.dtype is None for leaf in of):
+        raise ConfigurationError(f"{observation_space} has parts without a fixed size, which no graph can take")
+    policy = _policy(given)
+    carry = policy.initial_carry(1)
+    carry_leaves = carry_of(carry, 1)
+    rows = [np.asarray(to_array(value)) for value in flatten(carry_leaves, carry)] if carry_leaves else []
+    module = _module(policy, of, carry_leaves)
+    example = _example(of, carry_leaves, rows)
+    first = _acted(module, example, observation_space)
+    _check_same(first, module.named(example))
+    actions = _leaves_of(first["actions"])
+    module.actions = actions
+    outputs = (*names_of("actions", actions), *first["extras"], *names_of("next_carry", carry_leaves))
+    inputs = (*names_of("observations", of), *names_of("carry", carry_leaves))
+    return Graph(module, example, inputs, outputs, of, actions, carry_leaves, [row[0] for row in rows])
+
+
+def _acted(module: Any, example: Sequence[Any], space: Space[Any]) -> dict[str, Any]:
+    try:
+        return module.named(example)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise ConfigurationError(
+            f"the policy raised {type(error).__name__} while it acted on {BATCH} observations of {space}: {error}"
+        ) from error
+
+
+def _policy(given: Any) -> Policy:
+    if module_of(given) is None:
+        raise ConfigurationError(
+            "export needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with a module "
+            f"attribute; got {given!r}"
+        )
+    policy = copy.deepcopy(as_policy(given))
+    if not policy.takes_tensors:
+        raise ConfigurationError(
+            f"{type(policy).__name__}.act takes numpy arrays, which no graph can follow: set takes_tensors = True and "
+            "compute with tensors"
+        )
+    if infos := policy.infos_taken() - _NO_INFOS:
+        taken = ", ".join(sorted(infos))
+        raise ConfigurationError(
+            f"the policy acts on infos ({taken}), which are not among the inputs of an exported one"
+        )
+    policy.module.to("cpu").eval()
+    apply_settings(policy, {**policy.settings, "deterministic": True})
+    return policy
+
+
+def _example(of: Sequence[Leaf], carry: Sequence[Leaf], rows: Sequence[Any]) -> tuple[Any, ...]:
+    import torch
+
+    observations = [torch.zeros(BATCH, *leaf.shape, dtype=_dtype(leaf)) for leaf in of]
+    return (*observations, *(torch.from_numpy(np.repeat(row, BATCH, 0)) for row in rows))
+
+
+def _dtype(leaf: Leaf) -> Any:
+    import torch
+
+    try:
+        return torch.from_numpy(np.zeros(0, leaf.dtype)).dtype
+    except TypeError as error:
+        raise ConfigurationError(
+            f"torch has no tensors of dtype {leaf.dtype}, as observations{leaf.name} are"
+        ) from error
+
+
+def _module(policy: Policy, observations: Sequence[Leaf], carry: Sequence[Leaf]) -> Any:
+    import torch
+
+    class Exported(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = policy.module  # So that its parameters are found.
+            self.actions: Sequence[Leaf] = ()
+
+        def forward(self, *values: Any) -> tuple[Any, ...]:
+            found = self.named(values)
+            following = flatten(carry, found["carry"]) if carry else ()
+            return (*flatten(self.actions, found["actions"]), *found["extras"].values(), *following)
+
+        def named(self, values: Sequence[Any]) -> dict[str, Any]:
+            count = len(observations)
+            before = unflatten(carry, values[count:]) if carry else None
+            with _unchecked_distributions():
+                actions, extras, following = policy.act(unflatten(observations, values[:count]), before)
+            extras = {name: torch.as_tensor(value) for name, value in extras.items()}
+            return {"actions": actions, "extras": extras, "carry": following}
+
+    return Exported().eval()
+
+
+@contextlib.contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Without the checks of ``torch.distributions``, which branch on values."""
+    import torch
+
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
+
+
+def _check_same(first: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+    """An exported policy that drew its actions could not be compared, and would draw the same ones in every run."""
+    of = _leaves_of(first["actions"])
+    for one, other in zip(flatten(of, first["actions"]), flatten(of, again["actions"]), strict=True):
+        if not np.array_equal(to_array(one), to_array(other), equal_nan=True):
+            raise ConfigurationError(
+                "the policy draws its actions also where settings['deterministic'] is true, which cannot be exported: "
+                'give TorchPolicy(..., deterministic_method="..."), or heed that setting in Policy.act'
+            )
+
+
+def _leaves_of(tree: Any, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
+    if isinstance(tree, Mapping):
+        return tuple(leaf for key, part in tree.items() for leaf in _leaves_of(part, (*path, str(key))))
+    if isinstance(tree, tuple):
+        return tuple(leaf for i, part in enumerate(tree) for leaf in _leaves_of(part, (*path, i)))
+    array = np.asarray(to_array(tree))
+    return (Leaf(path, array.shape[1:], array.dtype.str),)

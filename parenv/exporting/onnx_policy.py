@@ -1,0 +1,151 @@
+"""An agent in a file of :func:`parenv.export`, as a policy that needs ONNX Runtime and no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from parenv.errors import ConfigurationError
+from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+from parenv.policy.policy import Action, Policy
+
+FORMAT = 1
+METADATA = "parenv"
+"""Where in the metadata of the file it says what its inputs and outputs are."""
+
+
+class OnnxPolicy(Policy):
+    """Acts as the agent that :func:`parenv.export` has written, in pools too.
+
+    Args:
+        path: the file.
+        threads: of ONNX Runtime.
+
+    Attributes:
+        observations: leaves of the observation space.
+
+    Raises:
+        ConfigurationError: ONNX Runtime is not installed, or the file is none of these.
+
+    >>> import tempfile, torch
+    >>> from gymnasium.spaces import Box
+    >>> from parenv import export
+    >>> class Agent(torch.nn.Linear):
+    ...     def forward(self, observations):
+    ...         return super().forward(observations).argmax(-1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = export(Agent(4, 2), f"{folder}/agent.onnx", observation_space=Box(-1, 1, (4,)))
+    ...     policy = OnnxPolicy(found.path)
+    >>> policy.act(np.zeros((3, 4), np.float32), None).actions.shape
+    (3,)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
+        self._path, self._threads = Path(path), threads
+        self._open()
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        """Choose actions; the extras are those of the policy that was exported."""
+        values = [*flatten(self.observations, observations), *(flatten(self._carry, carry) if self._carry else ())]
+        inputs = zip(self._inputs, values, strict=True)
+        found = dict(zip(self._outputs, self._session.run(None, dict(inputs)), strict=True))
+        actions = unflatten(self._actions, [found.pop(name) for name in names_of("actions", self._actions)])
+        following = [found.pop(name) for name in names_of("next_carry", self._carry)]
+        return Action(actions, found, unflatten(self._carry, following) if following else None)
+
+    def initial_carry(self, batch: int) -> Any:
+        """That of the policy that was exported."""
+        if not self._carry:
+            return None
+        return unflatten(self._carry, [np.repeat(row[None], batch, 0) for row in self._initial])
+
+    def check_fits(self, space: Space[Any]) -> None:
+        """Check that it can act on observations of a space.
+
+        Raises:
+            ConfigurationError: it was made for others.
+        """
+        found = leaves(space)
+        if [as_data(leaf) for leaf in found] != [as_data(leaf) for leaf in self.observations]:
+            raise ConfigurationError(
+                f"{self._path} acts on {_in_words(self.observations)}, but the environment has {_in_words(found)}: it "
+                "needs the environment, with its wrappers, that the agent was trained in"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_path": self._path.absolute(), "_threads": self._threads}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def _open(self) -> None:
+        self._session = opened(self._path, self._threads)
+        found = self._session.get_modelmeta().custom_metadata_map.get(METADATA)
+        about = json.loads(found) if found else {}
+        if about.get("format") != FORMAT:
+            raise ConfigurationError(
+                f"{self._path} does not say what it acts on: it is no file of parenv.export in format {FORMAT}"
+            )
+        self.observations, self._actions, self._carry = (
+            [leaf_of(one) for one in about[name]] for name in ("observations", "actions", "carry")
+        )
+        self._initial = [
+            np.array(row, leaf.dtype).reshape(leaf.shape)
+            for row, leaf in zip(about["initial_carry"], self._carry, strict=True)
+        ]
+        self._inputs = [*names_of("observations", self.observations), *names_of("carry", self._carry)]
+        self._outputs = [one.name for one in self._session.get_outputs()]
+
+
+def opened(path: Path, threads: int = 1) -> Any:
+    """A session of ONNX Runtime.
+
+    Raises:
+        ConfigurationError: it is not installed, or cannot read the file.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ConfigurationError(
+            'files of parenv.export run in ONNX Runtime, which is not installed: pip install "parenv[export]"'
+        ) from error
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ConfigurationError(f"ONNX Runtime cannot read {path}: {error}") from error
+
+
+def names_of(what: str, of: Sequence[Leaf]) -> list[str]:
+    """Of inputs or outputs, one for each leaf.
+
+    >>> names_of("carry", [Leaf(()), Leaf(("lstm", 0))])
+    ['carry', 'carry.lstm.0']
+    """
+    return [".".join([what, *map(str, leaf.path)]) for leaf in of]
+
+
+def as_data(leaf: Leaf) -> list[Any]:
+    """A leaf as JSON has it."""
+    return [list(leaf.path), list(leaf.shape), leaf.dtype]
+
+
+def leaf_of(data: Any) -> Leaf:
+    """The inverse."""
+    path, shape, dtype = data
+    return Leaf(tuple(path), tuple(shape), dtype)
+
+
+def _in_words(of: Sequence[Leaf]) -> str:
+    return ", ".join(f"{leaf.name}{list(leaf.shape)} {leaf.dtype and np.dtype(leaf.dtype)}" for leaf in of)

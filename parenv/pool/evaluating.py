@@ -1,0 +1,164 @@
+"""Evaluations of versions of the policy, while the driver waits or beside the training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
+from parenv.pool.events import Evaluated
+from parenv.pool.statistics import Counters
+from parenv.pool.versions import Version, Versions
+from parenv.supervision.questions import Question
+from parenv.supervision.supervisor import Supervisor
+
+
+class EvaluationOutcome:
+    """What comes of an evaluation beside the training, as soon as that is known.
+
+    Args:
+        policy_version: that is evaluated.
+    """
+
+    def __init__(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+        self.result: EvaluationResult | None = None
+        self.error: Exception | None = None
+
+
+class _UnderWay(NamedTuple):
+    outcome: EvaluationOutcome
+    question: Question
+    version: Version
+    env_steps: int
+    began: float
+
+
+class Evaluator:
+    """Has workers play episodes: one evaluation at a time, so that at most one version is kept for it.
+
+    Args:
+        supervisor: of the workers.
+        versions: of the policy.
+        counters: for the env steps of a version.
+        tell: is told of every result.
+
+    Attributes:
+        begun: how many evaluations there were; each has seeds of its own.
+        last: the last result, or ``None``.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, versions: Versions, counters: Counters, tell: Callable[[Evaluated], object]
+    ) -> None:
+        self._supervisor, self._versions, self._counters, self._tell = supervisor, versions, counters, tell
+        self.begun = 0
+        self.last: EvaluationResult | None = None
+        self._under_way: _UnderWay | None = None
+
+    def versions_in_use(self) -> set[int]:
+        """The version that is being evaluated beside the training."""
+        return set() if self._under_way is None else {self._under_way.version.number}
+
+    def run(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
+        """Run episodes by the newest version, spread over the workers, and wait for them."""
+        began, newest = time.perf_counter(), self._versions.newest
+        questions = self._questions(episodes, deterministic, False)
+        answers = self._supervisor.ask("evaluate", questions, newest[:2])
+        return self._done(answers, newest, self._counters.env_steps, began, beside=False).episodes
+
+    def begin(self, episodes: int, deterministic: bool) -> EvaluationOutcome:
+        """Have workers do so beside the training; where they do already, nothing more is begun."""
+        if self._under_way is None:
+            newest = self._versions.newest
+            questions = self._questions(episodes, deterministic, True)
+            question = self._supervisor.questions.begin("evaluate", questions, newest[:2])
+            outcome, env_steps = EvaluationOutcome(newest.number), self._counters.env_steps
+            self._under_way = _UnderWay(outcome, question, newest, env_steps, time.perf_counter())
+        return self._under_way.outcome
+
+    def finish(self, listen: Callable[[], object]) -> None:
+        """Wait for what is under way, and take its result as :meth:`collect` does."""
+        while self._under_way is not None and not self._supervisor.questions.answered(self._under_way.question):
+            listen()
+        self.collect()
+
+    def collect(self) -> None:
+        """Take the result of what was begun, if it is there.
+
+        Raises:
+            Exception: what the evaluation raised.
+        """
+        found, questions = self._under_way, self._supervisor.questions
+        if found is None or not questions.answered(found.question):
+            return
+        self._under_way = None
+        try:
+            answers = questions.answers(found.question)
+        except Exception as error:
+            found.outcome.error = error
+            raise
+        found.outcome.result = self._done(answers, found.version, found.env_steps, found.began, beside=True)
+
+    def _questions(self, episodes: int, deterministic: bool, beside: bool) -> dict[int, tuple[Any, ...]]:
+        self.begun += 1
+        newest, num_workers = self._versions.newest, len(self._supervisor.workers.shares)
+        wanted = {w: episodes // num_workers + (w < episodes % num_workers) for w in range(num_workers)}
+        return {w: (n, deterministic, self.begun, beside, *newest) for w, n in wanted.items() if n}
+
+    def _done(
+        self, answers: Mapping[int, Any], version: Version, env_steps: int, began: float, beside: bool
+    ) -> EvaluationResult:
+        episodes = EpisodeStatistics.joined([EpisodeStatistics.of(*answers[worker]) for worker in sorted(answers)])
+        weights = self._versions.weights_of(version) if beside else {}
+        self.last = EvaluationResult(version.number, env_steps, episodes, weights)
+        self._tell(Evaluated(self.last, began, beside))
+        return self.last
+
+
+class PendingEvaluation:
+    """An evaluation beside the training, see :meth:`parenv.AsyncWorkerPool.evaluate`.
+
+    Args:
+        outcome: what will come of it.
+        wait: waits for it.
+
+    >>> from parenv import AsyncWorkerPool, Stop
+    >>> def lean(observations):
+    ...     return observations[:, 2] > 0
+    >>> with AsyncWorkerPool("CartPole-v1", lean, num_workers=0, num_envs=2) as pool:
+    ...     pending = pool.evaluate(3, wait=False)
+    ...     for rollout in pool.rollouts(Stop(env_steps=1024)):
+    ...         pass  # learn
+    ...     found = pending.result()
+    >>> found.policy_version, len(found.episodes), pending.done
+    (0, 3, True)
+    """
+
+    def __init__(self, outcome: EvaluationOutcome, wait: Callable[[], object]) -> None:
+        self._outcome, self._wait = outcome, wait
+
+    @property
+    def policy_version(self) -> int:
+        """The version that is evaluated."""
+        return self._outcome.policy_version
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is known; asking does not look for it, the pool's stream does."""
+        return self._outcome.result is not None or self._outcome.error is not None
+
+    def result(self) -> EvaluationResult:
+        """Wait for the result.
+
+        Raises:
+            Exception: what an environment or the policy raised.
+            PoolClosedError: the pool was closed before.
+        """
+        if not self.done:
+            self._wait()
+        if self._outcome.error is not None:
+            raise self._outcome.error
+        assert self._outcome.result is not None
+        return self._outcome.result

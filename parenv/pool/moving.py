@@ -1,0 +1,84 @@
+"""How far a policy has moved from the version that acted, so that what has not moved need not be published."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+from parenv.errors import ConfigurationError
+from parenv.experience.rollout import Rollout, map_trees
+from parenv.policy.policy import Policy, TorchPolicy, as_policy, is_module
+
+_MAX_LOG_RATIO = 80.0
+"""Exp of more overflows float32."""
+
+
+def check_min_kl(min_kl: Any, on: Any) -> float:
+    """Check the arguments of a publish that depends on them.
+
+    Raises:
+        ConfigurationError: one of them is wrong or missing.
+    """
+    if not isinstance(on, Rollout):
+        raise ConfigurationError(f"min_kl needs on=rollout, the one that the policy has learned from, got on={on!r}")
+    if isinstance(min_kl, bool) or not isinstance(min_kl, int | float) or not 0 < min_kl < math.inf:
+        raise ConfigurationError(f"min_kl must be a positive number of nats, such as 0.01, got {min_kl!r}")
+    if "log_prob" not in on.extras:
+        raise ConfigurationError(
+            f'min_kl needs the extra "log_prob" in rollouts, which the policy returns as it acts; they have '
+            f"{sorted(on.extras) or 'none'}"
+        )
+    return float(min_kl)
+
+
+def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
+    """Estimate the mean divergence of what acted in a rollout from a policy: the mean of ``r - 1 - log r``.
+
+    ``r`` is how much likelier an action is now than when it was drawn. The estimate has no bias and is never below 0
+    (Schulman, "Approximating KL divergence", 2020, k3).
+
+    Args:
+        rollout: with the extra ``log_prob``.
+        given: what is to be published.
+        first: what the pool was made with.
+
+    Raises:
+        ConfigurationError: the policy cannot say how likely actions are.
+    """
+    import torch
+
+    policy = _acting(given, first)
+    log_prob = getattr(policy, "log_prob", None)
+    if log_prob is None:
+        raise ConfigurationError(
+            f"min_kl needs a method log_prob(observations, actions) of {type(policy).__name__}, or a TorchPolicy"
+        )
+    block = rollout.to(_device_of(policy))
+    observations, actions = (map_trees(_flat, tree) for tree in (block.observations, block.actions))
+    with torch.no_grad():
+        now = torch.as_tensor(log_prob(observations, actions)).reshape(-1)
+        log_ratio = now - torch.as_tensor(block.extras["log_prob"]).reshape(-1).to(now)
+        return float((log_ratio.clamp(max=_MAX_LOG_RATIO).exp() - 1 - log_ratio).mean())
+
+
+def _acting(given: Any, first: Any) -> Policy:
+    """The pool's policy with what is to be published."""
+    if isinstance(given, Policy):
+        return given
+    if not is_module(given):
+        raise ConfigurationError(f"min_kl needs the module or the policy, and not its state dict: got {type(given)}")
+    if isinstance(first, TorchPolicy):
+        policy = copy.copy(first)
+        policy.module = given
+        return policy
+    return as_policy(given)
+
+
+def _device_of(policy: Policy) -> Any:
+    parameter = next(iter(policy.module.parameters()), None) if policy.module is not None else None
+    return "cpu" if parameter is None else parameter.device
+
+
+def _flat(value: Any) -> Any:
+    return value.reshape(-1, *value.shape[2:])

@@ -1,0 +1,342 @@
+"""Evaluation beside the training: of a pinned version, in the same workers, while the stream goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, PoolClosedError, Stop, TorchPolicy
+from parenv.policy.policy import Action
+from parenv.progress import scalars
+from parenv.testing import LedgerEnv, check_ledger
+
+PATIENCE_S = 120.0
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+class Paid(gym.Env[Any, Any]):
+    """Pays what the action says; episodes of five steps."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(1000)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=options.get("seed"))
+        self._left = 5
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._left -= 1
+        return np.zeros(1, np.float32), float(action), self._left == 0, False, {}
+
+
+class Payer(torch.nn.Module):
+    """Acts by its version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, observations: Any) -> Any:
+        return self.action.long().expand(len(observations))
+
+
+class Gated(LedgerEnv):
+    """Says when it is made, and ends no episode of an evaluation before a file is there."""
+
+    def __init__(self, folder: Path, env_id: int) -> None:
+        super().__init__(env_id)
+        self._folder = folder
+        try:
+            (folder / f"training {env_id}").touch(exist_ok=False)
+            self._evaluates = False
+        except FileExistsError:
+            self._evaluates = True
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._evaluates:
+            terminated, truncated = (self._folder / "go").exists(), False
+        return observation, reward, terminated, truncated, info
+
+
+def audit(pool: AsyncWorkerPool, stop: Stop, expected: dict[int, tuple[int, ...]]) -> None:
+    for rollout in pool.rollouts(stop):
+        check_ledger(rollout, expected)
+
+
+def wait_until(holds: Any, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_stream_goes_on_while_an_evaluation_is_under_way(mode: Any, tmp_path: Path) -> None:
+    makers = [lambda i=i: Gated(tmp_path, i) for i in range(4)]
+    expected: dict[int, tuple[int, ...]] = {}
+    with AsyncWorkerPool(makers, zeros, num_workers=2, mode=mode, rollout_length=4) as pool:
+        pending = pool.evaluate(8, wait=False)
+        for rollout in pool.rollouts(Stop(env_steps=800)):
+            check_ledger(rollout, expected)
+            assert not pending.done
+        assert pool.statistics().evaluation is None
+        assert pool.statistics().evaluations == 1
+        (tmp_path / "go").touch()
+        for rollout in pool.rollouts(Stop(seconds=PATIENCE_S)):
+            check_ledger(rollout, expected)
+            if pending.done:
+                break
+        found = pending.result()
+        assert pool.statistics().evaluation is found
+        assert len(found.episodes) == 8
+        assert sorted(found.episodes.env_ids.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_is_evaluated_is_the_version_of_the_time_however_many_follow(mode: Any, num_workers: int) -> None:
+    agent = Payer()
+    with AsyncWorkerPool(Paid, agent, num_envs=4, num_workers=num_workers, mode=mode, rollout_length=2) as pool:
+        evaluated = []
+        pending = pool.evaluate(7, wait=False)
+        for rollout in pool.rollouts(Stop(seconds=PATIENCE_S)):
+            assert (rollout.actions == rollout.policy_version).all()
+            with torch.no_grad():
+                agent.action += 1
+            version = pool.publish(agent)
+            if pending.done:
+                evaluated.append(pending.result())
+                pending = pool.evaluate(7, wait=False)
+                assert pending.policy_version == version
+            if len(evaluated) == 3:
+                break
+        for found in evaluated:
+            assert found.episodes.returns.tolist() == [5.0 * found.policy_version] * 7
+            assert found.weights["action"].item() == found.policy_version
+        assert evaluated[0].env_steps == 0 < evaluated[1].env_steps < evaluated[2].env_steps
+
+
+class Noisy(Policy):
+    """Draws from every random state; its carry counts."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return np.zeros(batch)
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        drawn = np.random.randint(0, 2, len(observations)) ^ int(torch.randint(0, 2, ()))
+        return Action(drawn, {"carry": carry}, carry + 1)
+
+
+def run(mode: Any, num_workers: int, beside: bool) -> list[Any]:
+    found = []
+    with AsyncWorkerPool(
+        "CartPole-v1", Noisy(), num_envs=4, num_workers=num_workers, mode=mode, rollout_length=8, seed=5
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=640)):
+            found.append((rollout.worker, rollout.observations.tobytes(), rollout.actions.tobytes()))
+            if beside:
+                pool.evaluate(3, deterministic=False, wait=False)
+    return sorted(found, key=lambda item: -1 if item[0] is None else item[0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_it_disturbs_neither_environments_nor_random_states_nor_carry(num_workers: int) -> None:
+    assert run("sync", num_workers, True) == run("sync", num_workers, False)
+
+
+def test_an_asynchronous_run_with_evaluations_is_replayed_without_them(tmp_path: Path) -> None:
+    def play(beside: bool, **more: Any) -> list[Any]:
+        found = []
+        with AsyncWorkerPool("CartPole-v1", Noisy(), num_envs=4, num_workers=2, rollout_length=8, **more) as pool:
+            for rollout in pool.rollouts(Stop(env_steps=640)):
+                found.append((rollout.worker, rollout.observations.tobytes(), rollout.actions.tobytes()))
+                pool.publish(Noisy())
+                if beside:
+                    pool.evaluate(3, wait=False)
+        return found
+
+    assert play(True, record=tmp_path / "run.jsonl") == play(False, replay=tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_it_finds_what_an_evaluation_that_is_waited_for_finds(num_workers: int) -> None:
+    def returns(wait: bool) -> list[Any]:
+        with AsyncWorkerPool(
+            "CartPole-v1", Noisy(), num_envs=4, num_workers=num_workers, mode="sync", rollout_length=8, seed=5
+        ) as pool:
+            found = []
+            for _ in pool.rollouts(Stop(env_steps=96)):
+                if wait:
+                    found.append(pool.evaluate(9, deterministic=False))
+                else:
+                    pending = pool.evaluate(9, deterministic=False, wait=False)
+                    next(pool.rollouts())
+                    found.append(pending.result().episodes)
+            return [(sorted(one.returns.tolist()), sorted(one.env_ids.tolist())) for one in found[:1]]
+
+    assert returns(True) == returns(False)
+
+
+def test_one_is_under_way_at_a_time_and_one_that_is_waited_for_comes_behind_it(tmp_path: Path) -> None:
+    makers = [lambda i=i: Gated(tmp_path, i) for i in range(2)]
+    with AsyncWorkerPool(makers, zeros, num_workers=2, rollout_length=4) as pool:
+        pending = pool.evaluate(4, wait=False)
+        for _ in pool.rollouts(Stop(env_steps=64)):
+            pool.publish(zeros)
+            assert pool.evaluate(6, wait=False).policy_version == 0
+        assert pool.statistics().evaluations == 1
+        (tmp_path / "go").touch()
+        assert len(pool.evaluate(3)) == 3
+        assert pending.done
+        assert len(pending.result().episodes) == 4
+        assert len(pool.statistics().evaluation.episodes) == 3  # type: ignore[union-attr]
+        assert pool.statistics().evaluations == 2
+
+
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_a_worker_in_the_place_of_a_dead_one_evaluates_the_same_version(tmp_path: Path) -> None:
+    class Waiting(Paid):
+        def step(self, action: Any) -> Any:
+            observation, reward, _, truncated, info = super().step(action)
+            return observation, reward, self._left <= 0 and (tmp_path / "go").exists(), truncated, info
+
+    agent = Payer()
+    with AsyncWorkerPool(Waiting, agent, num_envs=4, num_workers=2, rollout_length=2) as pool:
+        pending = pool.evaluate(8, wait=False)
+        stream = pool.rollouts()
+        for version in range(1, 20):
+            next(stream)
+            with torch.no_grad():
+                agent.action += 1
+            assert pool.publish(agent) == version
+            if version in (5, 10):
+                os.kill(pool._session.workers.pid(version // 6), signal.SIGKILL)
+        wait_until(lambda: next(stream) and pool.statistics().worker_restarts == 2, "two restarts")
+        (tmp_path / "go").touch()
+        found = pending.result()
+    assert found.policy_version == 0
+    assert found.episodes.returns.tolist() == [0.0] * 8
+
+
+class Breaking(LedgerEnv):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(0)
+        self._breaks = (folder / "made").exists()
+        (folder / "made").touch()
+
+    def step(self, action: Any) -> Any:
+        if self._breaks:
+            raise LookupError("the evaluation broke")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_it_raises_comes_out_of_the_stream_and_the_pool_goes_on(num_workers: int, tmp_path: Path) -> None:
+    expected: dict[int, tuple[int, ...]] = {}
+    with AsyncWorkerPool(lambda: Breaking(tmp_path), zeros, num_workers=num_workers, rollout_length=4) as pool:
+        pending = pool.evaluate(2, wait=False)
+        with pytest.raises(LookupError, match="the evaluation broke"):
+            audit(pool, Stop(seconds=PATIENCE_S), expected)
+        with pytest.raises(LookupError, match="the evaluation broke"):
+            pending.result()
+        audit(pool, Stop(env_steps=40), expected)
+
+
+def test_a_pool_that_is_closed_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    makers = [lambda i=i: Gated(tmp_path, i) for i in range(2)]
+    with AsyncWorkerPool(makers, zeros, num_workers=2, rollout_length=4) as pool:
+        pending = pool.evaluate(4, wait=False)
+        next(pool.rollouts())
+    with pytest.raises(PoolClosedError):
+        pending.result()
+
+
+def test_a_stream_stops_at_the_return_of_an_evaluation_that_ends_during_it() -> None:
+    agent = Payer()
+    with AsyncWorkerPool(Paid, agent, num_envs=2, num_workers=2, rollout_length=2) as pool:
+        with torch.no_grad():
+            agent.action += 9
+        pool.publish(agent)
+        assert pool.evaluate(2).mean_return == 45
+        yielded = 0
+        for _ in pool.rollouts(Stop(evaluation_return=45, env_steps=40)):  # The one before does not count.
+            yielded += 1
+        assert yielded == 20
+        pool.evaluate(2, wait=False)
+        for _ in pool.rollouts(Stop(evaluation_return=45, seconds=PATIENCE_S)):
+            pass
+        assert pool.statistics().evaluation.mean_return == 45  # type: ignore[union-attr]
+        assert pool.statistics().seconds < PATIENCE_S
+
+
+def test_statistics_scalars_and_a_trace_tell_of_it(tmp_path: Path) -> None:
+    agent = Payer()
+    with AsyncWorkerPool(Paid, agent, num_envs=2, num_workers=2, rollout_length=2) as pool:
+        assert np.isnan(scalars(pool.statistics())["eval/mean_reward"])
+        pool.trace(tmp_path / "trace.json")
+        pool.evaluate(2, wait=False).result()
+        figures = pool.statistics()
+        assert "evaluated    version 0, of 0 env steps: mean return 0.00 of 2" in str(figures)
+        assert scalars(figures)["eval/mean_reward"] == 0
+        assert scalars(figures)["eval/mean_ep_length"] == 5
+    events = json.loads((tmp_path / "trace.json").read_text())
+    (found,) = [event for event in events if event["name"] == "evaluated"]
+    assert found["args"] == {"policy_version": 0, "mean return": 0.0}
+
+
+def test_weights_are_those_of_a_state_dict_also_where_tensors_are_tied_or_not_in_it() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = torch.nn.Linear(1, 2)
+            self.other = torch.nn.Linear(1, 2)
+            self.other.weight = self.one.weight
+            self.register_buffer("kept", torch.ones(3))
+            self.register_buffer("left_out", torch.ones(3), persistent=False)
+
+        def act(self, observations: Any) -> Any:
+            return (self.one(observations) + self.other(observations)).argmax(-1)
+
+    agent = Tied()
+    with AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=0) as pool:
+        assert pool.evaluate(1, wait=False).result().weights == {}
+    with AsyncWorkerPool(Paid, TorchPolicy(agent, "act", ("actions",)), num_workers=1) as pool:
+        weights = pool.evaluate(1, wait=False).result().weights
+    assert weights.keys() == agent.state_dict().keys()
+    Tied().load_state_dict(weights)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in agent.state_dict().items())
+
+
+def test_bad_numbers_of_episodes_and_other_threads_are_refused() -> None:
+    with AsyncWorkerPool("CartPole-v1", lambda o: o[:, 2] > 0, num_workers=0) as pool:
+        for episodes in (0, -3, 2.5, "many"):
+            with pytest.raises(ConfigurationError, match="episodes must be"):
+                pool.evaluate(episodes, wait=False)  # type: ignore[arg-type]
+        raised: list[Exception] = []
+        stream = pool.rollouts()
+        next(stream)
+
+        def evaluate() -> None:
+            try:
+                pool.evaluate(1, wait=False)
+            except Exception as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        thread.join()
+        assert [type(error).__name__ for error in raised] == ["PoolBusyError"]

@@ -1,0 +1,44 @@
+"""skrl takes a ParallelVectorEnv where it takes a vector env of Gymnasium."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+from parenv import ParallelVectorEnv
+
+pytest.importorskip("skrl", reason="needs pip install skrl")
+# Of skrl and of what it brings.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+from skrl.envs.wrappers.torch import wrap_env  # noqa: E402
+
+
+def make() -> Any:
+    return gym.make("CartPole-v1", max_episode_steps=20)
+
+
+def trace(envs: Any) -> list[Any]:
+    wrapped = wrap_env(envs, verbose=False)
+    try:
+        assert wrapped.num_envs == 4
+        wrapped._seed = 11
+        found = [wrapped.reset()[0]]
+        drawn = torch.Generator().manual_seed(0)
+        for _ in range(100):
+            found += wrapped.step(torch.randint(0, 2, (4, 1), generator=drawn))[:4]
+        return found
+    finally:
+        wrapped.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_wrapped_env_gives_what_gymnasiums_own_does(num_workers: int) -> None:
+    mine = trace(ParallelVectorEnv([make] * 4, num_workers=num_workers))
+    wanted = trace(gym.vector.SyncVectorEnv([make] * 4))
+    assert len(mine) == len(wanted) == 401
+    assert all(map(torch.equal, mine, wanted))
+    assert sum(int(flags.sum()) for flags in mine[3::4]) > 5

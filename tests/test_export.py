@@ -1,0 +1,412 @@
+"""Agents that leave: files for ONNX Runtime and torch.export that act as the policy does, and play without torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import parenv
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, PolicyOutputError, TorchPolicy, export
+from parenv.cli.main import main
+from parenv.exporting import OnnxPolicy
+from parenv.exporting.exporter import difference
+from parenv.policy.policy import Action
+
+ort = pytest.importorskip("onnxruntime", reason="needs parenv[export]")
+pytest.importorskip("onnxscript", reason="needs parenv[export]")
+
+CARTPOLE = gym.make("CartPole-v1").observation_space
+FORMATS = pytest.mark.parametrize("format", ["onnx", "torch"])
+
+
+class Greedy(torch.nn.Module):
+    """An agent in the CleanRL style."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Dropout(0.5))
+        self.logits, self.value = torch.nn.Linear(16, 2), torch.nn.Linear(16, 1)
+
+    def get_action_and_value(self, observations: Any, action: Any = None) -> tuple[Any, ...]:
+        hidden = self.body(observations)
+        distribution = torch.distributions.Categorical(logits=self.logits(hidden))
+        action = distribution.sample() if action is None else action
+        return action, distribution.log_prob(action), distribution.entropy(), self.value(hidden).squeeze(-1)
+
+    def greedy(self, observations: Any) -> tuple[Any, ...]:
+        distribution = torch.distributions.Categorical(logits=self.logits(self.body(observations)))
+        action = distribution.probs.argmax(-1)
+        return action, distribution.log_prob(action), distribution.entropy(), self.value(self.body(observations))[:, 0]
+
+
+def greedy() -> TorchPolicy:
+    torch.manual_seed(1)
+    return TorchPolicy(Greedy(), deterministic_method="greedy")
+
+
+class Squashed(torch.nn.Module):
+    """Normalises, clips, squashes and scales, by buffers that have been learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(3, 2)
+        self.register_buffer("mean", torch.tensor([1.0, -2.0, 30.0]))
+        self.register_buffer("deviation", torch.tensor([2.0, 0.1, 10.0]))
+
+    def forward(self, observations: Any) -> Any:
+        normal = ((observations.float() - self.mean) / self.deviation).clamp(-10, 10)
+        return 2.0 * torch.tanh(self.net(normal)) + torch.tensor([0.0, 1.0])
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.logits = torch.nn.LSTMCell(4, 8), torch.nn.Linear(8, 2)
+
+    def act(self, observations: Any, carry: Any) -> Any:
+        hidden, cell = self.cell(observations, (carry["hidden"], carry["cell"]))
+        return self.logits(hidden).argmax(-1), {"hidden": hidden, "cell": cell}
+
+    def initial_carry(self, batch: int) -> Any:
+        return {"hidden": torch.ones(batch, 8), "cell": torch.zeros(batch, 8)}
+
+
+class Nested(Policy):
+    """Observations in a dict of a dict and a tuple, actions in a dict."""
+
+    takes_tensors = True
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Linear(5, 3)
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        left, (right, _) = observations["left"], observations["both"]
+        found = self.module(torch.cat([left["position"], right.float()[:, None]], -1))
+        return Action({"turn": found[:, :2].argmax(-1), "push": found[:, 2:].tanh()}, {"score": found.sum(-1)})
+
+
+NESTED = spaces.Dict(
+    {
+        "left": spaces.Dict({"position": spaces.Box(-1, 1, (4,))}),
+        "both": spaces.Tuple([spaces.Discrete(7), spaces.Box(0, 255, (2, 2), np.uint8)]),
+    }
+)
+AGENTS: dict[str, tuple[Any, Any]] = {
+    "greedy": (greedy, CARTPOLE),
+    "squashed": (Squashed, spaces.Box(-np.inf, np.inf, (3,), np.float64)),
+    "recurrent": (lambda: TorchPolicy(Recurrent(), "act", ("actions", "carry")), CARTPOLE),
+    "nested": (Nested, NESTED),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left_by_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With which torch shows how it exports, where it is installed."""
+    if importlib.util.find_spec("tqdm") is not None:
+        monkeypatch.setattr(importlib.import_module("tqdm").tqdm, "monitor_interval", 0)
+
+
+@FORMATS
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_exported_agent_acts_as_the_policy_does_on_batches_of_any_size(
+    name: str, format: Any, tmp_path: Path
+) -> None:
+    make, space = AGENTS[name]
+    path = tmp_path / f"agent.{format}"
+    report = export(make(), path, observation_space=space, format=format, parity=200)
+    assert report.path == path
+    assert report.observations == 200
+    assert max(report.differences.values()) < 1e-5
+    assert set(report.differences) == set(report.outputs)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    if format == "onnx":
+        found = ort.InferenceSession(str(path))
+        assert tuple(one.name for one in found.get_inputs()) == report.inputs
+        assert tuple(one.name for one in found.get_outputs()) == report.outputs
+
+
+def test_names_of_inputs_and_outputs_say_what_they_are(tmp_path: Path) -> None:
+    def names(name: str) -> Any:
+        make, space = AGENTS[name]
+        report = export(make(), tmp_path / "agent.pt2", observation_space=space, format="torch", parity=0)
+        assert report.differences == {}
+        assert "not compared" in str(report)
+        return report.inputs, report.outputs
+
+    assert names("greedy") == (("observations",), ("actions", "log_prob", "value"))
+    assert names("recurrent") == (
+        ("observations", "carry.hidden", "carry.cell"),
+        ("actions", "next_carry.hidden", "next_carry.cell"),
+    )
+    assert names("nested") == (
+        ("observations.both.0", "observations.both.1", "observations.left.position"),
+        ("actions.turn", "actions.push", "score"),
+    )
+
+
+@pytest.mark.parametrize("name", ["greedy", "recurrent"])
+def test_it_is_compared_on_the_observations_of_a_rollout(name: str, tmp_path: Path) -> None:
+    policy = AGENTS[name][0]()
+    with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, num_envs=8, rollout_length=32) as pool:
+        rollout = next(pool.rollouts())
+        space = pool.single_observation_space
+    for on in (rollout, rollout.to("cpu")):
+        report = export(policy, tmp_path / "agent.onnx", observation_space=space, parity=100, on=on)
+        assert report.observations == 104
+        assert max(report.differences.values()) < 1e-5
+    with AsyncWorkerPool("MountainCar-v0", lambda o: np.ones(len(o), int), num_workers=0) as pool:
+        other = next(pool.rollouts())
+    with pytest.raises(ConfigurationError, match=r"the rollout has observations \(2,\), not \(4,\)"):
+        export(policy, tmp_path / "agent.onnx", observation_space=space, on=other)
+    with pytest.raises(ConfigurationError, match=r"the policy raised RuntimeError while it acted on 3 .*\(5,\)"):
+        export(policy, tmp_path / "agent.onnx", observation_space=spaces.Box(-1, 1, (5,)))
+
+
+def test_the_policy_itself_is_not_touched(tmp_path: Path) -> None:
+    policy = greedy()
+    before = {name: tensor.clone() for name, tensor in policy.module.state_dict().items()}
+    export(policy, tmp_path / "agent.pt2", observation_space=CARTPOLE, format="torch", parity=10)
+    assert policy.module.training
+    assert policy.settings == {}
+    assert torch.distributions.Distribution._validate_args
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.module.state_dict().items())
+
+
+def test_a_file_that_acts_differently_is_an_error_that_names_output_and_size_and_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "agent.onnx"
+    path.write_text("the one before")
+    with pytest.raises(PolicyOutputError, match=r"differs from the policy in .*value by \S+e-\d+.*tolerance=0"):
+        export(greedy(), path, observation_space=CARTPOLE, tolerance=0.0)
+    assert path.read_text() == "the one before"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_differences_are_relative_and_know_what_is_not_finite() -> None:
+    assert difference(np.array([np.nan, np.inf]), np.array([np.nan, np.inf])) == 0
+    assert difference(np.array([1.0]), np.array([np.nan])) == np.inf
+    assert difference(np.zeros((3, 1)), np.zeros(3)) == np.inf
+    assert difference(np.array([True, False]), np.array([True, True])) == 0.5
+    assert difference(np.float32([1000.0]), np.float32([1001.0])) == pytest.approx(1e-3)
+
+
+class Branching(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+
+    def forward(self, observations: Any) -> Any:
+        return self.net(observations).argmax(-1) if observations.sum() > 0 else observations[:, 0].long()
+
+
+class WithNumpy(Branching):
+    def forward(self, observations: Any) -> Any:
+        return torch.from_numpy(np.argmax(self.net(observations).detach().numpy(), -1))
+
+
+class Odd(Branching):
+    """Its operator has no form in ONNX."""
+
+    def forward(self, observations: Any) -> Any:
+        return torch.linalg.eigvals(observations[:, :1, None] * torch.ones(2, 2)).real.argmax(-1)
+
+
+class Drawing(Branching):
+    def forward(self, observations: Any) -> Any:
+        return torch.distributions.Categorical(logits=self.net(observations)).sample()
+
+
+class OnArrays(Policy):
+    module = torch.nn.Linear(4, 2)
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(np.zeros(len(observations), int))
+
+
+class Masked(Branching):
+    def act(self, observations: Any, action_mask: Any) -> Any:
+        return self.net(observations).argmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Branching, "cannot be exported with format=.*no Python branch on the values of a tensor"),
+        (WithNumpy, "cannot be exported with format="),
+        (Odd, r"cannot be exported with format=\"onnx\".*aten.linalg_eig"),
+        (Drawing, "draws its actions also where .*deterministic_method"),
+        (OnArrays, r"OnArrays.act takes numpy arrays.*takes_tensors = True"),
+        (lambda: TorchPolicy(Masked(), "act", ("actions",)), r"acts on infos \(action_mask\)"),
+        (lambda: lambda observations: observations[:, 2] > 0, "policy with a torch module"),
+        (lambda: {"state": "dict"}, "policy with a torch module"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_by_name(make: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        export(make(), tmp_path / "agent.onnx", observation_space=CARTPOLE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"format": "tflite"}, "format must be"),
+        ({"parity": -1}, "parity must be"),
+        ({"observation_space": spaces.Text(5)}, "without a fixed size"),
+        ({"path": "no/such/agent.onnx"}, "no such directory"),
+        ({"path": "."}, "it is a directory"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Any, message: str, tmp_path: Path) -> None:
+    given = {"path": "agent.onnx", "observation_space": CARTPOLE, **arguments}
+    path = tmp_path / given.pop("path")
+    with pytest.raises(ConfigurationError, match=message):
+        export(greedy(), path, **given)
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("agents")
+    for name in ("greedy", "recurrent"):
+        export(AGENTS[name][0](), folder / f"{name}.onnx", observation_space=CARTPOLE, parity=0)
+    (folder / "text.onnx").write_text("dear diary")
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(folder / "greedy.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, folder / "other.onnx")
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exported_agent_acts_in_a_pool_as_the_policy_does(agents: Path, num_workers: int) -> None:
+    torch.manual_seed(1)
+    policy = TorchPolicy(Greedy().eval(), deterministic_method="greedy")
+
+    def returns(acting: Any) -> list[float]:
+        with AsyncWorkerPool("CartPole-v1", acting, num_envs=4, num_workers=num_workers, seed=2) as pool:
+            return pool.evaluate(8).returns.tolist()
+
+    assert returns(OnnxPolicy(agents / "greedy.onnx")) == returns(policy)
+
+
+def test_a_recurrent_agent_that_was_exported_carries_on_in_a_pool(agents: Path) -> None:
+    policy = OnnxPolicy(agents / "recurrent.onnx")
+    with AsyncWorkerPool("CartPole-v1", policy, num_workers=1, num_envs=2, rollout_length=16) as pool:
+        rollout = next(pool.rollouts())
+    assert rollout.initial_carry["hidden"].tolist() == np.ones((2, 8)).tolist()
+    assert rollout.initial_carry["cell"].tolist() == np.zeros((2, 8)).tolist()
+
+
+@pytest.mark.parametrize("name", ["greedy", "recurrent"])
+def test_the_command_plays_without_torch(agents: Path, name: str) -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from parenv.cli.main import main\n"
+        f"raise SystemExit(main(['play', {str(agents / name)!r} + '.onnx', 'CartPole-v1', '--episodes', '3']))\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert len(lines) == 4
+    assert re.fullmatch(r"episode 0: return \d+ in \d+ env steps", lines[0])
+    assert re.fullmatch(r"3 episodes: mean return \d+\.\d\d ± \d+\.\d\d, mean length \d+\.\d", lines[3])
+
+
+def test_the_same_seed_plays_the_same_episodes(agents: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(more: str) -> str:
+        assert main(["play", str(agents / "greedy.onnx"), "CartPole-v1", *shlex.split(more)]) == 0
+        return capsys.readouterr().out
+
+    assert shown("--episodes 4 --seed 7") == shown("--episodes 4 --seed 7") != shown("--episodes 4 --seed 70")
+
+
+class Painted(gym.Env[Any, Any]):
+    """Frames that say which step they are of."""
+
+    observation_space, action_space = CARTPOLE, spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = "rgb_array") -> None:
+        self.render_mode = render_mode
+
+    def reset(self, **options: Any) -> Any:
+        self._step = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert type(action) is int
+        self._step += 1
+        return np.zeros(4, np.float32), 1.0, self._step == 6, False, {}
+
+    def render(self) -> Any:
+        return np.full((16, 16, 3), 40 * self._step, np.uint8)
+
+
+def test_a_video_has_a_frame_for_every_step_of_the_first_episode(
+    agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imageio = pytest.importorskip("imageio.v3")
+    monkeypatch.setattr(sys.modules[__name__], "Still", lambda: Painted(None), raising=False)
+    monkeypatch.setitem(sys.modules, "painted", sys.modules[__name__])
+    agent = str(agents / "greedy.onnx")
+    video = tmp_path / "agent.gif"
+    assert main(["play", agent, "painted:Painted", "--episodes", "2", "--video", str(video)]) == 0
+    frames = imageio.imread(video)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 40, 80, 120, 160, 200]
+    assert "video: " in capsys.readouterr().out
+    assert main(["play", agent, "painted:Still", "--video", str(video)]) == 2
+    assert 'render_mode="rgb_array"' in capsys.readouterr().err
+    assert main(["play", agent, "painted:Painted", "--episodes", "1", "--video", str(tmp_path / "agent.strange")]) == 2
+    assert "ends in .gif" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("none.onnx CartPole-v1", "there is no file"),
+        ("text.onnx CartPole-v1", "ONNX Runtime cannot read"),
+        ("other.onnx CartPole-v1", "no file of parenv.export"),
+        ("greedy.onnx MountainCar-v0", r"acts on \[4\] float32, but the environment has \[2\] float32"),
+        ("greedy.onnx Foo-v7", "Foo"),
+        ("greedy.onnx CartPole-v1 --episodes 0", "episodes must be"),
+        ("greedy.onnx CartPole-v1 --seed -1", "seed must be"),
+        ("greedy.onnx CartPole-v1 --video no/such/agent.gif", "there is no directory"),
+        ("greedy.onnx continuous:Push", r"action has shape \(\), but Box"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    agents: Path,
+    arguments: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Push(Painted):
+        action_space = spaces.Box(-1, 1, (1,))  # type: ignore[assignment]
+
+    monkeypatch.setattr(sys.modules[__name__], "Push", Push, raising=False)
+    monkeypatch.setitem(sys.modules, "continuous", sys.modules[__name__])
+    file, *more = shlex.split(arguments)
+    assert main(["play", str(agents / file), *more]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_export_is_lazy_and_the_file_says_what_it_is(agents: Path) -> None:
+    assert parenv.export is export
+    about = json.loads(ort.InferenceSession(str(agents / "greedy.onnx")).get_modelmeta().custom_metadata_map["parenv"])
+    assert about["format"] == 1
+    assert about["observations"] == [[[], [4], "<f4"]]
