@@ -160,7 +160,6 @@ MAX_METHODS, MAX_ATTRIBUTES, MAX_LINES = 25, 15, 60
 LARGE_ON_PURPOSE = {
     "cli/bench.py:bench": "a table of options, one line each",
     "pool/pool.py:AsyncWorkerPool": "the public class: what can be asked of a pool, a few lines each",
-    "pool/pool_session.py:PoolSession": "the parts of a run, and what can be asked of each, a few lines each",
     "remote/host.py:HostSession": "a host's side of one connection, which no two parts see alike",
     "remote/net/admission.py:Admission": "admission: what is let in is decided by all that is known of all connections",
     "remote/placement.py:HostsPlacement": "the whole of Placement, over the scheduler, the exchange and the versions",

@@ -12,6 +12,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
+from parenv.pool.loading import Loading
 from parenv.process.free_memory import check_fits, in_words
 
 MAX_WEIGHTS_BYTES = 1 << 30
@@ -39,6 +40,8 @@ class Arena:
         self.memory = SharedMemory(self.slots_offset)
         head = self.memory.map()
         self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
+        self.loading: Loading | None = None
+        """Has workers load what was written, where they are on this machine."""
         self.weights: WeightsWriter | None = None
         self.weights_map: WeightsMap | None = None
         if module is not None:
@@ -71,5 +74,7 @@ class Arena:
         return Slots(self.mapping, self.slots_offset, layout.total_bytes, count)
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with the last array over it. Idempotent."""
+        """Give the descriptors back; the memory goes with the last array over it. Idempotent."""
         self.memory.close()
+        if self.loading is not None:
+            self.loading.close()

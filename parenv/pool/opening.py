@@ -38,7 +38,6 @@ class Parts(NamedTuple):
     queue: RolloutQueue
     accumulator: Accumulator | None
     spaces: Spaces
-    loading: Loading | None
 
 
 def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]) -> Parts:
@@ -60,10 +59,8 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
         product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
-        loading = None
         if isinstance(placement, LocalPlacement):
-            loading = Loading(arena.memory.map(), len(job.shares), placement)
-            stack.callback(loading.close)
+            arena.loading = loading = Loading(arena.memory.map(), len(job.shares), placement)
             launch = replace(launch, descriptors=loading.descriptors)
             product = product._replace(asked=loading.asked)
         supervisor = Supervisor(workers, job.options, product)
@@ -91,7 +88,7 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
             Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
         )
         stack.pop_all()
-    return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces, loading)
+    return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces)
 
 
 def _memory(plan: Plan) -> tuple[Arena, Versions]:

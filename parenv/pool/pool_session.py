@@ -47,7 +47,6 @@ class PoolSession:
         self._arena, self._versions = parts.arena, parts.versions
         self.workers, self._supervisor = parts.workers, parts.supervisor
         self._queue, self._accumulator = parts.queue, parts.accumulator
-        self._loading = parts.loading
         self._evaluator = Evaluator(parts.supervisor, parts.versions, self._counters, self._tell)
         self.observation_space, self.action_space = parts.spaces
 
@@ -121,9 +120,10 @@ class PoolSession:
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
         newest = self._versions.newest
-        if self._loading is not None and self._loading.can_load(newest):
+        loading = self._arena.loading
+        if loading is not None and loading.can_load(newest):
             with self._timer.during("calling"):
-                self._loading.load(newest, self._queue.listen)
+                loading.load(newest, self._queue.listen)
             return newest.number
         self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
@@ -251,8 +251,6 @@ class PoolSession:
             for observer in self._observers:
                 observer.close()
             self._arena.close()
-            if self._loading is not None:
-                self._loading.close()
 
     def _versions_in_use(self) -> set[int]:
         return self._queue.scheduler.versions_in_use() | self._evaluator.versions_in_use()
