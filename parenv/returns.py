@@ -232,9 +232,8 @@ def vtrace(
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
     there, truncated = _alive(alive, terminated, truncated)
     rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
-    ended = terminated | truncated
     deltas = rho * (rewards + gamma * _unless(terminated, next_values) - values)
-    targets: Array = values + _backward_sum(deltas, gamma * trace * ~ended)
+    targets: Array = values + _backward_sum(deltas, gamma * trace * ~(ended := terminated | truncated))
     next_targets = np.array(next_values)
     next_targets[:-1] = np.where(ended[:-1], next_values[:-1], targets[1:])
     advantages = rho * (rewards + gamma * _unless(terminated, next_targets) - values)
