@@ -133,6 +133,7 @@ def draw_growth(name: str, panels: Mapping[str, Mapping[int, Mapping[str, float]
 def _line(name: str) -> dict[str, Any]:
     if name == "limit":
         return {"color": "black", "linestyle": ":"}
-    if name.startswith("parenv"):
-        return {"color": OURS, "linestyle": "-" if "step" in name or "async" in name else "--"}
-    return {}
+    if not name.startswith("parenv"):
+        return {"color": THEIRS, "linestyle": "--" if "SB3" in name else "-"}
+    shades = {"caller": "#08306b", "1000": "#9e9ac8", "spins": "#9ecae1", "halves": "#41ab5d", "sync": "#6baed6"}
+    return {"color": next((shade for word, shade in shades.items() if word in name and "async" not in name), OURS)}
