@@ -197,7 +197,12 @@ def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> Non
     hen, fox = scorer(), scorer(100.0)
     seen: set[str] = set()
     with AsyncWorkerPool(
-        scripted(4, kind), {"hen": hen, "fox": fox}, policy_of=opponents, num_workers=num_workers, rollout_length=6
+        scripted(4, kind),
+        {"hen": hen, "fox": fox},
+        policy_of=opponents,
+        num_workers=num_workers,
+        rollout_length=6,
+        max_frozen=100,  # What is released is kept for as long as a slow worker has it in an episode.
     ) as pool:
         past: list[str] = []
         for number, rollout in enumerate(pool.rollouts(Stop(env_steps=3000)), start=1):
