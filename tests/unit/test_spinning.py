@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -100,25 +102,41 @@ def test_short_waits_are_always_looked_through(clock: Clock, bell: Doorbell) -> 
         bell.take()
 
 
-def test_no_ring_is_lost_between_looking_and_sleeping(bell: Doorbell) -> None:
-    answers, rounds = Doorbell(), 20_000
-    child = os.fork()
-    if child == 0:
-        spins, _ = spinner(bell, float("inf"))
-        for _ in range(rounds):
-            if not spins.heard():
-                taken = bell.take()
-                spins.woke()
-            else:
-                taken = bell.take()
-            answers.ring(taken)
-        os._exit(0)
-    total = 0
-    for i in range(rounds):
-        if i % 7 == 0:
-            time.sleep(0)
-        bell.ring(1)
-        total += answers.take()
-    assert total == rounds
-    assert os.waitpid(child, 0)[1] == 0
+LISTENER = """
+import sys
+from parenv.process.doorbell import Doorbell
+from parenv.process.spinning import Spinner, Spinning
+
+bell, answers, rounds = Doorbell((int(sys.argv[1]),) * 2), Doorbell((int(sys.argv[2]),) * 2), int(sys.argv[3])
+spinner = Spinner(Spinning(20e-6, float("inf")), bell.fileno(), memoryview(bytearray(8)).cast("q"))
+taken = 0
+while taken < rounds:
+    heard = spinner.heard()
+    rung = bell.take()
+    if not heard:
+        spinner.woke()
+    taken += rung
+    answers.ring(rung)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="descriptors are those of eventfds")
+@pytest.mark.parametrize(
+    "rounds", [20_000, pytest.param(3_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])], ids=str
+)
+def test_no_ring_is_lost_between_looking_and_sleeping(bell: Doorbell, rounds: int) -> None:
+    """Rings come at all distances from the end of the look: before it, right at it, and long behind it."""
+    answers = Doorbell()
+    ends = (bell.descriptors[0], answers.descriptors[0])
+    command = [sys.executable, "-c", LISTENER, *map(str, (*ends, rounds))]
+    with subprocess.Popen(command, pass_fds=ends) as listener:
+        answered = 0
+        for i in range(rounds):
+            until = time.perf_counter() + i % 50 * 1e-6
+            while time.perf_counter() < until:
+                pass
+            bell.ring(1)
+            answered += answers.take()
+        assert answered == rounds
+        assert listener.wait(60) == 0
     answers.close()
