@@ -179,10 +179,11 @@ def test_it_is_compared_on_the_observations_of_a_rollout(name: str, tmp_path: Pa
 def test_the_policy_itself_is_not_touched(tmp_path: Path) -> None:
     policy = greedy()
     before = {name: tensor.clone() for name, tensor in policy.module.state_dict().items()}
+    validates = torch.distributions.Distribution._validate_args
     export(policy, tmp_path / "agent.pt2", observation_space=CARTPOLE, format="torch", parity=10)
     assert policy.module.training
     assert policy.settings == {}
-    assert torch.distributions.Distribution._validate_args
+    assert torch.distributions.Distribution._validate_args is validates
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.module.state_dict().items())
 
 

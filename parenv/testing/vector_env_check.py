@@ -78,7 +78,7 @@ def check_vector_env(make: Callable[[], Any], steps: int = 1000, seed: int = 0) 
 
     >>> import gymnasium as gym
     >>> report = check_vector_env(lambda: gym.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point"))
-    says NEXT_STEP, does NEXT_STEP; ... episodes ended
+    says NEXT_STEP, does NEXT_STEP; ... episodes ended...
     >>> report.problems
     []
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -37,5 +38,7 @@ def make(kind: str, factories: Sequence[Callable[[], Any]], start_method: str | 
     """Batched envs of this kind."""
     makers = {id(factory): partial(wrapped, factory) for factory in factories}  # The same one counts as the same task.
     more = {} if KINDS[kind] else {"mp_start_method": start_method}
-    envs = getattr(import_module("torchrl.envs"), kind)
-    return TorchRLEnvs(envs(len(factories), [makers[id(factory)] for factory in factories], **more), len(factories))
+    envs, each = getattr(import_module("torchrl.envs"), kind), [makers[id(factory)] for factory in factories]
+    # TorchRL keeps the frames in which it is called, and all that lives there: in a thread there are none of ours.
+    with ThreadPoolExecutor(1) as thread:
+        return TorchRLEnvs(thread.submit(envs, len(factories), each, **more).result(), len(factories))
