@@ -91,16 +91,24 @@ def _results(episodes: Any) -> Any:
 
 
 def test_who_dies_before_the_others_is_not_alive() -> None:
-    def shoot(observations: Any) -> Any:
-        return np.random.randint(0, 6, len(observations))
+    random = np.random.default_rng(7)
 
-    with AsyncWorkerPool(KNIGHTS, {"all": shoot}, num_envs=2, num_workers=1, rollout_length=200) as pool:
-        rows: Any = next(pool.rollouts())["all"]  # type: ignore[index]
-    assert 0 < rows.alive.mean() < 1
-    ends = rows.terminated | rows.truncated
-    assert ends.any()
-    assert not (ends & ~rows.alive).any()
-    assert len(rows.transitions()) == rows.alive.sum()
+    def shoot(observations: Any) -> Any:
+        return random.integers(0, 6, len(observations))
+
+    with AsyncWorkerPool(KNIGHTS, {"all": shoot}, num_envs=2, num_workers=1, rollout_length=200, seed=7) as pool:
+        dead = ended = 0
+        rollouts: Any = pool.rollouts(Stop(env_steps=8000))
+        for rollout in rollouts:
+            rows = rollout["all"]
+            ends = rows.terminated | rows.truncated
+            assert not (ends & ~rows.alive).any()
+            assert len(rows.transitions()) == rows.alive.sum()
+            dead += int((~rows.alive).sum())
+            ended += int(ends.sum())
+            if dead and ended:
+                return
+    pytest.fail(f"{dead} rows of the dead and {ended} ends in 8,000 steps")
 
 
 def test_where_one_policy_is_wanted_environments_of_several_agents_are_refused_with_what_to_do() -> None:
