@@ -106,7 +106,7 @@ class Evaluation:
         seed = evaluation_seed(self._job.seed, self._job.first_worker + self._worker, number)
         training = self._training.spec
         extras = tuple(extra for extra in training.extras if not extra.postprocessed)
-        spec = replace(training, rollout_length=MAX_STEPS, extras=extras)
+        spec = replace(training, rollout_length=MAX_STEPS, extras=extras, on_device=False)
         random_state = RandomState(seed)
 
         @contextlib.contextmanager

@@ -77,6 +77,7 @@ class RolloutTask:
         gradient_bytes = job.gradient.layout.nbytes if job.gradient else 0
         infos = infos_from_data(layout.infos)
         spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=gradient_bytes)
+        spec = replace(spec, on_device=bool(layout.device))
         self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
 
         def make_actor(policy: Any) -> Actor:
@@ -162,6 +163,8 @@ class RolloutTask:
             norm, metrics = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
             report = [rollout.num_steps, metrics, episodes and episodes.episodes.columns()]
         self._progress.begin("commit")
+        if self._writers.device is not None:
+            self._writers.device.finish()
         self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
         used = resource.getrusage(resource.RUSAGE_SELF)
         writer.stamp(
