@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from parenv.errors import ConfigurationError
@@ -20,12 +21,17 @@ def accelerator(policy: Any) -> str | None:
     return "mps" if torch.backends.mps.is_available() else None
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that torch does not find on this machine.
+def check_devices(devices: Iterable[str]) -> None:
+    """Refuse devices that torch does not find on this machine.
 
     Raises:
         ConfigurationError: there is none, or it is no name of a device.
     """
+    for device in devices:
+        _check(device)
+
+
+def _check(device: str) -> None:
     if device == "cpu":
         return
     import torch

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,17 +14,14 @@ from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
-from parenv.policy.devices import check_device
+from parenv.policy.devices import check_devices
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
+from parenv.supervision.partition import Given, at_least, instance_of, one_of, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.AsyncWorkerPool`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,7 @@ def _policy(given: Given, options: WorkerOptions) -> Any:
     if not isinstance(given.policy, Mapping):
         as_policy(given.policy)
     if given.placement is None:  # A host may have other devices than this machine.
-        check_device(options.device)
+        check_devices(options.devices)
     return given.policy
 
 

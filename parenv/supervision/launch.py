@@ -27,7 +27,7 @@ def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Cal
     """
     occupy_standard_descriptors()
     with_torch = ("torch",) if torch or b"torch" in job else ()
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if set(options.devices) == {"cpu"} else {}
     return lambda memory_fd: Launch(
         memory_fd=memory_fd,
         job=job,

@@ -84,8 +84,8 @@ class RolloutTask:
                 policy,
                 spec.observations,
                 spec.actions,
-                job.options.device,
-                lambda module: WeightsReader(module, mapping, job.weights_offset, job.options.device),
+                job.device,
+                lambda module: WeightsReader(module, mapping, job.weights_offset, job.device),
                 started.fit,
             )
 
@@ -159,7 +159,7 @@ class RolloutTask:
             self._progress.begin("loss_fn")
             rollout = episodes or self._collector.rollout(writer, version, postprocessed=True)
             learning_began = time.perf_counter()
-            norm, metrics = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
+            norm, metrics = self._differentiator.run(rollout.to(self._job.device), writer.gradient)
             report = [rollout.num_steps, metrics, episodes and episodes.episodes.columns()]
         self._progress.begin("commit")
         self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
