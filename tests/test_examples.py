@@ -147,6 +147,7 @@ def test_without_torchrl_its_example_says_so_in_a_sentence(monkeypatch: pytest.M
     assert re.fullmatch(r'torchrl_ppo\.py .* TorchRL: pip install "parenv\[torchrl\]"', shown)
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore")  # TorchRL warns of what its own next version changes.
 def test_losses_of_torchrl_get_better_on_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchrl", reason="needs parenv[torchrl]")
@@ -323,6 +324,7 @@ NEEDED_BY = {
 """Libraries of extras without which the other examples of docstrings run all the same."""
 
 
+@pytest.mark.more
 def test_doctests_pass() -> None:
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>>" in path.read_text()]
     assert paths

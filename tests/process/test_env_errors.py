@@ -108,6 +108,7 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_worker_whose_environment_raises_is_replaced(mode: Any) -> None:
     workers = WorkerOptions(restart=OFTEN, on_env_error="restart_worker", preload=(__name__,))

@@ -147,6 +147,7 @@ def test_a_sync_population_comes_to_the_same_on_any_number_of_workers(evolve: An
     assert len(set(map(str, known))) == 42
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_killed_workers_change_nothing_in_a_sync_population(tmp_path: Path) -> None:
     undisturbed = after(tmp_path / "undisturbed", 60)
@@ -166,7 +167,7 @@ def test_killed_workers_change_nothing_in_a_sync_population(tmp_path: Path) -> N
     assert (first_turns(tmp_path / "killed", 60), known) == undisturbed
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.more
 @pytest.mark.parametrize("evolve", EVOLVES)
 @pytest.mark.parametrize("turns", [7, 20])
 def test_a_run_goes_on_from_a_checkpoint_to_the_bit(evolve: Any, turns: int, tmp_path: Path) -> None:
@@ -320,6 +321,7 @@ def test_a_member_that_raises_has_died_and_becomes_the_child_of_one_that_lives(n
     assert lives.hyperparameters["h0"] < 0.9
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("evolve", [Tournament(size=1, every=4), Generational(every=4, fraction=0.5)])
 @pytest.mark.usefixtures("warnings_are_expected")
@@ -356,6 +358,7 @@ def test_a_member_that_kills_its_workers_has_died_after_a_few() -> None:
     assert "was killed by SIGKILL" in died.error
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_workers_that_die_more_often_than_allowed_end_the_population() -> None:
     def kills(member: Member, rollout: Any) -> None:
@@ -466,6 +469,7 @@ def test_only_scores_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(heard) / 20 < 2_000
 
 
+@pytest.mark.more
 def test_many_members_take_little_more_memory_than_their_states() -> None:
     def make_bytes(hyperparameters: dict[str, float]) -> Member:
         return Member(lambda observations: np.zeros(len(observations), np.int64), weights=np.ones(100_000))
@@ -479,6 +483,7 @@ def test_many_members_take_little_more_memory_than_their_states() -> None:
     assert taken < 1.2 * 102 * 800_000
 
 
+@pytest.mark.more
 def test_what_is_under_way_when_a_stream_ends_comes_with_the_next() -> None:
     with population() as members:
         first = list(members.reports(Stop(env_steps=32 * 3)))
@@ -494,6 +499,7 @@ def test_a_stream_ends_with_a_score_or_in_time() -> None:
         assert list(members.reports(Stop(seconds=1e-9))) == []
 
 
+@pytest.mark.more
 def test_populations_that_are_let_go_leave_nothing_behind() -> None:
     members = population()
     next(members.reports())

@@ -238,6 +238,7 @@ class Endless(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
 
+@pytest.mark.more
 def test_a_run_without_episodes_has_a_report(tmp_path: Path) -> None:
     with AsyncWorkerPool(Endless, zeros, num_envs=2, num_workers=1, mode="sync", rollout_length=8) as pool:
         pool.trace(tmp_path / "trace.json")

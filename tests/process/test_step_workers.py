@@ -52,6 +52,7 @@ def collected(make: Any, policy: Any, workers: WorkerOptions, **options: Any) ->
         return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("step_workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_rollouts_are_those_of_a_worker_that_steps_by_itself(num_workers: int, step_workers: int) -> None:
@@ -188,6 +189,7 @@ def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
         next(pool.rollouts())
 
 
+@pytest.mark.more
 def test_a_step_that_hangs_is_cut_and_the_worker_that_acts_goes_on(tmp_path: Path, warnings_are_expected: None) -> None:
     class Hanging(LedgerEnv):
         def step(self, action: Any) -> Any:
