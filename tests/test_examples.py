@@ -41,7 +41,7 @@ def test_the_pool_version_is_shorter_and_has_at_most_20_lines_of_its_own(name: s
     assert len(pool) < len(plain)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -292,6 +292,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exported_agent_acts_in_a_pool_as_the_policy_does(agents: Path, num_workers: int) -> None:
     torch.manual_seed(1)

@@ -591,7 +591,7 @@ def test_what_is_raised_in_a_vector_env_comes_in_its_own_type_and_it_goes_on(whe
         assert [audit.step() for _ in range(8)] == [[]] * 8
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("how", "on_worker_death"), one_in(2, [*RAISED, *DEATHS, "sleep"], ["raise", "restart"]))
 def test_a_vector_env_does_not_start_if_a_constructor_fails(how: str, on_worker_death: str, tmp_path: Path) -> None:
     order(tmp_path, "constructor", how)

@@ -50,7 +50,7 @@ def advice_after(env_fn: Any, seconds_a_step: float, rollouts: int, **options: A
         return pool.advice()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_cheap_environment_with_a_heavy_learner_is_told_that_workers_cannot_help(mode: Any) -> None:
     advice = advice_after("CartPole-v1", 2e-3, 4, num_envs=2, num_workers=1, rollout_length=32, mode=mode)

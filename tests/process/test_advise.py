@@ -140,7 +140,7 @@ def test_advice_with_all_recommendations_is_printed_verified_and_written(
     assert found["verified"]["predicted"] == advice["predicted_steps_per_second"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize(("learner", "least", "most"), [("by_update", 0.6, 1.0), ("by_env_step", 0.0, 0.4)])
 def test_what_an_update_costs_whatever_its_size_is_told_from_what_its_samples_cost(
     learner: str, least: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

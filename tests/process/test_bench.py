@@ -54,6 +54,7 @@ def test_a_full_disk_is_said_in_one_line() -> None:
     assert "SyncVectorEnv" in done.stdout
 
 
+@pytest.mark.more
 def test_every_system_has_figures_and_json_and_plot_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_replaced_environment_truncates_its_episode_and_every_row_is_real(
     assert statistics.episodes > 1000
 
 
+@pytest.mark.more
 def test_returns_and_lengths_begin_anew_behind_a_replacement() -> None:
     workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
     with AsyncWorkerPool(

@@ -199,6 +199,7 @@ def test_a_checkpoint_of_another_population_is_refused(tmp_path: Path) -> None:
         members.load_state_dict(state)
 
 
+@pytest.mark.more
 def test_perturbed_values_act_from_the_first_update_of_a_child(tmp_path: Path) -> None:
     with population(size=4, evolve=Tournament(size=3, every=32), seed=2) as members:
         reports = list(members.reports(Stop(env_steps=32 * 40)))
@@ -448,6 +449,7 @@ def test_what_a_member_may_do_before_it_is_measured_is_said() -> None:
     assert set(asked[4:]) == {True}
 
 
+@pytest.mark.more
 def test_only_scores_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     from_frames = parenv.placement.local.from_frames  # type: ignore[attr-defined]

@@ -118,7 +118,7 @@ def test_gradients_are_replayed_to_the_bit(tmp_path: Path) -> None:
     assert torch.equal(*weights)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_divergence_is_reported_at_the_first_rollout_that_differs(mode: Any, tmp_path: Path) -> None:
     net = Net()

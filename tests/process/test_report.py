@@ -125,7 +125,7 @@ def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_
         assert "gradient parallelism, 2 workers" in report(tmp_path).read_text()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_killed_worker_is_in_the_report_with_the_reason(mode: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"

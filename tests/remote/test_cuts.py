@@ -115,6 +115,7 @@ def running(
         hosts.end()
 
 
+@pytest.mark.more
 def test_a_cut_that_heals_before_the_limit_is_not_noticed(hosts: Any) -> None:
     with running(hosts, cable, silence_s=4.0) as run:
         run.network.cut(0)
