@@ -52,6 +52,7 @@ def test_a_sync_population_comes_to_the_same_on_any_number_of_workers(evolve: An
     assert len(set(map(str, known))) == 42
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_killed_workers_change_nothing_in_a_sync_population(tmp_path: Path) -> None:
     undisturbed = after(tmp_path / "undisturbed", 60)
@@ -71,7 +72,7 @@ def test_killed_workers_change_nothing_in_a_sync_population(tmp_path: Path) -> N
     assert (first_turns(tmp_path / "killed", 60), known) == undisturbed
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.more
 @pytest.mark.parametrize("evolve", EVOLVES)
 @pytest.mark.parametrize("turns", [7, 20])
 def test_a_run_goes_on_from_a_checkpoint_to_the_bit(evolve: Any, turns: int, tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def test_a_checkpoint_of_another_population_is_refused(tmp_path: Path) -> None:
         members.load_state_dict(state)
 
 
+@pytest.mark.more
 def test_perturbed_values_act_from_the_first_update_of_a_child(tmp_path: Path) -> None:
     with population(size=4, evolve=Tournament(size=3, every=32), seed=2) as members:
         reports = list(members.reports(Stop(env_steps=32 * 40)))
@@ -225,6 +227,7 @@ def test_a_member_that_raises_has_died_and_becomes_the_child_of_one_that_lives(n
     assert lives.hyperparameters["h0"] < 0.9
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("evolve", [Tournament(size=1, every=4), Generational(every=4, fraction=0.5)])
 @pytest.mark.usefixtures("warnings_are_expected")
@@ -261,6 +264,7 @@ def test_a_member_that_kills_its_workers_has_died_after_a_few() -> None:
     assert "was killed by SIGKILL" in died.error
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_workers_that_die_more_often_than_allowed_end_the_population() -> None:
     def kills(member: Member, rollout: Any) -> None:
@@ -366,8 +370,8 @@ class Placed:
         pass
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_worker_has_its_members_learn_on_the_device_whose_turn_it_is(num_workers: int) -> None:
+@pytest.mark.more
+def test_each_worker_has_its_members_learn_on_the_device_whose_turn_it_is() -> None:
     def make_placed(hyperparameters: dict[str, float]) -> Member:
         return Member(lambda observations: np.zeros(len(observations), np.int64), learner=Placed())
 
@@ -376,12 +380,13 @@ def test_each_worker_has_its_members_learn_on_the_device_whose_turn_it_is(num_wo
 
     toy = {**TOY, "make_member": make_placed, "learn": learn_there, "fitness": Fitness(episodes=1)}
     options = WorkerOptions(device=("cpu", "cpu:0"))
-    with population(**toy, evolve=Tournament(size=1, every=4), num_workers=num_workers, workers=options) as members:
+    with population(**toy, evolve=Tournament(size=1, every=4), workers=options) as members:
         metrics = [report.metrics for report in members.reports(Stop(env_steps=4 * 20))]
     assert all(one is not None and one["second"] == one["worker"] for one in metrics)
-    assert len({str(one) for one in metrics}) == max(1, num_workers)
+    assert len({str(one) for one in metrics}) == 2
 
 
+@pytest.mark.more
 def test_only_scores_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     from_frames = parenv.placement.local.from_frames  # type: ignore[attr-defined]
@@ -403,6 +408,7 @@ def test_only_scores_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(heard) / 20 < 2_000
 
 
+@pytest.mark.more
 def test_many_members_take_little_more_memory_than_their_states() -> None:
     def make_bytes(hyperparameters: dict[str, float]) -> Member:
         return Member(lambda observations: np.zeros(len(observations), np.int64), weights=np.ones(100_000))
@@ -416,6 +422,7 @@ def test_many_members_take_little_more_memory_than_their_states() -> None:
     assert taken < 1.2 * 102 * 800_000
 
 
+@pytest.mark.more
 def test_what_is_under_way_when_a_stream_ends_comes_with_the_next() -> None:
     with population() as members:
         first = list(members.reports(Stop(env_steps=32 * 3)))
@@ -431,6 +438,7 @@ def test_a_stream_ends_with_a_score_or_in_time() -> None:
         assert list(members.reports(Stop(seconds=1e-9))) == []
 
 
+@pytest.mark.more
 def test_populations_that_are_let_go_leave_nothing_behind() -> None:
     members = population()
     next(members.reports())

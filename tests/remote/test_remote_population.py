@@ -37,6 +37,7 @@ def test_a_population_over_two_hosts_comes_to_the_same_as_on_one_machine(
     assert got == wanted
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_members_of_a_host_that_is_killed_go_on_elsewhere_from_their_last_report(hosts: Any, tmp_path: Path) -> None:
     undisturbed = after(tmp_path / "undisturbed", 60, num_workers=0)
@@ -60,6 +61,7 @@ def learn_until_it_fails(member: Member, rollout: Any) -> Any:
     return learn(member, rollout)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("warnings_are_expected")
 def test_a_member_that_raises_on_a_host_has_died_of_that(hosts: Any) -> None:
     hosts.start(1)
