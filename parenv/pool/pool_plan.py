@@ -262,8 +262,8 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
     if not callable(loss_fn):
         raise ConfigurationError(f"loss_fn must be a callable (policy, rollout) -> loss, got {loss_fn!r}")
-    module = module_of(policy)
-    if module is None:
+    policies = policy.values() if isinstance(policy, Mapping) else [policy]
+    if all(module_of(one) is None for one in policies):
         raise ConfigurationError(
             'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
             f"a module attribute; got {policy!r}"
@@ -272,4 +272,4 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
         raise ConfigurationError(
             'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
         )
-    return GradientJob(loss_fn, GradientLayout.of(module), options.worker_max_norm)
+    return GradientJob(loss_fn, GradientLayout.of(policy), options.worker_max_norm)
