@@ -12,6 +12,7 @@ import numpy as np
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
+from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
 from parenv.policy.devices import check_devices
@@ -147,7 +148,20 @@ def _options(given: Given) -> WorkerOptions:
             'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
             'use "restart_worker"'
         )
+    if options.rollout_device is not None:
+        _check_rollout_device(given, options, options.rollout_device)
     return options
+
+
+def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> None:
+    if given.parallelism == "gradient" or isinstance(given.policy, Mapping) or given.placement is not None:
+        raise ConfigurationError(
+            'rollout_device is for parallelism="experience" of one policy, with workers on this machine: leave it out'
+        )
+    if options.on_env_error == "restart_env":
+        raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
+    check_memory(device)
+    check_devices([device], "rollout_device")
 
 
 def _gradient(given: Given) -> GradientOptions | None:
