@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from parenv.errors import ConfigurationError
@@ -20,16 +21,21 @@ def accelerator(policy: Any) -> str | None:
     return "mps" if torch.backends.mps.is_available() else None
 
 
-def check_device(device: str, option: str = "device") -> None:
-    """Refuse a device that torch does not find on this machine.
+def check_devices(devices: Iterable[str], option: str = "device") -> None:
+    """Refuse devices that torch does not find on this machine.
 
     Args:
-        device: its name.
-        option: of the workers, by which the user has named it.
+        devices: their names.
+        option: of the workers, by which the user has named them.
 
     Raises:
         ConfigurationError: there is none, or it is no name of a device.
     """
+    for device in devices:
+        _check(device, option)
+
+
+def _check(device: str, option: str) -> None:
     if device == "cpu":
         return
     import torch

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,17 +15,14 @@ from parenv.experience.gradient import GradientLayout
 from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
-from parenv.policy.devices import check_device
+from parenv.policy.devices import check_devices
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
+from parenv.supervision.partition import Given, at_least, instance_of, one_of, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.AsyncWorkerPool`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> 
     if options.on_env_error == "restart_env":
         raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
     check_memory(device)
-    check_device(device, "rollout_device")
+    check_devices([device], "rollout_device")
 
 
 def _gradient(given: Given) -> GradientOptions | None:
@@ -223,7 +219,7 @@ def _policy(given: Given, options: WorkerOptions) -> Any:
     if not isinstance(given.policy, Mapping):
         as_policy(given.policy)
     if given.placement is None:  # A host may have other devices than this machine.
-        check_device(options.device)
+        check_devices(options.devices)
     return given.policy
 
 
@@ -280,8 +276,8 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
     if not callable(loss_fn):
         raise ConfigurationError(f"loss_fn must be a callable (policy, rollout) -> loss, got {loss_fn!r}")
-    module = module_of(policy)
-    if module is None:
+    policies = policy.values() if isinstance(policy, Mapping) else [policy]
+    if all(module_of(one) is None for one in policies):
         raise ConfigurationError(
             'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
             f"a module attribute; got {policy!r}"
@@ -290,4 +286,4 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
         raise ConfigurationError(
             'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
         )
-    return GradientJob(loss_fn, GradientLayout.of(module), options.worker_max_norm)
+    return GradientJob(loss_fn, GradientLayout.of(policy), options.worker_max_norm)

@@ -163,7 +163,7 @@ class Commit:
         sequence: that of the credit.
         objects: values of spaces without a fixed size, which do not lie in the slot.
         report: for gradients: samples, metrics, and, of whole episodes, their returns, lengths, seconds and env_ids.
-            Where policies have names: env steps, the count of the table, and which policies still play.
+            Where policies have names: env steps, the count of the table, which policies still play, and metrics.
         replaced: ``[env_id, doing, exception as text]`` of sub-environments that were replaced meanwhile.
     """
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from members import learn, population
 from test_gradients import Net, Plane, gru, loss_fn, mlp
 from torch import nn
 
@@ -138,6 +139,29 @@ def test_a_worker_on_a_gpu_that_was_killed_is_made_good() -> None:
         for rollout in stream:
             if rollout.worker == killed and pool.statistics().worker_restarts == 1:
                 break
+
+
+def test_members_of_a_population_learn_on_gpus() -> None:
+    def learn_there(member: Any, rollout: Rollout) -> dict[str, Any]:
+        weight = member.policy.module.body.weight
+        return {**learn(member, rollout), "gpu": weight.device.index, "mine": weight.device == rollout.rewards.device}
+
+    gpus = tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+    with population(learn=learn_there, workers=WorkerOptions(device=gpus), mode="async") as members:
+        metrics = [report.metrics for report in members.reports(Stop(env_steps=32 * 24))]
+        assert members.best is not None
+        assert not next(members.member(members.best).policy.module.parameters()).is_cuda
+    assert all(one is not None and one["mine"] for one in metrics)
+    assert {one["gpu"] for one in metrics if one is not None} == set(range(min(2, len(gpus))))
+
+
+class CartPoleNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def act(self, observations: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.head(observations).argmax(-1),)
 
 
 class Sliding(VectorEnv[Any, Any, Any]):
@@ -291,12 +315,3 @@ def test_memory_that_a_gpu_does_not_have_is_an_error_with_a_way_out() -> None:
     make = functools.partial(Sliding, "cuda", (1 << 20,), 8)
     with pytest.raises(ConfigurationError, match=r"rollouts cannot lie on cuda:0: .*shorter rollout_length"):
         AsyncWorkerPool(make, parity(), num_workers=0, rollout_length=2048, workers=ROLLOUTS_ON_GPU)
-
-
-class CartPoleNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 2)
-
-    def act(self, observations: torch.Tensor) -> tuple[torch.Tensor]:
-        return (self.head(observations).argmax(-1),)

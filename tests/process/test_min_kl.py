@@ -67,6 +67,7 @@ def test_a_policy_is_published_once_it_has_moved_that_far_and_what_is_not_is_cou
         assert "4 publishes skipped" in str(pool.statistics())
 
 
+@pytest.mark.more
 def test_the_estimate_is_that_of_the_divergence() -> None:
     from parenv.pool.moving import kl_from
 
@@ -78,6 +79,38 @@ def test_the_estimate_is_that_of_the_divergence() -> None:
     assert kl_from(rollout, agent, TorchPolicy(agent)) == pytest.approx(divergence(0, 0.5), rel=0.1)
     agent.set(1e4)
     assert kl_from(rollout, agent, TorchPolicy(agent)) > 100
+
+
+def test_of_policies_by_name_those_are_published_that_have_moved() -> None:
+    one, other = Coin(), Coin()
+    policies = {"one": TorchPolicy(one), "other": TorchPolicy(other)}
+    with make_pool(policies, policy_of=lambda _, episode: ("one", "other")[episode.env_id % 2]) as pool:
+        rollout = next(pool.rollouts())
+        assert pool.publish({"one": one, "other": other}, min_kl=0.01, on=rollout) == 0
+        assert pool.statistics().skipped_publishes == 1
+        other.set(0.3)
+        assert pool.publish({"one": one, "other": other}, min_kl=0.01, on=rollout) == 1
+        assert pool.policy_versions == {"one": 0, "other": 1}
+        assert pool.publish({"one": one, "other": other}, min_kl=0.01, on=rollout, temperature=1.0) == 2
+        assert pool.policy_versions == {"one": 1, "other": 2}
+        assert pool.statistics().skipped_publishes == 1
+        with pytest.raises(ConfigurationError, match="min_kl needs on=rollout"):
+            pool.publish({"one": one}, min_kl=0.01, on=rollout["one"])
+        with pytest.raises(ConfigurationError, match="there is no policy 'third'"):
+            pool.publish({"third": one}, min_kl=0.01, on=rollout)
+
+
+def test_what_acts_where_nobody_is_counts_for_nothing() -> None:
+    from parenv.pool.moving import kl_from
+
+    agent = Coin()
+    with make_pool({"coin": TorchPolicy(agent)}, num_workers=0, num_envs=1, rollout_length=16) as pool:
+        rows = next(pool.rollouts())["coin"]
+    agent.set(0.3)
+    alive = rows.alive.copy()
+    alive[8:] = False
+    extras = {"log_prob": np.where(alive, rows.extras["log_prob"], np.nan)}
+    assert 0 < kl_from(replace(rows, alive=alive, extras=extras), agent, TorchPolicy(agent)) < 0.5
 
 
 def test_what_is_not_a_number_is_published() -> None:

@@ -108,6 +108,7 @@ def test_each_policy_has_versions_of_its_own(mode: Any, num_workers: int) -> Non
     assert pool.statistics().policy_version == number
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("on_stale", ["pace", "drop"])
 def test_the_lag_of_every_policy_stays_within_the_bound(on_stale: Any) -> None:
     with AsyncWorkerPool(
@@ -191,6 +192,7 @@ def test_transitions_and_returns_leave_out_who_is_not_there() -> None:
             assert (found[last] == 0.5 * (rows.next_observations()[last][:, 2] + 1.0)).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> None:
@@ -304,6 +306,7 @@ def all_of(rollout: Any) -> Any:
     ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_run_goes_on_from_its_state_to_the_bit_with_frozen_opponents(
@@ -487,7 +490,7 @@ def set_up(orders: Path, worker: int) -> None:
         RolloutWriter.stamp = stamp_obediently  # type: ignore[assignment]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("kind", [Doomed, DoomedTurns])
 @pytest.mark.parametrize(("where", "how"), PLACES)
@@ -600,14 +603,15 @@ def test_tensors_have_the_fields_of_the_arrays() -> None:
         (TWO, {}, r"there are 2 policies, so policy_of=\(agent, episode\) -> name must say"),
         (TWO, {"policy_of": "fox"}, "policy_of must be a callable"),
         (act, {"policy_of": species}, "policy_of is for policies by name"),
-        (TWO, {"policy_of": species, "parallelism": "gradient"}, 'do not go together with parallelism="gradient"'),
+        (TWO, {"policy_of": species, "parallelism": "gradient", "loss_fn": act}, "needs a policy with a torch module"),
+        (TWO, {"policy_of": species, "rollout_length": "episode"}, 'not go together with rollout_length="episode"'),
         (TWO, {"policy_of": species, "infos": ("a",)}, "do not go together with infos"),
         (TWO, {"policy_of": species, "postprocess": act}, "do not go together with postprocess"),
     ],
 )
 def test_bad_policies_are_errors_before_a_process_starts(policies: Any, how: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        AsyncWorkerPool(scripted(2), policies, **NO_POOL, **how)
+        AsyncWorkerPool(scripted(2), policies, **{**NO_POOL, **how})
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
