@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from lib.common import interleaved, keep, summary
+from lib.common import interleaved, keep, save, summary
 
 from parenv import AsyncWorkerPool, TorchPolicy, WorkerOptions
 
@@ -208,7 +208,7 @@ def measure_on_gpu() -> Any:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["gpu"]:
-        keep("batches", "frames, 256, GPU", measure_on_gpu())
+        save("batches_gpu", measure_on_gpu())
         sys.exit()
     for name, (library, make, policy) in CASES.items():
         if importlib.util.find_spec(library) is not None:
