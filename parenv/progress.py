@@ -124,13 +124,12 @@ class ProgressDisplay:
             "mean return": f"{statistics.mean_return:.1f}{wanted}",
             "policy lag": _lag_in_words(statistics),
             "workers alive": f"{statistics.workers_alive} / {self._pool.num_workers}",
-            "time left": self._time_left(now),
+            "time": self._time(now),
         }
 
-    def _time_left(self, now: float) -> str:
-        if not math.isfinite(self._stop.seconds):
-            return f"{now - self._began:.0f} s so far"
-        return f"{max(0.0, self._stop.seconds - (now - self._began)):.0f} s of {self._stop.seconds:.0f} s"
+    def _time(self, now: float) -> str:
+        limit = f" of {self._stop.seconds:.0f} s" if math.isfinite(self._stop.seconds) else ""
+        return f"{now - self._began:.0f} s{limit}"
 
 
 class TensorBoardWriter:

@@ -120,7 +120,7 @@ def no_thread_is_left_by_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @FORMATS
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_exported_agent_acts_as_the_policy_does_on_batches_of_any_size(
     name: str, format: Any, tmp_path: Path
@@ -158,6 +158,7 @@ def test_names_of_inputs_and_outputs_say_what_they_are(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["greedy", "recurrent"])
 def test_it_is_compared_on_the_observations_of_a_rollout(name: str, tmp_path: Path) -> None:
     policy = AGENTS[name][0]()
@@ -291,6 +292,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exported_agent_acts_in_a_pool_as_the_policy_does(agents: Path, num_workers: int) -> None:
     torch.manual_seed(1)

@@ -46,7 +46,7 @@ with AsyncWorkerPool("CartPole-v1", lean, num_envs=8, num_workers=4, mode="sync"
 """
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.more
 @pytest.mark.parametrize("algorithm", one_in(2, ["sac", "ddpg", "td3"]))
 def test_an_off_policy_learner_keeps_the_ratio_between_samples_and_inserts(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +151,7 @@ class Learners:
         self._launcher.communicate()
 
 
+@pytest.mark.more
 def test_a_population_learns_and_its_lineage_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = ["--size", "4", "--every", "256", "--meets", "2", "--episodes", "2", "--total-env-steps", "4096"]
     files = [

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
 from parenv.memory.agent_layout import AgentsSpec, agents_layout
+from parenv.memory.device_memory import DeviceMemory
 from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.slots import Slots
@@ -74,6 +75,7 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
         *extras_and_carry(ready[0].extras, ready[0].carry),
         gradient_bytes=plan.job.gradient_bytes,
         infos=infos_from_data(ready[0].infos),
+        on_device=plan.job.options.rollout_device is not None,
     )
     room = make_room(plan, workers, arena, ready, spec)
     workers.lay_out(
@@ -109,7 +111,7 @@ def make_room(
     leases = SYNC_LEASES if together else num_workers + 2
     num_slots = leases + (1 if together else num_workers * plan.credits)
     arena.check_fits(largest, num_slots, spec)
-    slots = arena.add_slots(largest, num_slots)
+    slots = arena.add_slots(largest, num_slots, plan.job.options.rollout_device)
     layouts = []
     for worker, block in enumerate(blocks):
         mine = block.columns[block.workers.index(worker)]
@@ -125,9 +127,16 @@ def make_room(
                 extras=ready[0].extras,
                 carry=ready[0].carry,
                 infos=ready[0].infos,
+                **_on_device(slots.device, slots.device_stride),
             )
         )
     return Room(blocks, slots, leases, layouts)
+
+
+def _on_device(memory: DeviceMemory | None, slot_bytes: int) -> dict[str, Any]:
+    if memory is None:
+        return {}
+    return {"device": memory.device, "device_memory": memory.handle, "device_slot_bytes": slot_bytes}
 
 
 def checked_spaces(ready: Sequence[Ready], given: Spaces | None, what: str = "spaces") -> Spaces:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from gymnasium import Space
 
-from parenv.errors import ConfigurationError, PoolClosedError
+from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
@@ -18,19 +16,18 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.pool.evaluating import PendingEvaluation
 from parenv.pool.events import Observer
-from parenv.pool.pool_plan import Given, make_plan
+from parenv.pool.pool_plan import make_plan
 from parenv.pool.pool_session import PoolSession
+from parenv.pool.session_holder import SessionHolder
 from parenv.pool.statistics import PoolStatistics
 from parenv.pool.streams import Item, criteria, stream
-from parenv.pool.threads import OneThread, StreamKey
-from parenv.supervision.partition import at_least
-from parenv.supervision.shortening import Shortened
+from parenv.supervision.partition import at_least, by_name
 
 if TYPE_CHECKING:
     from parenv.advice import Advice
 
 
-class AsyncWorkerPool:
+class AsyncWorkerPool(SessionHolder[PoolSession]):
     """Workers that step environments and act, while this process learns.
 
     The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by letting go
@@ -116,19 +113,8 @@ class AsyncWorkerPool:
         max_frozen: int = 8,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
-        # By name, so that an argument is spelled here and where it is checked, and nowhere between.
-        given = dict(locals())
-        del given["self"]
-        plan = make_plan(Given(**given))
-        self._one_thread = OneThread()
-        with Shortened(contextlib.nullcontext()):
-            self._session = PoolSession(plan)
-        self._close = weakref.finalize(self, self._session.close, plan.job.options.close_timeout_s)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the pool is closed."""
-        return not self._close.alive
+        plan = make_plan(by_name(locals()))
+        super().__init__("the pool", lambda: PoolSession(plan), plan.job.options.close_timeout_s)
 
     @property
     def num_envs(self) -> int:
@@ -315,7 +301,7 @@ class AsyncWorkerPool:
             self.num_envs,
             "episode" if plan.job.rollout_length == WHOLE_EPISODES else plan.job.rollout_length,
         )
-        return advise(costs_of(self.statistics(), setting, plan.job.policy, plan.job.options.device))
+        return advise(costs_of(self.statistics(), setting, plan.job.policy, plan.job.options.devices[0]))
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.
@@ -389,10 +375,6 @@ class AsyncWorkerPool:
         with self._using() as session:
             return resume_pool(session, state)
 
-    def close(self) -> None:
-        """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
-        self._close()
-
     def __repr__(self) -> str:
         plan, about = self._session.plan, self._session.plan.about
         where = "in this process" if plan.inline else f"on {self.num_workers} workers"
@@ -401,12 +383,6 @@ class AsyncWorkerPool:
             f"rollouts of {about['rollout_length'] or 'whole episodes'}, policy version {self.policy_version}"
             f"{', closed' if self.closed else ''}>"
         )
-
-    def __enter__(self) -> AsyncWorkerPool:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def _stream(
         self,
@@ -426,23 +402,6 @@ class AsyncWorkerPool:
         with self._using() as session:
             session.finish_evaluation()
 
-    def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[PoolSession]:
-        return Shortened(self._used(stream))
-
-    @contextlib.contextmanager
-    def _used(self, stream: StreamKey | None) -> Iterator[PoolSession]:
-        self._check_open()
-        with self._one_thread.using(stream):
-            try:
-                yield self._session
-            finally:
-                if self._session.is_over:
-                    self.close()
-
     def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
         with self._using() as session:
             return session.ask_environments(method, env_ids, *arguments)
-
-    def _check_open(self) -> None:
-        if refusal := self._session.owner.refusal or (self.closed and "the pool is closed"):
-            raise PoolClosedError(refusal)

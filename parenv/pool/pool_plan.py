@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,19 +12,17 @@ import numpy as np
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
+from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
-from parenv.policy.devices import check_device
+from parenv.policy.devices import check_devices
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
+from parenv.supervision.partition import Given, at_least, instance_of, one_of, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.AsyncWorkerPool`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,20 @@ def _options(given: Given) -> WorkerOptions:
             'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
             'use "restart_worker"'
         )
+    if options.rollout_device is not None:
+        _check_rollout_device(given, options, options.rollout_device)
     return options
+
+
+def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> None:
+    if given.parallelism == "gradient" or isinstance(given.policy, Mapping) or given.placement is not None:
+        raise ConfigurationError(
+            'rollout_device is for parallelism="experience" of one policy, with workers on this machine: leave it out'
+        )
+    if options.on_env_error == "restart_env":
+        raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
+    check_memory(device)
+    check_devices([device], "rollout_device")
 
 
 def _gradient(given: Given) -> GradientOptions | None:
@@ -209,7 +219,7 @@ def _policy(given: Given, options: WorkerOptions) -> Any:
     if not isinstance(given.policy, Mapping):
         as_policy(given.policy)
     if given.placement is None:  # A host may have other devices than this machine.
-        check_device(options.device)
+        check_devices(options.devices)
     return given.policy
 
 

@@ -71,8 +71,10 @@ class PoolSession:
 
     def next_rollout(self, deadline: float) -> Rollout | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
-        arrival = self._next(deadline)
-        return arrival and arrival.rollout
+        arrival, memory = self._next(deadline), self._arena.device_memory
+        if arrival is None or memory is None:
+            return arrival and arrival.rollout
+        return arrival.rollout.to(memory.device)
 
     def next_gradient(self, deadline: float) -> Gradient | None:
         """The next gradient, or ``None`` if there is none until the deadline on the monotonic clock."""

@@ -65,6 +65,9 @@ class Layout:
         extras: as the first worker said.
         carry: likewise.
         infos: likewise.
+        device: where a part of every slot lies in memory of its own, such as ``"cuda:0"``; empty: nowhere.
+        device_memory: by which that is opened.
+        device_slot_bytes: distance between two slots there.
     """
 
     slots_offset: int
@@ -77,6 +80,9 @@ class Layout:
     extras: Any
     carry: Any
     infos: Any = field(default_factory=list)
+    device: str = ""
+    device_memory: bytes = b""
+    device_slot_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,12 @@ class Deliveries:
             ends_offset=transfer.ends_offset,
             per_end=transfer.per_end,
         )
-        alone = {"slot_envs": self._slots.shares[worker], "slot_workers": 1, "first_column": 0, "position": 0}
+        alone: dict[str, Any] = {
+            "slot_envs": self._slots.shares[worker],
+            "slot_workers": 1,
+            "first_column": 0,
+            "position": 0,
+        }
         return plan, replace(layout, slot_bytes=self._slot_bytes, **alone)
 
     def expect(self, worker: Sender, credit: Credit) -> Credit:

@@ -30,7 +30,7 @@ from parenv.protocol.messages import (
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
-from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
+from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure, harmless_turn
 from parenv.remote.weight_transfer import chunks_of
 
 
@@ -148,7 +148,9 @@ class Exchange:
         elif isinstance(message, Ready | StepReady):
             check_ready(message, self._boards.used)
         elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
-            check_reply(*self._calls.pop((sender, message.sequence)), message.value)
+            method, asked = self._calls.pop((sender, message.sequence))
+            check_reply(method, asked, message.value)
+            return replace(message, value=harmless_turn(message.value)) if method == "turn" else message
         elif isinstance(message, Failure):
             if not message.more:
                 self._calls.pop((sender, message.call), None)

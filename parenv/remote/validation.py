@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from parenv.errors import ProtocolError
 from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry, infos_from_data
 from parenv.memory.spaces import leaves, rebuild
+from parenv.protocol.frames import build
 from parenv.protocol.messages import Commit, Failure, Ready, StepReady
 
 MAX_ENVS = 1 << 20
@@ -77,6 +78,8 @@ def check_reply(method: str, asked: int, value: Any) -> None:
         fits = (
             type(value) is tuple and len(value) == 4 and all(map(_is_column, value)) and len(set(map(len, value))) == 1
         )
+    elif method == "turn":
+        fits = type(value) is dict and (_is_turn(value) or list(value) == ["failure"])
     elif method == "set_state":
         fits = type(value) is list and _are_counts(value)
     elif method == "get_state":
@@ -84,6 +87,19 @@ def check_reply(method: str, asked: int, value: Any) -> None:
     else:
         fits = {"reset": value == [], "load": type(value) is int}.get(method, True)
     _require(fits, f"answers to {method} what was not asked for")
+
+
+def harmless_turn(value: dict[str, Any]) -> dict[str, Any]:
+    """What came of a turn, already checked; of one that raised, with texts that people can be shown.
+
+    Raises:
+        ProtocolError: no worker says so of what it raised.
+    """
+    if "failure" not in value:
+        return value
+    _require(type(value["failure"]) is list, "does not say what was raised")
+    failure = harmless_failure(build(Failure, value["failure"]))
+    return {"failure": [getattr(failure, one.name) for one in fields(Failure)]}
 
 
 def harmless(text: str) -> str:
@@ -188,6 +204,25 @@ def _check_report(report: Sequence[Any], rollout_length: int, share: int) -> Non
     _require(_is_list_of(list, columns, 4) and len(set(map(len, columns))) == 1, "does not say how its episodes went")
     _require(len(columns[0]) <= share and all(map(_are_numbers, columns)), "does not say how its episodes went")
     _require(_are_counts(columns[1], most_steps) and _are_counts(columns[3]), "does not say how its episodes went")
+
+
+def _is_turn(value: dict[Any, Any]) -> bool:
+    kinds = {"score": float, "env_steps": int, "mean_return": float, "metrics": dict, "episodes": list}
+    kinds |= {"seconds": list, "state": dict}
+    if {name: type(part) for name, part in value.items()} != kinds:
+        return False
+    state = {name: type(part) for name, part in value["state"].items() if name != "policy"}
+    columns = value["episodes"]
+    return (
+        _are(str, value["metrics"])
+        and _are_numbers([value["env_steps"], *value["metrics"].values()])
+        and _is_list_of(list, columns, 4)
+        and len(set(map(len, columns))) == 1
+        and all(map(_are_numbers, columns))
+        and _are_counts([*columns[1], *columns[3]])
+        and _is_list_of(float, value["seconds"], 3)
+        and state == {"hyperparameters": dict, "tensors": dict, "parts": dict, "normalising": list}
+    )
 
 
 def _is_list_of(kind: Any, values: Any, length: int) -> bool:

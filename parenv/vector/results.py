@@ -28,12 +28,15 @@ class Results:
         copy: whether observations of all rows are copies, or arrays over the board.
         options: how actions must fit their space.
         strict_infos: whether a value in an info that has no plain form is an error.
+
+    Attributes:
+        left_out: what :meth:`report_left_out` has to report.
     """
 
     def __init__(self, board: Board, space: Space[Any], copy: bool, options: WorkerOptions, strict_infos: bool) -> None:
         self._fit = Fit.of(options, Warner())
         self._board, self._copy, self._strict = board, copy, strict_infos
-        self._left_out: dict[str, tuple[int, str]] = {}
+        self.left_out: dict[str, tuple[int, str]] = {}
         self._warn_left_out = Warner()
         self._leaves = board.spec.observations
         self._empty = {
@@ -53,7 +56,7 @@ class Results:
         for said in side_data:
             for number, kind in said.kinds:
                 self._infos.learn(number, kind)
-            self._left_out |= {where: (env_id, what) for env_id, where, what in said.left_out}
+            self.left_out |= {where: (env_id, what) for env_id, where, what in said.left_out}
             for env_id, info in said.infos:
                 self._by_message[env_id] = info
             for env_id, values in said.observations:
@@ -66,7 +69,7 @@ class Results:
         Raises:
             NotDataError: instead, where that is to be an error.
         """
-        left_out, self._left_out = self._left_out, {}
+        left_out, self.left_out = self.left_out, {}
         for where, (env_id, what) in left_out.items():
             if self._strict:
                 raise NotDataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,6 +79,7 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
         inner = replace(
             options,
             device="cpu",
+            rollout_device=None,
             step_workers=None,
             setup_fn=None,
             cleanup_fn=None,
@@ -123,6 +125,9 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
     def close_extras(self, **more: Any) -> None:
         """Close the parts."""
         for part in self.parts:
+            # The end of the pool may have cut a step short, of which nobody wants to hear any more.
+            with contextlib.suppress(Exception):
+                part.step_wait(timeout=0)
             part.close()
 
     @property

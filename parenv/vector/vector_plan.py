@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 from parenv.process.spinning import Spinning
-from parenv.supervision.partition import at_least, instance_of, one_of, placed_workers, split
+from parenv.supervision.partition import Given, at_least, instance_of, one_of, placed_workers, split
 from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
@@ -24,10 +23,6 @@ CallerSteps = bool | Literal["auto"]
 SpinUs = float | Literal["auto"]
 MAX_SPIN_US = 10_000
 ObservationMode = str | tuple[Space[Any], Space[Any]]
-
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.ParallelVectorEnv`, by its name."""
 
 
 @dataclass(frozen=True)

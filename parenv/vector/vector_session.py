@@ -292,7 +292,8 @@ class VectorSession:
             self._in_flight[[env_id for env_id in failed if env_id is not None]] = False
             self.under_way = int(np.count_nonzero(self._in_flight))
             raise_all(errors)
-        self._results.report_left_out()
+        if self._results.left_out:
+            self._results.report_left_out()
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""

@@ -218,7 +218,7 @@ class AgentsTask:
         if self._differentiator is not None:
             self._progress.begin("loss_fn")
             rollout = self._collector.rollout(writer, self._sender.worker, credit.policy_version)
-            learned = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
+            learned = self._differentiator.run(rollout.to(self._job.device), writer.gradient)
         self._progress.begin("commit")
         self._timer.stamp(writer, credit, seconds, learned)
         in_use = {*self._collector.roster.indices_in_use, *self._evaluation.indices_in_use}

@@ -71,7 +71,7 @@ class Cast:
         return self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
 
     def _actor(self, of: str, policy: Any, weights: Callable[[Any, Any, int, str], Any]) -> Actor:
-        spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.options.device
+        spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.device
         return Actor(
             policy,
             spec.observations,

@@ -137,7 +137,7 @@ class EnvsEvaluation(Evaluation):
     def _begin(self, acting: Actor, seed: int, episodes: int, within: Within) -> Game:
         training = self._collector.spec
         extras = tuple(extra for extra in training.extras if not extra.postprocessed)
-        spec = replace(training, rollout_length=MAX_STEPS, extras=extras)
+        spec = replace(training, rollout_length=MAX_STEPS, extras=extras, on_device=False)
         stepper = self._stepper = self._stepper or self._make()
         seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
         rows, infos = reset(stepper, spec.observations, seeds)

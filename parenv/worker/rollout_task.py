@@ -74,6 +74,7 @@ class RolloutTask:
         extras, carry = extras_and_carry(layout.extras, layout.carry)
         infos = infos_from_data(layout.infos)
         spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=job.gradient_bytes)
+        spec = replace(spec, on_device=bool(layout.device))
         self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
 
         def make_actor(policy: Any) -> Actor:
@@ -81,8 +82,8 @@ class RolloutTask:
                 policy,
                 spec.observations,
                 spec.actions,
-                job.options.device,
-                lambda module: WeightsReader(module, mapping, job.weights_offset, job.options.device),
+                job.device,
+                lambda module: WeightsReader(module, mapping, job.weights_offset, job.device),
                 started.fit,
             )
 
@@ -152,9 +153,11 @@ class RolloutTask:
         if self._differentiator is not None:
             self._progress.begin("loss_fn")
             rollout = episodes or self._collector.rollout(writer, version, postprocessed=True)
-            learned = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
+            learned = self._differentiator.run(rollout.to(self._job.device), writer.gradient)
             report = [rollout.num_steps, learned.metrics, episodes and episodes.episodes.columns()]
         self._progress.begin("commit")
+        if self._writers.device is not None:
+            self._writers.device.finish()
         self._timer.stamp(writer, credit, seconds, learned)
         return Commit(credit.sequence, dict(writer.columns.objects), report, self._collector.take_replaced())
 

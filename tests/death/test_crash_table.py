@@ -343,14 +343,14 @@ MODES = ["sync", "async"]
 HALVES = [pytest.param(0, id="half"), pytest.param(1, id="other half", marks=pytest.mark.soak)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
 def test_a_worker_of_a_pool_that_dies_is_replaced(where: str, mode: str, tmp_path: Path) -> None:
     with make_pool(tmp_path, mode, where == "loss", step_timeout_s=None, reset_timeout_s=None) as pool:
         check_recoveries(pool, where, DEATHS, tmp_path)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("soaked", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("where", "mode"), one_in(2, RUNNING, MODES))
 def test_a_worker_of_a_pool_that_hangs_is_cut_and_replaced(where: str, mode: str, soaked: bool, tmp_path: Path) -> None:
@@ -392,6 +392,7 @@ def test_what_is_raised_in_a_worker_ends_the_pool_in_its_own_type(
             publish(pool)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_call_that_fails_is_an_error_and_the_pool_goes_on(mode: str, tmp_path: Path) -> None:
     with make_pool(tmp_path, mode) as pool:
@@ -424,7 +425,7 @@ def check_not_started(error: Exception, how: str) -> None:
         assert re.search(words, str(error))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "how",
     [pytest.param(how, marks=pytest.mark.soak if how in ("SIGSTOP", "hold the GIL") else ()) for how in FAULTS],
@@ -555,7 +556,7 @@ def test_a_vector_env_ends_with_its_worker(where: str, how: str, tmp_path: Path)
         assert type(error_of(envs.reset)) is ClosedEnvironmentError
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("where", VECTOR_RUNNING)
 def test_a_vector_env_restarts_a_worker_wherever_and_however_it_ends(
@@ -590,7 +591,7 @@ def test_what_is_raised_in_a_vector_env_comes_in_its_own_type_and_it_goes_on(whe
         assert [audit.step() for _ in range(8)] == [[]] * 8
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("how", "on_worker_death"), one_in(2, [*RAISED, *DEATHS, "sleep"], ["raise", "restart"]))
 def test_a_vector_env_does_not_start_if_a_constructor_fails(how: str, on_worker_death: str, tmp_path: Path) -> None:
     order(tmp_path, "constructor", how)

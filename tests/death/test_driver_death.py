@@ -131,7 +131,7 @@ def assert_nothing_is_left(directory: Path, pids: list[int]) -> None:
     assert not left
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("ending", "system"),
     [*one_in(1, ENDINGS, ["pool"]), *one_in(2, ENDINGS, ["vector env"])],
@@ -159,7 +159,7 @@ def test_a_killed_driver_takes_workers_with_it_whatever_they_do(step: str, syste
     assert_nothing_is_left(directory, pids)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize(("system", "step"), [("pool", "a step that holds the GIL"), ("vector env", "a hung step")])
 def test_ctrl_c_gives_one_traceback_and_ends_whatever_workers_do(step: str, system: str, directory: Path) -> None:
     script = SYSTEMS[system].replace("DELAY", STEPS[step]) + "with pool:\n    list(pool.rollouts())"
@@ -219,7 +219,7 @@ net = Net()
 """
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("phase", "signum"), [*((phase, signal.SIGKILL) for phase in PHASES), ("publishing", signal.SIGTERM)]
 )

@@ -50,7 +50,7 @@ def advice_after(env_fn: Any, seconds_a_step: float, rollouts: int, **options: A
         return pool.advice()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_cheap_environment_with_a_heavy_learner_is_told_that_workers_cannot_help(mode: Any) -> None:
     advice = advice_after("CartPole-v1", 2e-3, 4, num_envs=2, num_workers=1, rollout_length=32, mode=mode)
@@ -71,6 +71,7 @@ def test_a_sleeping_environment_with_a_light_learner_wants_more_workers_than_cor
     assert advice.predicted_steps_per_second > 2 * advice.costs.env_steps_per_second
 
 
+@pytest.mark.more
 def test_stragglers_are_for_async() -> None:
     factories = [lambda: Sleeping(1e-3), lambda: Sleeping(1e-3), lambda: Sleeping(1e-3), lambda: Sleeping(1e-2)]
     advice = advice_after(factories, 1e-6, 6, num_workers=4, rollout_length=16, mode="sync")
@@ -92,6 +93,7 @@ def test_a_run_in_this_process_gets_advice_too() -> None:
     assert advice.recommended.num_workers > 2
 
 
+@pytest.mark.more
 def test_the_devices_of_a_run_are_those_of_its_module_and_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:

@@ -140,7 +140,7 @@ def test_advice_with_all_recommendations_is_printed_verified_and_written(
     assert found["verified"]["predicted"] == advice["predicted_steps_per_second"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize(("learner", "least", "most"), [("by_update", 0.6, 1.0), ("by_env_step", 0.0, 0.4)])
 def test_what_an_update_costs_whatever_its_size_is_told_from_what_its_samples_cost(
     learner: str, least: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +266,7 @@ def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
     assert re.search(r"mini_batch +as it is +it was not measured", printed.out)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("agents")
 def test_another_device_is_measured_like_the_cpu_and_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.cli.curves.accelerator", lambda policy: "cpu:0")
@@ -277,6 +278,7 @@ def test_another_device_is_measured_like_the_cpu_and_compared_with_it(monkeypatc
         assert re.search(r"[\d.]+ [mµ]?s on cpu, [\d.]+ [mµ]?s on cpu:0", advice[name].because)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("agents")
 def test_a_device_on_which_the_agent_cannot_run_is_not_recommended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

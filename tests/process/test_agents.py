@@ -59,6 +59,7 @@ def test_every_agent_lives_through_what_it_does_in_a_plain_loop(mode: Any, num_e
         assert states[env_id] == wanted_states
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(("num_envs", "num_workers"), [(1, 0), (3, 0), (5, 2)])
 def test_every_agent_that_acts_in_turns_lives_through_what_it_does_in_a_plain_loop(

@@ -43,6 +43,7 @@ def test_who_reads_only_the_first_line_ends_the_command_in_silence(command: str)
     assert process.returncode == 141
 
 
+@pytest.mark.more
 def test_a_full_disk_is_said_in_one_line() -> None:
     arguments = ["CartPole-v1", "--seconds", "0.2", "--repeats", "1", "--num-envs", "1", "--num-workers", "1"]
     # In a process of its own: TorchRL keeps the frames in which it made environments, and all that lives there.
@@ -53,6 +54,7 @@ def test_a_full_disk_is_said_in_one_line() -> None:
     assert "SyncVectorEnv" in done.stdout
 
 
+@pytest.mark.more
 def test_every_system_has_figures_and_json_and_plot_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

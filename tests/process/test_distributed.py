@@ -49,6 +49,7 @@ def on_two_ranks(folder: Path, script: str) -> list[dict]:
     return [torch.load(folder / str(rank)) for rank in range(2)]
 
 
+@pytest.mark.more
 def test_every_rank_gets_the_mean_in_place_also_of_a_gradient_that_only_one_rank_has(tmp_path: Path) -> None:
     first, second = on_two_ranks(
         tmp_path,

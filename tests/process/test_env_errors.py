@@ -94,6 +94,7 @@ def test_a_replaced_environment_truncates_its_episode_and_every_row_is_real(
     assert statistics.episodes > 1000
 
 
+@pytest.mark.more
 def test_returns_and_lengths_begin_anew_behind_a_replacement() -> None:
     workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
     with AsyncWorkerPool(
@@ -108,6 +109,7 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_worker_whose_environment_raises_is_replaced(mode: Any) -> None:
     workers = WorkerOptions(restart=OFTEN, on_env_error="restart_worker", preload=(__name__,))

@@ -77,7 +77,7 @@ def wrapped_games(mode: AutoresetMode) -> Any:
     return TransformVectorReward(SyncVectorEnv([game, game], autoreset_mode=mode), halved)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(

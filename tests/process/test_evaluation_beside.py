@@ -85,6 +85,7 @@ def wait_until(holds: Any, what: str) -> None:
         assert time.monotonic() < deadline, what
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_stream_goes_on_while_an_evaluation_is_under_way(mode: Any, tmp_path: Path) -> None:
     makers = [lambda i=i: Gated(tmp_path, i) for i in range(4)]

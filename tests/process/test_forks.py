@@ -68,14 +68,14 @@ def run(kind: str, then: str, num_workers: int = 2) -> str:
     return printed_by(script.replace("KIND", kind).replace("NUM_WORKERS", str(num_workers)))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("child", CHILDREN)
 def test_a_forked_child_ends_as_it_likes_and_its_parent_goes_on(child: str, kind: str) -> None:
     assert run(kind, CHILDREN[child]).split()[-1] == "fine"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("num_workers", [2, 0])
 @pytest.mark.parametrize(
     ("kind", "error"), [("Pool", "parenv.PoolClosedError"), ("VectorEnv", "gym.error.ClosedEnvironmentError")]
@@ -100,6 +100,7 @@ def test_a_child_that_is_forked_while_a_pool_is_in_with_ends_quietly() -> None:
     assert printed_by(PREAMBLE.replace("KIND(NUM_WORKERS)", "Pool()") + script + "\nprint('fine')") == "fine\n"
 
 
+@pytest.mark.more
 def test_a_child_writes_nothing_into_its_parents_trace_and_recording(tmp_path: object) -> None:
     script = f"""
 pool = AsyncWorkerPool("CartPole-v1", zeros, num_workers=1, record="{tmp_path}/run.journal")

@@ -110,6 +110,7 @@ def test_many_slow_steps_are_not_a_hung_one_nor_is_a_learner_that_takes_its_time
             time.sleep(2.5)
 
 
+@pytest.mark.more
 def test_a_call_that_hangs_is_an_error_and_the_pool_goes_on() -> None:
     class Called(LedgerEnv):
         def sleep(self) -> None:

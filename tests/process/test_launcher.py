@@ -195,6 +195,7 @@ def test_a_program_that_an_environment_starts_inherits_nothing_of_the_workers(sy
         made.close()
 
 
+@pytest.mark.more
 def test_an_entry_of_sys_path_that_is_no_text_is_skipped_as_importing_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [Path("/nowhere"), *sys.path])
     monkeypatch.setattr(sys, "argv", [Path("script.py"), 3])

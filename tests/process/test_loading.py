@@ -94,6 +94,7 @@ def test_settings_go_by_message() -> None:
         next(pool.rollouts())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("end", ["killed", "hangs"])
 def test_whoever_takes_the_place_of_one_that_was_asked_loads_it_too(end: str) -> None:
     with opened(2, step_timeout_s=AT_MOST_S if end == "killed" else 1.0) as pool:
@@ -133,6 +134,7 @@ def test_it_goes_on_by_messages_once_it_was_interrupted(monkeypatch: pytest.Monk
             assert held(pool) == {value}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_thousands_of_times_between_rollouts(mode: Any) -> None:
     factories = [lambda env_id=env_id: Scale(env_id) for env_id in range(3)]

@@ -231,7 +231,7 @@ def outcome(mode: Any, prefetch: int, line: FaultyLine, workers: WorkerOptions) 
     return CALL_FAILS if line.kind in (Call, Reply, Failure) and errors else REPLACED
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("kind", "fault", "mode"),
     one_in(3, KINDS, FAULTS, ["sync", "async"]),
@@ -254,7 +254,7 @@ def test_no_fault_of_a_message_hangs_a_pool_or_has_it_deliver_wrongly(
     assert came in wanted
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("fault", ["lose", "delay", "overtake"])
 @pytest.mark.parametrize("kind", [Credit, Commit])
@@ -284,7 +284,7 @@ class RaisesOnce(LedgerEnv):
         return super().step(action)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -322,7 +322,7 @@ class Slow(LedgerEnv):
         return super().step(action)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("kind", [Commit, Reply])
 def test_a_worker_that_hangs_after_it_was_heard_twice_is_still_cut_and_one_that_waits_is_not(
     kind: type[Message], monkeypatch: pytest.MonkeyPatch

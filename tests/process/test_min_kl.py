@@ -67,6 +67,7 @@ def test_a_policy_is_published_once_it_has_moved_that_far_and_what_is_not_is_cou
         assert "4 publishes skipped" in str(pool.statistics())
 
 
+@pytest.mark.more
 def test_the_estimate_is_that_of_the_divergence() -> None:
     from parenv.pool.moving import kl_from
 

@@ -24,6 +24,7 @@ def ledger_pool(num_workers: int, **more: Any) -> AsyncWorkerPool:
     return AsyncWorkerPool(factories, zeros, num_workers=num_workers, rollout_length=8, **more)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("samples_per_insert", [0.5, 4.0])
 def test_samples_per_insert_stay_within_the_buffer_and_nothing_is_lost(

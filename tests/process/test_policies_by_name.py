@@ -108,6 +108,7 @@ def test_each_policy_has_versions_of_its_own(mode: Any, num_workers: int) -> Non
     assert pool.statistics().policy_version == number
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("on_stale", ["pace", "drop"])
 def test_the_lag_of_every_policy_stays_within_the_bound(on_stale: Any) -> None:
     with AsyncWorkerPool(
@@ -191,6 +192,7 @@ def test_transitions_and_returns_leave_out_who_is_not_there() -> None:
             assert (found[last] == 0.5 * (rows.next_observations()[last][:, 2] + 1.0)).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_frozen_version_plays_on_as_it_was(kind: Any, num_workers: int) -> None:
@@ -304,6 +306,7 @@ def all_of(rollout: Any) -> Any:
     ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_run_goes_on_from_its_state_to_the_bit_with_frozen_opponents(
@@ -487,7 +490,7 @@ def set_up(orders: Path, worker: int) -> None:
         RolloutWriter.stamp = stamp_obediently  # type: ignore[assignment]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("kind", [Doomed, DoomedTurns])
 @pytest.mark.parametrize(("where", "how"), PLACES)

@@ -40,6 +40,7 @@ TIC_TAC_TOE = maker("pettingzoo.classic.tictactoe_v3", "env")
 KNIGHTS = maker("pettingzoo.butterfly.knights_archers_zombies_v11", "parallel_env")
 
 
+@pytest.mark.more
 def test_agents_with_other_spaces_have_policies_of_their_own() -> None:
     policies = {"adversary": first_action, "agent": first_action}
     with AsyncWorkerPool(TAG, policies, policy_of=kind_of, num_envs=4, num_workers=2, rollout_length=30) as pool:

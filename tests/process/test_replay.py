@@ -118,7 +118,7 @@ def test_gradients_are_replayed_to_the_bit(tmp_path: Path) -> None:
     assert torch.equal(*weights)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_divergence_is_reported_at_the_first_rollout_that_differs(mode: Any, tmp_path: Path) -> None:
     net = Net()
@@ -133,6 +133,7 @@ def test_a_divergence_is_reported_at_the_first_rollout_that_differs(mode: Any, t
         assert caught.value.rollout == next(number for number, version in enumerate(versions) if version)
 
 
+@pytest.mark.more
 def test_a_loop_that_does_something_else_is_told_so(tmp_path: Path) -> None:
     net = Net()
     with pool_of(net, record=tmp_path / "journal") as pool:
@@ -149,6 +150,7 @@ def test_a_loop_that_does_something_else_is_told_so(tmp_path: Path) -> None:
         pool.publish(net)
 
 
+@pytest.mark.more
 def test_what_came_too_late_then_comes_too_late_again(tmp_path: Path) -> None:
     numbers: list[list[int | None]] = []
     for journal in ({"record": tmp_path / "journal"}, {"replay": tmp_path / "journal"}):

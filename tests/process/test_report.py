@@ -125,7 +125,7 @@ def test_gradients_are_reported_with_the_learning_on_workers(mode: Any, rollout_
         assert "gradient parallelism, 2 workers" in report(tmp_path).read_text()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_killed_worker_is_in_the_report_with_the_reason(mode: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
@@ -238,6 +238,7 @@ class Endless(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
 
+@pytest.mark.more
 def test_a_run_without_episodes_has_a_report(tmp_path: Path) -> None:
     with AsyncWorkerPool(Endless, zeros, num_envs=2, num_workers=1, mode="sync", rollout_length=8) as pool:
         pool.trace(tmp_path / "trace.json")

@@ -86,6 +86,7 @@ def test_rollouts_that_are_kept_are_never_overwritten_and_those_past_the_bound_a
         assert pool.statistics().copied_rollouts == copied
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_workers_that_nobody_listens_to_stop_and_memory_stays_as_it_was(mode: Any) -> None:
     with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, mode=mode, rollout_length=5, prefetch=2) as pool:

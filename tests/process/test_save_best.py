@@ -106,6 +106,7 @@ def test_the_last_version_is_judged_too_at_the_end(tmp_path: Path) -> None:
         assert pool.statistics().evaluations == 2, "it is known already"
 
 
+@pytest.mark.more
 def test_evaluations_are_as_far_apart_as_was_said_and_no_version_is_judged_twice(tmp_path: Path) -> None:
     agent = Payer()
     with make_pool(agent, mode="sync") as pool:
@@ -136,6 +137,7 @@ def test_a_stream_stops_once_what_it_keeps_is_good_enough(tmp_path: Path) -> Non
     assert load_checkpoint(tmp_path / "best.ckpt")["weights"]["action"][0] >= 30
 
 
+@pytest.mark.more
 def test_the_next_run_replaces_a_file_only_by_a_better_one(tmp_path: Path) -> None:
     agent, path = Payer(), tmp_path / "best.ckpt"
     for mean, kept in ((10, 10), (5, 10), (11, 11)):
@@ -164,6 +166,7 @@ with make_pool(agent) as pool:
 """
 
 
+@pytest.mark.more
 def test_a_file_is_whole_whenever_the_run_is_killed(tmp_path: Path) -> None:
     path, bounds = tmp_path / "best.ckpt", []
     script = TRAINING.format(tests=str(Path(__file__).parent), path=str(path))

@@ -397,6 +397,7 @@ def test_ppo_solves_cartpole_on_it() -> None:
     assert mean_return >= 475
 
 
+@pytest.mark.more
 def test_hindsight_replay_has_its_rewards_computed_where_the_environments_are() -> None:
     envs = ParallelVecEnv([lambda: BitFlippingEnv(4, channel_first=False)] * 4, num_workers=2)
     replay: dict[str, Any] = {"replay_buffer_class": HerReplayBuffer, "learning_starts": 100, "seed": 1}

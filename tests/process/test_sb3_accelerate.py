@@ -233,7 +233,7 @@ EXACT: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("case", EXACT)
 def test_a_model_learns_to_the_bit_what_it_would_have_learned(case: str) -> None:
     kind, make, settings, *wrap = EXACT[case]
@@ -284,6 +284,7 @@ def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
     assert model.num_timesteps == 192 + 96 + 96
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_have(how: type[BaseException]) -> None:
     plain = model_of(PPO, cartpole, **PPO_SETTINGS)
@@ -308,6 +309,7 @@ def test_a_learn_that_was_stopped_can_go_on_in_the_same_block() -> None:
         assert model.rollout_buffer.full
 
 
+@pytest.mark.more
 def test_a_model_saves_and_loads_in_the_middle(tmp_path: Path) -> None:
     model = model_of(PPO, cartpole, **PPO_SETTINGS)
     with accelerate(model, num_workers=1):
@@ -389,6 +391,7 @@ def test_a_callback_that_asks_the_environments_works_where_the_model_acts() -> N
         model.learn(96, Asks())
 
 
+@pytest.mark.more
 def test_monitors_write_their_files(tmp_path: Path) -> None:
     lines = []
     for options in ({}, {"num_workers": 2}):
@@ -427,7 +430,7 @@ def test_async_transitions_are_real_and_follow_each_other() -> None:
     assert model.num_timesteps >= 540
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("kind", "settings", "wrap"),
     [
@@ -458,6 +461,7 @@ def test_async_begins_anew_where_a_learn_does_and_has_no_more_workers_than_envir
     assert (model.num_timesteps, model.replay_buffer.pos) == (80, 120)
 
 
+@pytest.mark.more
 def test_async_repeats_with_the_same_seed() -> None:
     models = []
     for _ in range(2):

@@ -75,7 +75,7 @@ def at(tree: Any, row: int, column: int) -> Any:
     return tree[row][column]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("name", SPACES)
 def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any) -> None:

@@ -123,6 +123,7 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
+@pytest.mark.more
 def test_without_get_state_episodes_begin_anew_with_fresh_seeds_and_it_is_said() -> None:
     factories = [lambda env_id=env_id: LedgerEnv(env_id, pool_seed=5) for env_id in range(2)]
     arguments: dict[str, Any] = {"num_workers": 2, "mode": "sync", "rollout_length": 8, "seed": 5}

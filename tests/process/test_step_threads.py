@@ -83,6 +83,7 @@ def rollouts_of(chance: float, num_workers: int, **options: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_rollouts_and_evaluations_are_the_same_to_the_bit_whatever_the_number_of_threads(num_workers: int) -> None:
     one = rollouts_of(0.0, num_workers)
@@ -131,6 +132,7 @@ def test_so_many_step_and_reset_at_once() -> None:
     assert rollout.terminated.sum() == 6 * 2
 
 
+@pytest.mark.more
 def test_every_transition_arrives_once_also_where_workers_die_and_hang(tmp_path: Path) -> None:
     class Mortal(LedgerEnv):
         def step(self, action: Any) -> Any:
@@ -207,6 +209,7 @@ def test_an_exception_says_whose_it_is_and_shows_the_users_frames(where: str) ->
     assert "threaded_stepping" not in said
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_who_hangs_is_named_though_others_were_begun_behind_it(where: str) -> None:
     limits = {"step_timeout_s": 3.0, "reset_timeout_s": 3.0, "restart": None}
@@ -216,6 +219,7 @@ def test_who_hangs_is_named_though_others_were_begun_behind_it(where: str) -> No
     assert f"{where} of env_id 2" in str(caught.value)
 
 
+@pytest.mark.more
 def test_who_hangs_again_and_again_ends_the_pool() -> None:
     limits = {"step_timeout_s": 3.0, "restart": RestartPolicy(max_restarts=1, backoff_s=0.01)}
     with opened((5,), "step", sleep, **limits) as pool, pytest.raises(RestartLimitError, match="env_id 5"):

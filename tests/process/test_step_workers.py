@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def collected(make: Any, policy: Any, workers: WorkerOptions, **options: Any) ->
         return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("step_workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_rollouts_are_those_of_a_worker_that_steps_by_itself(num_workers: int, step_workers: int) -> None:
@@ -149,6 +151,20 @@ def test_the_worker_that_acts_dies_with_those_that_step_and_all_are_replaced() -
         assert pool.statistics().worker_restarts == 1
 
 
+class Slow(LedgerEnv):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        return super().step(action)
+
+
+def test_a_pool_that_is_closed_in_the_middle_of_a_step_says_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    makers = [functools.partial(Slow, i) for i in range(2)]
+    options = WorkerOptions(step_workers=2)
+    with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
+        next(pool.rollouts())
+    assert "pending" not in capfd.readouterr().err
+
+
 class Pids(Policy):
     def act(self, observations: Any, carry: Any) -> Action:
         return Action(zeros(observations), {"pid": np.full(len(observations), os.getpid())}, carry)
@@ -188,6 +204,7 @@ def test_an_environment_that_raises_is_named_and_ends_the_pool() -> None:
         next(pool.rollouts())
 
 
+@pytest.mark.more
 def test_a_step_that_hangs_is_cut_and_the_worker_that_acts_goes_on(tmp_path: Path, warnings_are_expected: None) -> None:
     class Hanging(LedgerEnv):
         def step(self, action: Any) -> Any:

@@ -92,6 +92,7 @@ def test_next_entries_are_true_at_every_end_of_an_episode_and_share_memory() -> 
             assert (data["policy_version"] == rollout.policy_version).all()
 
 
+@pytest.mark.more
 def test_tensors_of_a_rollout_do_as_well_as_arrays() -> None:
     with make_pool(make_actor()) as pool:
         rollout = next(pool.rollouts())
@@ -158,6 +159,7 @@ def test_what_does_not_fit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
         rollout.to_tensordict()
 
 
+@pytest.mark.more
 def test_gae_of_torchrl_computes_what_ours_does() -> None:
     critic = ValueOperator(torch.nn.Linear(4, 1), ["observation"])
     advantages = GAE(gamma=0.9, lmbda=0.8, value_network=critic, average_gae=False)
@@ -207,6 +209,7 @@ def test_an_actor_acts_by_its_mode_where_it_is_evaluated() -> None:
     assert sorted(policy.act(observations, None).extras) == ["action_log_prob", "logits"]
 
 
+@pytest.mark.more
 def test_a_pool_trains_under_a_trainer_of_torchrl() -> None:
     from torchrl.trainers import BatchSubSampler, Trainer, UpdateWeights
 
@@ -280,6 +283,7 @@ def test_what_is_no_actor_or_no_pool_is_refused(make: Any, message: str) -> None
         make()
 
 
+@pytest.mark.more
 def test_a_collector_ends_where_it_was_told_to() -> None:
     with make_pool(make_actor()) as pool:
         with pytest.raises(ConfigurationError, match="total_frames"):

@@ -47,6 +47,7 @@ def pieces(path: Path) -> dict[str, list[Any]]:
     return {name: sorted(track, key=lambda event: event["ts"]) for name, track in tracks.items()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_timeline_says_who_did_what_when_without_overlaps(mode: Any, num_workers: int, tmp_path: Path) -> None:

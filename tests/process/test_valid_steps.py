@@ -57,6 +57,7 @@ def by_env_id(autoreset_mode: AutoresetMode, **options: Any) -> dict[int, list[A
     return {env_id: rows[:30] for env_id, rows in found.items()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("pool_mode", ["sync", "async"])
 def test_the_transitions_are_the_same_in_every_mode(pool_mode: Any, num_workers: int) -> None:
@@ -65,6 +66,7 @@ def test_the_transitions_are_the_same_in_every_mode(pool_mode: Any, num_workers:
     assert others == [first, first]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("pool_mode", ["sync", "async"])
 def test_counts_and_episodes_leave_out_what_only_resets(pool_mode: Any, mode: AutoresetMode) -> None:

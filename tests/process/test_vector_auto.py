@@ -50,7 +50,7 @@ def costly() -> Any:
     return Sleepy(cheap())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize(("make", "num_workers"), [(cheap, 0), (costly, 2)])
@@ -173,6 +173,7 @@ class Deadly(gym.Wrapper[Any, Any, Any, Any]):
         os._exit(3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "why"), [(Strict, "LookupError: an illegal move"), (Deadly, "WorkerDiedError: worker 0")]
 )

@@ -173,6 +173,7 @@ def test_several_environments_that_raise_the_same_raise_that_because_of_a_group(
         assert observations[:, 0].tolist() == list(range(N))
 
 
+@pytest.mark.more
 def test_sys_exit_in_an_environment_is_an_error_of_the_worker_and_ends_nothing() -> None:
     with contextlib.closing(ParallelVectorEnv(some_faulty("step", sys.exit), num_workers=2)) as envs:
         envs.reset()
@@ -590,6 +591,7 @@ def test_rows_are_flagged_after_a_replacement_that_raises_in_its_first_reset(tmp
         assert np.array_equal(np.stack(list(infos["final_obs"][2:])), last[2:])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_the_driver_is_woken_by_a_worker_that_is_back(
     mode: AutoresetMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -118,7 +118,7 @@ CASES += [(name, list(AutoresetMode)[row % 3], WITH_CALLER) for row, name in enu
 CASES = one_in(2, dict.fromkeys(CASES))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("name", "mode", "num_workers"), CASES)
 def test_any_calls_have_the_results_that_sync_vector_env_has(
     name: str, mode: AutoresetMode, num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

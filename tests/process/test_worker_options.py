@@ -219,7 +219,7 @@ def step_threads(product: str, directory: Path) -> None:
         raised(ConfigurationError, r"step_threads is for pools", product, options, "step", fail)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(WorkerOptions)])
 def test_a_field_of_the_worker_options_means_the_same_everywhere(field: str, product: str, tmp_path: Path) -> None:

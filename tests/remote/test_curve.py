@@ -188,6 +188,7 @@ def test_a_driver_may_learn_for_longer_than_a_silence(pair: Pair) -> None:
     assert (pair.listener.ended, host.look()) == (0, "connected")
 
 
+@pytest.mark.more
 def test_a_host_may_be_quiet_for_longer_than_a_silence(pair: Pair) -> None:
     host, peer = pair.connected()
     pair.for_a_while(3 * SILENCE_S)

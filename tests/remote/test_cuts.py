@@ -115,6 +115,7 @@ def running(
         hosts.end()
 
 
+@pytest.mark.more
 def test_a_cut_that_heals_before_the_limit_is_not_noticed(hosts: Any) -> None:
     with running(hosts, cable, silence_s=4.0) as run:
         run.network.cut(0)
@@ -125,6 +126,7 @@ def test_a_cut_that_heals_before_the_limit_is_not_noticed(hosts: Any) -> None:
         assert run.pool.statistics().worker_restarts == 0
 
 
+@pytest.mark.more
 def test_after_a_longer_cut_the_host_comes_back_as_new(hosts: Any) -> None:
     with running(hosts, cable) as run:
         run.network.cut(0)

@@ -64,6 +64,7 @@ def one_liner(name: str) -> str:
     return found
 
 
+@pytest.mark.more
 def test_keys_hosts_and_driver(run: Any) -> None:
     create, scp, worker, add = commands()
     assert run(create).communicate(timeout=SECONDS)[0]

@@ -414,7 +414,7 @@ def test_no_text_of_a_host_moves_a_terminal(hosts: Any, fake: FakeHost, caplog: 
     assert "\x1b" not in shown
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("what", FORMS)
 def test_where_messages_leave_their_form_open_it_is_checked(hosts: Any, fake: FakeHost, what: str) -> None:
     """The fake host has the only worker, says what an honest one would, but for one thing."""

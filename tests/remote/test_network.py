@@ -168,6 +168,7 @@ def test_a_cut_loses_what_is_on_its_way() -> None:
         assert datagrams.arrived_there() == "after"
 
 
+@pytest.mark.more
 def test_one_host_is_cut_and_the_other_is_not() -> None:
     with Network(hosts=2) as network, connection(network, 0) as cut, connection(network, 1) as other:
         network.cut(0)
@@ -180,6 +181,7 @@ def test_one_host_is_cut_and_the_other_is_not() -> None:
         assert cut[0].recv(100) == b"still here"
 
 
+@pytest.mark.more
 def test_a_delay_takes_that_long_each_way() -> None:
     with Network() as network, Datagrams(network) as datagrams:
         assert happens_at_once(datagrams.there_and_back_s)
@@ -211,6 +213,7 @@ def test_a_connection_outlives_lost_packets() -> None:
         assert echoed(end, data) == data
 
 
+@pytest.mark.more
 def test_no_more_passes_than_the_bandwidth() -> None:
     with Network() as network, connection(network) as (end, _):
         data = os.urandom(400_000)

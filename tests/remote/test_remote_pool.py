@@ -132,6 +132,7 @@ class Tasked(LedgerEnv):
         return observation, float(action), terminated, truncated, info
 
 
+@pytest.mark.more
 def test_a_version_is_evaluated_on_hosts_while_others_are_published(hosts: Any) -> None:
     class Constant(torch.nn.Module):
         def __init__(self) -> None:
@@ -191,6 +192,7 @@ def test_a_policy_without_a_module_crosses_once_for_a_host_too(hosts: Any) -> No
         assert not next(rollouts).actions.any()
 
 
+@pytest.mark.more
 def test_an_eavesdropper_hears_nothing_of_a_pool(hosts: Any) -> None:
     """No observation, no weight and no key, of which one row would be enough to be found."""
     marker = np.random.default_rng(5).random(32).astype(np.float32)
@@ -353,6 +355,7 @@ def test_a_killed_worker_is_started_again_on_its_host(hosts: Any) -> None:
     assert len(expected) == 4
 
 
+@pytest.mark.more
 def test_a_death_without_restarts_ends_the_pool_and_its_hosts(hosts: Any) -> None:
     (host,) = hosts.start(1)
     with AsyncWorkerPool(

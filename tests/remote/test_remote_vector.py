@@ -277,6 +277,7 @@ def test_send_and_recv_give_every_row_once_and_in_its_order(near: NearHosts) -> 
             envs.send(np.zeros(2, np.int64), infos["env_id"])
 
 
+@pytest.mark.more
 def test_questions_exceptions_and_late_replies(near: NearHosts) -> None:
     near.start(2)
     envs = ParallelVectorEnv(told(fail), num_workers=3, placement=near.placement(num_local=1))

@@ -26,6 +26,7 @@ def srun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([SRUN, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("options", "told"),
     [

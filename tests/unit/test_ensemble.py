@@ -128,6 +128,7 @@ def test_copies_are_of_the_same_class_and_independent(
     assert torch.equal(ensemble(inputs), before)
 
 
+@pytest.mark.more
 def test_another_process_unpickles_it_before_it_has_made_one(tmp_path: Path) -> None:
     ensemble = Ensemble([mlp(), mlp()])
     (tmp_path / "ensemble").write_bytes(pickle.dumps(ensemble))

@@ -67,6 +67,7 @@ def test_a_stack_is_read_to_its_end(pipe: StackPipe) -> None:
             assert len(frames) == 83
 
 
+@pytest.mark.more
 def test_who_is_kept_from_writing_on_is_waited_for(pipe: StackPipe) -> None:
     with running(INTERRUPTED, pipe) as pid:
         assert pipe.read(pid, FOR_EVER_S) == "first line\nlast line\n"

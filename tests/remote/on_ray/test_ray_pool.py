@@ -27,6 +27,7 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
+@pytest.mark.more
 def test_workers_of_actors_deliver_every_transition_once_and_in_order(cluster: RayCluster) -> None:
     envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(2)]
     expected: dict[int, tuple[int, ...]] = {}
