@@ -44,7 +44,6 @@ class AgentsArena(Arena):
             for name, module in modules.items()
             if module is not None
         }
-        self.weights, self.weights_map, self.loading = None, None, None
 
 
 def agents_memory(plan: Plan, job: AgentsJob) -> tuple[AgentsArena, PolicyVersions]:

@@ -31,6 +31,13 @@ class Arena:
             memory, and whoever publishes waits.
     """
 
+    device_memory: DeviceMemory | None = None
+    """Where a part of every rollout lies, if not here."""
+    loading: Loading | None = None
+    """Has workers load what was written, where they are on this machine."""
+    weights: WeightsWriter | None = None
+    weights_map: WeightsMap | None = None
+
     def __init__(self, num_workers: int, module: Any, versions: int) -> None:
         self.weights_offset = header_bytes(num_workers)
         self._module = module
@@ -41,12 +48,6 @@ class Arena:
         self.memory = SharedMemory(self.slots_offset)
         head = self.memory.map()
         self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
-        self.device_memory: DeviceMemory | None = None
-        """Where a part of every rollout lies, if not here."""
-        self.loading: Loading | None = None
-        """Has workers load what was written, where they are on this machine."""
-        self.weights: WeightsWriter | None = None
-        self.weights_map: WeightsMap | None = None
         if module is not None:
             self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
             self.weights_map = WeightsMap(head, self.weights_offset, nbytes, float32_parts(module))
