@@ -10,10 +10,11 @@ from parenv.errors import ConfigurationError
 from parenv.experience.agents_assembly import Played, assemble_agents
 from parenv.memory.agent_layout import AgentsSpec, agents_layout, agents_spec
 from parenv.memory.layout import aligned
+from parenv.memory.maps import SlotMap, WeightsByName, WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.spaces import rebuild
 from parenv.memory.status_slot import StatusSlot
-from parenv.policy.snapshots import WeightsWriter, module_of
+from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts, module_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
 from parenv.pool.blocks import Block, blocks_of
@@ -48,12 +49,18 @@ class AgentsArena(Arena):
             if module is not None
         }
         self.weights, self.weights_map, self.loading = None, None, None
+        self.maps = {
+            name: WeightsMap(head, offsets[name], flat_layout(module)[1], float32_parts(module))
+            for name, module in modules.items()
+            if module is not None
+        }
 
 
 def agents_memory(plan: Plan, job: AgentsJob) -> tuple[AgentsArena, PolicyVersions]:
     """Memory and versions of a pool with policies by name."""
     arena = AgentsArena(job)
     versions = PolicyVersions(job.policy, arena.writers, job.places, job.settings, plan.max_frozen, len(job.shares))
+    arena.weights_map = WeightsByName(tuple(job.policy), arena.maps, versions.table_of)
     return arena, versions
 
 
@@ -82,6 +89,18 @@ def lay_out_agents(
     num_slots = leases + (1 if together else num_workers * plan.credits)
     arena.check_fits(largest, num_slots, spec)
     slots = arena.add_slots(largest, num_slots)
+    workers.lay_out(
+        SlotMap(
+            memory=arena.mapping,
+            spec=spec,
+            offset=arena.slots_offset,
+            slot_bytes=largest.total_bytes,
+            together=together,
+            shares=tuple(workers.shares),
+            credits=plan.credits,
+            policies=versions.policies,
+        )
+    )
     layouts = []
     for worker, block in enumerate(blocks):
         mine = block.columns[block.workers.index(worker)]

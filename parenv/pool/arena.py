@@ -7,7 +7,7 @@ from typing import Any
 
 from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights, WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.status_slot import StatusSlot, header_bytes
@@ -43,7 +43,7 @@ class Arena:
         self.loading: Loading | None = None
         """Has workers load what was written, where they are on this machine."""
         self.weights: WeightsWriter | None = None
-        self.weights_map: WeightsMap | None = None
+        self.weights_map: AnyWeights = None
         if module is not None:
             self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
             self.weights_map = WeightsMap(head, self.weights_offset, nbytes, float32_parts(module))

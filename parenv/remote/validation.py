@@ -78,6 +78,8 @@ def check_reply(method: str, asked: int, value: Any) -> None:
         fits = (
             type(value) is tuple and len(value) == 4 and all(map(_is_column, value)) and len(set(map(len, value))) == 1
         )
+    elif method == "evaluate by name":
+        fits = _is_list_of(object, value, 5) and _are_episodes(value[:4]) and _are_by_name(value[4])
     elif method == "turn":
         fits = type(value) is dict and (_is_turn(value) or list(value) == ["failure"])
     elif method == "set_state":
@@ -212,16 +214,36 @@ def _is_turn(value: dict[Any, Any]) -> bool:
     if {name: type(part) for name, part in value.items()} != kinds:
         return False
     state = {name: type(part) for name, part in value["state"].items() if name != "policy"}
-    columns = value["episodes"]
     return (
         _are(str, value["metrics"])
         and _are_numbers([value["env_steps"], *value["metrics"].values()])
-        and _is_list_of(list, columns, 4)
+        and _is_list_of(list, value["episodes"], 4)
+        and _are_episodes(value["episodes"])
+        and _is_list_of(float, value["seconds"], 3)
+        and state == {"hyperparameters": dict, "tensors": dict, "parts": dict, "normalising": list}
+    )
+
+
+def _are_by_name(value: Any) -> bool:
+    """Whether these are the episodes of agents by policy, with whose they are and the numbers of the episodes."""
+    return type(value) is dict and all(
+        type(name) is str
+        and _is_list_of(list, columns, 6)
+        and len(columns[4]) == len(columns[5]) == len(columns[0])
+        and _are_episodes(columns[:4])
+        and _are(str, columns[4])
+        and _are_counts(columns[5])
+        for name, columns in value.items()
+    )
+
+
+def _are_episodes(columns: Any) -> bool:
+    """Whether these are returns, lengths, seconds and env_ids."""
+    return (
+        _are(list, columns)
         and len(set(map(len, columns))) == 1
         and all(map(_are_numbers, columns))
         and _are_counts([*columns[1], *columns[3]])
-        and _is_list_of(float, value["seconds"], 3)
-        and state == {"hyperparameters": dict, "tensors": dict, "parts": dict, "normalising": list}
     )
 
 
