@@ -96,6 +96,9 @@ class WorkerOptions:
     Args:
         device: torch device on which a worker acts, and computes its gradients or has its members learn; of several,
             as in ``("cuda:0", "cuda:1")``, each worker has one, in turns. With ``"cpu"`` GPUs are hidden from workers.
+        rollout_device: for pools: where rollouts lie: in shared memory of the host (``None``), or on a CUDA device,
+            such as the learner's. Then they are of tensors there: observations, actions and extras are written there
+            by the worker, without a way through the host where it has them on a GPU; the rest is copied on arrival.
         threads: intra-op threads per worker (OpenMP, BLAS, torch), set before anything is imported.
         environment: environment variables, set before anything is imported.
         preload: modules imported once and shared by all workers: slow ones, that start no threads of their own.
@@ -132,6 +135,7 @@ class WorkerOptions:
     """
 
     device: str | tuple[str, ...] = "cpu"
+    rollout_device: str | None = None
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()

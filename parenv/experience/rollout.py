@@ -360,5 +360,11 @@ def _reshaped(values: Any, like: Any) -> Any:
 
 
 def concatenated(*parts: Any) -> Any:
-    """Arrays or lists, one behind the other."""
-    return [item for part in parts for item in part] if isinstance(parts[0], list) else np.concatenate(parts)
+    """Arrays, tensors or lists, one behind the other."""
+    if isinstance(parts[0], list):
+        return [item for part in parts for item in part]
+    if hasattr(parts[0], "detach"):
+        import torch
+
+        return torch.cat(parts)
+    return np.concatenate(parts)

@@ -78,7 +78,7 @@ def _check_settings(settings: Any) -> None:
 
 def _check_not_yet(given: SimpleNamespace) -> None:
     refused = {
-        'parallelism="gradient": take experience, and compute the losses in the loop': given.parallelism == "gradient",
+        'rollout_length="episode": whole episodes are of one agent': given.rollout_length == "episode",
         "postprocess: compute what you need in the loop": given.postprocess is not None,
         "infos: put what a policy needs into the observation": bool(given.infos),
         "spaces": given.spaces is not None,

@@ -6,6 +6,7 @@ import mmap
 from typing import Any
 
 from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
+from parenv.memory.device_memory import DeviceMemory, allocated
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
 from parenv.memory.maps import AnyWeights, WeightsMap
 from parenv.memory.shared import SharedMemory
@@ -40,6 +41,8 @@ class Arena:
         self.memory = SharedMemory(self.slots_offset)
         head = self.memory.map()
         self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
+        self.device_memory: DeviceMemory | None = None
+        """Where a part of every rollout lies, if not here."""
         self.loading: Loading | None = None
         """Has workers load what was written, where they are on this machine."""
         self.weights: WeightsWriter | None = None
@@ -65,16 +68,22 @@ class Arena:
             "uint8 where they are float32",
         )
 
-    def add_slots(self, layout: AnyLayout, count: int) -> Slots:
-        """Make room for rollout slots, and claim the memory that every rollout needs."""
+    def add_slots(self, layout: AnyLayout, count: int, device: str | None = None) -> Slots:
+        """Make room for rollout slots, on a device too where a part lies there; claim what every rollout needs."""
         self.memory.grow(self.slots_offset + count * layout.total_bytes)
         for slot in range(count):
             self.memory.reserve(self.slots_offset + slot * layout.total_bytes, layout.reserved_bytes)
         self.mapping: mmap.mmap = self.memory.map()
-        return Slots(self.mapping, self.slots_offset, layout.total_bytes, count)
+        about = self.mapping, self.slots_offset, layout.total_bytes, count
+        if device is None or not isinstance(layout, SlotLayout):
+            return Slots(*about)
+        self.device_memory = allocated(device, count * layout.device_bytes)
+        return Slots(*about, self.device_memory, layout.device_bytes)
 
     def close(self) -> None:
         """Give the descriptors back; the memory goes with the last array over it. Idempotent."""
         self.memory.close()
+        if self.device_memory is not None:
+            self.device_memory.close()
         if self.loading is not None:
             self.loading.close()

@@ -38,7 +38,8 @@ def launch_for(plan: Plan) -> Callable[[int], Launch]:
         "workers": job.options,
     }
     payload = pickled(named, replace(job, policy=on_device(job.policy, "cpu")))
-    return local_launch(payload, job.options, torch=job.postprocess is not None)
+    needs_torch = job.postprocess is not None or job.options.rollout_device is not None
+    return local_launch(payload, job.options, torch=needs_torch)
 
 
 def placement_for(plan: Plan, weights: AnyWeights) -> Placement:

@@ -52,7 +52,8 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         rollout_length: ``T``, env steps per sub-environment and rollout; ``"episode"``, for Monte-Carlo policy
             gradients with ``mode="sync"``: a whole episode of each sub-environment, one behind the other, ``[N, 1]``.
         loss_fn: ``(policy, rollout) -> loss | (loss, metrics)``, called on the worker with its copy of ``policy`` and a
-            rollout of tensors; the loss is a scalar tensor, the metrics a dict of numbers.
+            rollout of tensors; the loss is a scalar tensor, the metrics a dict of numbers. Where policies have names it
+            is called with all of them by name, and its loss is of all together.
         gradient: how the workers' gradients become one.
         postprocess: ``(policy, rollout) -> {name: array [T, B, ...]}``, called on the worker with tensors and without
             gradients; the arrays join ``Rollout.extras``.
@@ -148,7 +149,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
     @property
     def policy_versions(self) -> dict[str, int]:
         """Where policies have names: the newest version of each."""
-        return self._session.named_versions().numbers
+        return self._session.versions.named().numbers
 
     @overload
     def rollouts(self, stop: Stop | None = None) -> Iterator[Rollout]: ...
@@ -194,7 +195,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
                 estimate of the mean Kullback-Leibler divergence, or if there are settings; otherwise it is counted in
                 ``statistics().skipped_publishes``. The rollout needs the extra ``log_prob``, the policy a method
                 ``log_prob(observations, actions)``, which a :class:`~parenv.TorchPolicy` has if its method takes
-                ``action``. Not with policies by name.
+                ``action``. Where policies have names, those are published that have moved.
             on: the rollout for ``min_kl``.
             **settings: reach the workers as ``policy.settings`` with this version, and stay until they are changed.
 
@@ -208,9 +209,9 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
             PolicyLagError: rollouts under way would become older than ``max_policy_lag``.
         """
         with self._using() as session:
-            if (min_kl, on) == (None, None) or session.has_moved(policy, settings, min_kl, on):
-                return session.publish(policy, settings)
-            return session.version
+            if (min_kl, on) != (None, None):
+                policy = session.moved(policy, settings, min_kl, on)
+            return session.version if policy is None else session.publish(policy, settings)
 
     def freeze(self, name: str) -> str:
         """Keep the newest version of a policy as an opponent, say: ``policy_of`` may return the name of it, for good.
@@ -227,7 +228,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
             ConfigurationError: there is no such policy, or ``max_frozen`` are frozen already.
         """
         with self._using() as session:
-            return session.named_versions().freeze(name)
+            return session.versions.named().freeze(name)
 
     def release(self, name: str) -> None:
         """Give a frozen version up: no episode that begins from now on may have it.
@@ -241,7 +242,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
             ConfigurationError: it is not frozen.
         """
         with self._using() as session:
-            session.named_versions().release(name)
+            session.versions.named().release(name)
 
     def synchronize(self) -> int:
         """Have every worker load the newest version now, and wait until all have; its number."""

@@ -12,6 +12,7 @@ import numpy as np
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
+from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
 from parenv.policy.devices import check_devices
@@ -147,7 +148,20 @@ def _options(given: Given) -> WorkerOptions:
             'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
             'use "restart_worker"'
         )
+    if options.rollout_device is not None:
+        _check_rollout_device(given, options, options.rollout_device)
     return options
+
+
+def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> None:
+    if given.parallelism == "gradient" or isinstance(given.policy, Mapping) or given.placement is not None:
+        raise ConfigurationError(
+            'rollout_device is for parallelism="experience" of one policy, with workers on this machine: leave it out'
+        )
+    if options.on_env_error == "restart_env":
+        raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
+    check_memory(device)
+    check_devices([device], "rollout_device")
 
 
 def _gradient(given: Given) -> GradientOptions | None:
@@ -262,8 +276,8 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
     if not callable(loss_fn):
         raise ConfigurationError(f"loss_fn must be a callable (policy, rollout) -> loss, got {loss_fn!r}")
-    module = module_of(policy)
-    if module is None:
+    policies = policy.values() if isinstance(policy, Mapping) else [policy]
+    if all(module_of(one) is None for one in policies):
         raise ConfigurationError(
             'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
             f"a module attribute; got {policy!r}"
@@ -272,4 +286,4 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
         raise ConfigurationError(
             'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
         )
-    return GradientJob(loss_fn, GradientLayout.of(module), options.worker_max_norm)
+    return GradientJob(loss_fn, GradientLayout.of(policy), options.worker_max_norm)

@@ -12,6 +12,7 @@ from parenv.memory.agent_layout import AgentsSpec, agent_groups
 from parenv.memory.layout import extras_and_carry
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Commit, Ready, StepReady
+from parenv.remote.validation import check_metrics
 
 
 def check_agents_ready(ready: Ready | StepReady, policies: Sequence[str], first: bool) -> None:
@@ -62,11 +63,12 @@ def check_agents_commit(commit: Commit, spec: AgentsSpec, share: int) -> None:
         ProtocolError: no worker says so.
     """
     report = commit.report
-    if commit.objects != {} or commit.replaced != [] or type(report) is not list or len(report) != 3:
-        raise ProtocolError("a worker reports something else than steps, versions and policies of a rollout")
-    env_steps, serial, acting = report
+    if commit.objects != {} or commit.replaced != [] or type(report) is not list or len(report) != 4:
+        raise ProtocolError("a worker reports something else than steps, versions, policies and metrics of a rollout")
+    env_steps, serial, acting, metrics = report
     most = spec.groups[0].spec.rollout_length * share
     if type(env_steps) is not int or not 0 <= env_steps <= most or type(serial) is not int:
         raise ProtocolError("a worker does not report how many env steps a rollout has")
     if type(acting) is not list or not all(type(index) is int for index in acting):
         raise ProtocolError("a worker does not report which policies still act")
+    check_metrics(metrics)

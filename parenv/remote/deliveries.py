@@ -49,7 +49,12 @@ class Deliveries:
             fixed_bytes=transfer.layout.reserved_bytes,
             ends=transfer.ends,
         )
-        alone = {"slot_envs": self._slots.shares[worker], "slot_workers": 1, "first_column": 0, "position": 0}
+        alone: dict[str, Any] = {
+            "slot_envs": self._slots.shares[worker],
+            "slot_workers": 1,
+            "first_column": 0,
+            "position": 0,
+        }
         return plan, replace(layout, slot_bytes=self._slot_bytes, **alone)
 
     def expect(self, worker: Sender, credit: Credit) -> Credit:

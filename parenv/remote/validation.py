@@ -79,7 +79,7 @@ def check_reply(method: str, asked: int, value: Any) -> None:
             type(value) is tuple and len(value) == 4 and all(map(_is_column, value)) and len(set(map(len, value))) == 1
         )
     elif method == "evaluate by name":
-        fits = _is_list_of(object, value, 5) and _are_episodes(value[:4]) and _are_by_name(value[4])
+        fits = type(value) is tuple and len(value) == 5 and _are_episodes(value[:4]) and _are_by_name(value[4])
     elif method == "turn":
         fits = type(value) is dict and (_is_turn(value) or list(value) == ["failure"])
     elif method == "set_state":
@@ -199,13 +199,22 @@ def _check_report(report: Sequence[Any], rollout_length: int, share: int) -> Non
     samples, metrics, columns = report
     # By their number the gradient of one worker weighs against those of others.
     _require(type(samples) is int and 0 < samples <= most_steps * share, "does not have as many samples as it says")
-    _require(type(metrics) is dict and _are(str, metrics) and _are_numbers(metrics.values()), "has other metrics")
+    check_metrics(metrics)
     if not has_episodes:
         _require(columns is None, "reports what it was not asked for")
         return
     _require(_is_list_of(list, columns, 4) and len(set(map(len, columns))) == 1, "does not say how its episodes went")
     _require(len(columns[0]) <= share and all(map(_are_numbers, columns)), "does not say how its episodes went")
     _require(_are_counts(columns[1], most_steps) and _are_counts(columns[3]), "does not say how its episodes went")
+
+
+def check_metrics(metrics: Any) -> None:
+    """Check what ``loss_fn`` has returned beside a loss.
+
+    Raises:
+        ProtocolError: these are no numbers by name.
+    """
+    _require(type(metrics) is dict and _are(str, metrics) and _are_numbers(metrics.values()), "has other metrics")
 
 
 def _is_turn(value: dict[Any, Any]) -> bool:

@@ -27,7 +27,8 @@ def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Cal
     """
     occupy_standard_descriptors()
     with_torch = ("torch",) if torch or b"torch" in job else ()
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if set(options.devices) == {"cpu"} else {}
+    on_cpu = {*options.devices, options.rollout_device or "cpu"} == {"cpu"}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
     return lambda memory_fd: Launch(
         memory_fd=memory_fd,
         job=job,

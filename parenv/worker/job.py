@@ -138,6 +138,11 @@ class Job(WorkerJob):
     settings: Mapping[str, Any]
 
     @property
+    def gradient_bytes(self) -> int:
+        """The flat gradient of each worker; 0 for experience."""
+        return self.gradient.layout.nbytes if self.gradient else 0
+
+    @property
     def weights_offset(self) -> int:
         """Where the flat weights begin in shared memory, in bytes."""
         return header_bytes(len(self.shares))

@@ -25,9 +25,9 @@ ABOUT = {"state": [[[], [4], "<f4"]], "turns": False, "found": FOUND}
 READY = Ready([describe(OBSERVED), describe(ACTED)], 2, ABOUT, [])
 POLICIES = ("clever", "shy")
 SPEC = agents_spec(4, OBSERVED, ACTED, POLICIES, ABOUT)
-COMMIT = Commit(0, {}, [8, 1, [0, 1]], [])
+COMMIT = Commit(0, {}, [8, 1, [0, 1], {"loss": 0.5}], [])
 COLUMNS: list[Any] = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1]]
-EVALUATED = [*COLUMNS, {"shy": [*COLUMNS, ["hen", "hen"], [3, 4]]}]
+EVALUATED = (*COLUMNS, {"shy": [*COLUMNS, ["hen", "hen"], [3, 4]]})
 
 
 def test_what_honest_workers_say_is_let_through() -> None:
@@ -65,9 +65,10 @@ def test_a_worker_that_does_not_say_its_agents_is_refused(changed: dict[str, Any
         {"objects": {("observations", 0): []}},
         {"replaced": [[0, "step", "no"]]},
         {"report": None},
-        {"report": [9, 1, [0]]},
-        {"report": [8, "1", [0]]},
-        {"report": [8, 1, ["shy"]]},
+        {"report": [9, 1, [0], {}]},
+        {"report": [8, "1", [0], {}]},
+        {"report": [8, 1, ["shy"], {}]},
+        {"report": [8, 1, [0], {"loss": "0.5"}]},
     ],
     ids=str,
 )
@@ -80,12 +81,12 @@ def test_a_rollout_is_reported_in_steps_versions_and_policies(changed: dict[str,
     "value",
     [
         COLUMNS,
-        [*COLUMNS, []],
-        [*COLUMNS, {"shy": COLUMNS}],
-        [*COLUMNS, {"shy": [*COLUMNS, ["hen"], [3, 4]]}],
-        [*COLUMNS, {"shy": [*COLUMNS, ["hen", 5], [3, 4]]}],
-        [*COLUMNS, {"shy": [*COLUMNS, ["hen", "hen"], [3, -4]]}],
-        [*COLUMNS[:3], ["0", "1"], {}],
+        (*COLUMNS, []),
+        (*COLUMNS, {"shy": COLUMNS}),
+        (*COLUMNS, {"shy": [*COLUMNS, ["hen"], [3, 4]]}),
+        (*COLUMNS, {"shy": [*COLUMNS, ["hen", 5], [3, 4]]}),
+        (*COLUMNS, {"shy": [*COLUMNS, ["hen", "hen"], [3, -4]]}),
+        (*COLUMNS[:3], ["0", "1"], {}),
     ],
     ids=str,
 )
