@@ -8,7 +8,7 @@ from typing import Any
 from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
 from parenv.memory.device_memory import DeviceMemory, allocated
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights, WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.status_slot import StatusSlot, header_bytes
@@ -38,7 +38,7 @@ class Arena:
     device_memory: DeviceMemory | None = None
     loading: Loading | None = None
     weights: WeightsWriter | None = None
-    weights_map: WeightsMap | None = None
+    weights_map: AnyWeights = None
 
     def __init__(self, num_workers: int, module: Any, versions: int) -> None:
         self.weights_offset = header_bytes(num_workers)

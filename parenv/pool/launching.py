@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
@@ -42,7 +42,7 @@ def launch_for(plan: Plan) -> Callable[[int], Launch]:
     return local_launch(payload, job.options, torch=needs_torch)
 
 
-def placement_for(plan: Plan, weights: WeightsMap | None) -> Placement:
+def placement_for(plan: Plan, weights: AnyWeights) -> Placement:
     """In this process, in processes on this machine, or on others.
 
     Raises:

@@ -75,6 +75,14 @@ class PolicyVersions:
         """The newest."""
         return self._tables[self.newest.number]
 
+    def table_of(self, number: int) -> PolicyTable:
+        """That of a version."""
+        return self._tables[number]
+
+    def policies(self) -> dict[int, str]:
+        """By index, what every policy that there has been is a version of."""
+        return {index: of for index, (_, of, _) in self._names.items()}
+
     @property
     def numbers(self) -> dict[str, int]:
         """By policy, its newest version."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights
 from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.local import LocalPlacement
@@ -45,7 +45,7 @@ def _shared_device() -> dict[str, str]:
     return {} if name in os.environ else {name: "false"}
 
 
-def worker_placement(placing: Placing, weights: WeightsMap | None, options: WorkerOptions) -> SteppingPlacement:
+def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptions) -> SteppingPlacement:
     """Where worker processes run: on this machine, or where hosts join.
 
     This is the only way from one machine to many. What that takes is imported when it is wanted.
