@@ -45,8 +45,6 @@ class AgentsArena(Arena):
             for name, module in modules.items()
             if module is not None
         }
-        self.weights, self.weights_map, self.loading = None, None, None
-        self.device_memory = None
         self.maps = {
             name: WeightsMap(head, offsets[name], flat_layout(module)[1], float32_parts(module))
             for name, module in modules.items()

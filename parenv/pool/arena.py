@@ -29,7 +29,16 @@ class Arena:
         module: the torch module whose weights will be published, or ``None``.
         versions: how many versions may be in use at once; there are fewer places where they would take too much
             memory, and whoever publishes waits.
+
+    Attributes:
+        device_memory: where a part of every rollout lies, if not here.
+        loading: has workers load what was written, where they are on this machine.
     """
+
+    device_memory: DeviceMemory | None = None
+    loading: Loading | None = None
+    weights: WeightsWriter | None = None
+    weights_map: AnyWeights = None
 
     def __init__(self, num_workers: int, module: Any, versions: int) -> None:
         self.weights_offset = header_bytes(num_workers)
@@ -41,12 +50,6 @@ class Arena:
         self.memory = SharedMemory(self.slots_offset)
         head = self.memory.map()
         self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
-        self.device_memory: DeviceMemory | None = None
-        """Where a part of every rollout lies, if not here."""
-        self.loading: Loading | None = None
-        """Has workers load what was written, where they are on this machine."""
-        self.weights: WeightsWriter | None = None
-        self.weights_map: AnyWeights = None
         if module is not None:
             self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
             self.weights_map = WeightsMap(head, self.weights_offset, nbytes, float32_parts(module))
