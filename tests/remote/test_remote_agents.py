@@ -132,7 +132,7 @@ def gradients(**placement: Any) -> list[Any]:
             with torch.no_grad():
                 hen.module.weight -= 1e-3 * hen.module.weight.grad
             pool.publish({"hen": hen})
-        played = beside.result()
+        played = beside.result().episodes
     return [*found, {field: getattr(played, field).tolist() for field in EPISODES[:2]}]
 
 
