@@ -11,7 +11,7 @@ from scripts import printed_by
 
 PACKAGE = Path(__file__).parent.parent / "parenv"
 FLOORS = [
-    {"errors", "options"},
+    {"errors", "argument_checks", "options"},
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
@@ -27,7 +27,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WINGS_OF_THE_POOL = {"parenv.records", "parenv.advice"}
 """They stand above it; it opens their doors, and nothing behind them, once somebody asks for what they have."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
-PURE_ROOMS = {"errors", "options", "protocol", "memory", "returns", "experience"}
+PURE_ROOMS = {"errors", "argument_checks", "options", "protocol", "memory", "returns", "experience"}
 
 
 def room_of(path: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.argument_checks import at_least, positive
 from parenv.cli.agent import RandomNetwork, agent_by
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.environment import Environment, tried_out
@@ -23,7 +24,6 @@ from parenv.memory.spaces import leaves
 from parenv.options import Mode
 from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.cores import usable_cores
-from parenv.supervision.partition import at_least
 
 MODES: tuple[Mode, Mode] = ("sync", "async")
 
@@ -122,8 +122,7 @@ def bench(
 
 def _check(seconds: float, num_envs: Sequence[int], num_workers: Sequence[int], repeats: int) -> None:
     at_least("repeats", repeats, 1)
-    if not seconds > 0:
-        raise ConfigurationError(f"seconds must be positive, got {seconds!r}")
+    positive("seconds", seconds)
     for name, values in (("num_envs", num_envs), ("num_workers", num_workers)):
         if not values:
             raise ConfigurationError(f"{name} is empty: give at least one number")

@@ -11,13 +11,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parenv.argument_checks import at_least
 from parenv.cli.environment import environment_factory, is_env_id
 from parenv.cli.help import add_command
 from parenv.cli.writable import check_writable
 from parenv.errors import ConfigurationError
 from parenv.exporting.onnx_policy import OnnxPolicy
 from parenv.memory.spaces import flatten, leaves, unflatten
-from parenv.supervision.partition import at_least
 
 DEFAULT_FPS = 30
 

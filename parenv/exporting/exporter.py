@@ -11,16 +11,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium import Space
 
+from parenv.argument_checks import at_least, one_of
 from parenv.errors import ConfigurationError, PolicyOutputError
 from parenv.experience.rollout import Rollout
 from parenv.exporting.graph import Graph, graph_of
 from parenv.exporting.onnx_policy import FORMAT, METADATA, as_data, opened
-from parenv.supervision.partition import at_least, one_of
 
 Format = Literal["onnx", "torch"]
 _STEPS = 8
@@ -104,7 +104,7 @@ def export(
     >>> found.inputs, found.outputs, found.observations, found.differences
     (('observations',), ('actions',), 1000, {'actions': 0.0})
     """
-    one_of("format", format, ("onnx", "torch"))
+    one_of("format", format, get_args(Format))
     at_least("parity", parity, 0)
     target = _checked_target(Path(path))
     graph = graph_of(policy, observation_space)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from gymnasium import Space
 
+from parenv.argument_checks import at_least, options_of
 from parenv.errors import ConfigurationError, PoolClosedError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
@@ -21,9 +22,8 @@ from parenv.pool.events import Observer
 from parenv.pool.pool_plan import Given, make_plan
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.statistics import PoolStatistics
-from parenv.pool.streams import Item, criteria, stream
+from parenv.pool.streams import Item, stream
 from parenv.pool.threads import OneThread, StreamKey
-from parenv.supervision.partition import at_least
 from parenv.supervision.shortening import Shortened
 
 if TYPE_CHECKING:
@@ -419,7 +419,7 @@ class AsyncWorkerPool:
         if mine != parallelism:
             raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
         self._check_open()
-        return stream(criteria(stop), self._using, take, wait)
+        return stream(options_of("stop", stop, Stop), self._using, take, wait)
 
     def _finish_evaluation(self) -> None:
         with self._using() as session:

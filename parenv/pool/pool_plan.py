@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from parenv.argument_checks import at_least, is_callable, one_of, options_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
@@ -21,7 +22,7 @@ from parenv.policy.snapshots import module_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
+from parenv.supervision.partition import part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
 
 Given = SimpleNamespace
@@ -86,8 +87,9 @@ def make_plan(given: Given) -> Plan:
     Raises:
         ConfigurationError: one of them is wrong; the message says what would be right.
     """
-    one_of("mode", given.mode, ("sync", "async"))
-    one_of("parallelism", given.parallelism, ("experience", "gradient"))
+    one_of("mode", given.mode, get_args(Mode))
+    one_of("parallelism", given.parallelism, get_args(Parallelism))
+    is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
     if isinstance(given.policy, Mapping):
         check_policies(given)
     elif given.policy_of is not None:
@@ -103,7 +105,7 @@ def make_plan(given: Given) -> Plan:
         gradient=gradient,
         prefetch=at_least("prefetch", given.prefetch, 0),
         max_policy_lag=_max_policy_lag(given),
-        on_stale=one_of("on_stale", given.on_stale, ("pace", "drop")),
+        on_stale=one_of("on_stale", given.on_stale, get_args(OnStale)),
         recorder=recorder,
         placement=given.placement,
         spaces=given_spaces(given.spaces, job.factories),
@@ -119,7 +121,7 @@ def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None,
     return (partial(agents_job, given) if names else Job)(
         factories=_stepped(factories, options, part.shares, part.first_env_id),
         policy=_policy(given, options),
-        postprocess=_postprocess(given.postprocess),
+        postprocess=given.postprocess,
         options=options,
         rollout_length=_rows(given.rollout_length, given.mode, given.parallelism, given.postprocess),
         shares=part.shares,
@@ -143,7 +145,7 @@ def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int]
 
 
 def _options(given: Given) -> WorkerOptions:
-    options = WorkerOptions() if given.workers is None else instance_of("workers", given.workers, WorkerOptions)
+    options = options_of("workers", given.workers, WorkerOptions)
     if given.num_workers == 0 and options.on_env_error == "restart_worker":
         raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
     if given.rollout_length == "episode" and options.on_env_error == "restart_env":
@@ -156,7 +158,7 @@ def _options(given: Given) -> WorkerOptions:
 
 def _gradient(given: Given) -> GradientOptions | None:
     if given.parallelism == "gradient":
-        return GradientOptions() if given.gradient is None else instance_of("gradient", given.gradient, GradientOptions)
+        return options_of("gradient", given.gradient, GradientOptions)
     if given.loss_fn is not None:
         raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
     if given.gradient is not None:
@@ -213,12 +215,6 @@ def _policy(given: Given, options: WorkerOptions) -> Any:
     return given.policy
 
 
-def _postprocess(postprocess: Any) -> Any:
-    if postprocess is not None and not callable(postprocess):
-        raise ConfigurationError(f"postprocess must be a callable (policy, rollout) -> dict, got {postprocess!r}")
-    return postprocess
-
-
 def _seed(seed: Any, recorded: int | None) -> int:
     if seed is not None:
         return at_least("seed", seed, 0)
@@ -264,8 +260,7 @@ def _names(infos: Any) -> tuple[str, ...]:
 def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mode) -> GradientJob:
     if loss_fn is None:
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
-    if not callable(loss_fn):
-        raise ConfigurationError(f"loss_fn must be a callable (policy, rollout) -> loss, got {loss_fn!r}")
+    is_callable("loss_fn", loss_fn, "a callable (policy, rollout) -> loss")
     module = module_of(policy)
     if module is None:
         raise ConfigurationError(

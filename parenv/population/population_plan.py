@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from parenv.argument_checks import at_least, one_of, options_of
 from parenv.envs.factories import Factories, as_factories
 from parenv.envs.seeding import evolution_seed
 from parenv.errors import ConfigurationError
@@ -17,7 +18,6 @@ from parenv.policy.devices import check_device
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range, check_values, checked_ranges
 from parenv.process.cores import recommended_num_workers
-from parenv.supervision.partition import at_least, instance_of, one_of
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Fitness
 
@@ -126,7 +126,7 @@ def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list
 
 def _job(given: Given, evolve: Evolve, first: list[dict[str, float]], seed: int) -> MemberJob:
     factories = _factories(given.env_fn, "env_fn")
-    fitness = Fitness() if given.fitness is None else instance_of("fitness", given.fitness, Fitness)
+    fitness = options_of("fitness", given.fitness, Fitness)
     num_workers = given.num_workers
     if num_workers is None:
         num_workers = min(recommended_num_workers(), len(first))
@@ -161,7 +161,7 @@ def _factories(env_fn: Any, name: str) -> Factories:
 
 
 def _options(workers: Any) -> WorkerOptions:
-    options = WorkerOptions() if workers is None else instance_of("workers", workers, WorkerOptions)
+    options = options_of("workers", workers, WorkerOptions)
     if options.on_env_error != "raise":
         raise ConfigurationError(
             f"on_env_error={options.on_env_error!r} is for pools: in a population a member in whose turn "

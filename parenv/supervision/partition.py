@@ -1,17 +1,15 @@
-"""Checks of arguments that pool and vector env have in common, and which worker gets how many sub-environments."""
+"""Which worker gets how many sub-environments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from parenv.errors import ConfigurationError
 from parenv.options import Parallelism, Placing
 from parenv.process.cores import Learner, recommended_num_workers
-
-T = TypeVar("T")
 
 
 def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience") -> tuple[int, ...]:
@@ -123,25 +121,3 @@ def placed_workers(placement: Any, num_workers: Any) -> Any:
         *others, last = (f"a {kind.__name__}" for kind in kinds if kind is not type(None))
         raise ConfigurationError(f"placement must be {', '.join(['None', *others])} or {last}, got {placement!r}")
     return placement.count_workers(num_workers)
-
-
-def instance_of(name: str, value: Any, kind: type[T]) -> T:
-    """The value, unless it is no such option object; the message says what it would be of a dict."""
-    if not isinstance(value, kind):
-        made = ", ".join(f"{key}={part!r}" for key, part in value.items()) if isinstance(value, dict) else "..."
-        raise ConfigurationError(f"{name} must be parenv.{kind.__name__}({made}), got {value!r}")
-    return value
-
-
-def one_of(name: str, value: T, allowed: tuple[str, ...]) -> T:
-    """The value, unless it is not one of a few words."""
-    if value not in allowed:
-        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return value
-
-
-def at_least(name: str, value: Any, least: int) -> int:
-    """The value, unless it is no integer, or too small a one."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}")
-    return int(value)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from parenv.argument_checks import at_least, is_callable
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.policy.policy import as_policy
@@ -76,13 +77,8 @@ class Fitness:
     deterministic: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.episodes, int) or self.episodes < (self.score is None):
-            raise ConfigurationError(
-                f"Fitness.episodes must be an integer of at least 1, or 0 with a score that needs none, got "
-                f"{self.episodes!r}"
-            )
-        if self.score is not None and not callable(self.score):
-            raise ConfigurationError(f"Fitness.score must be callable, got {self.score!r}")
+        at_least("Fitness.episodes", self.episodes, int(self.score is None), "; 0 is for a score that needs none")
+        is_callable("Fitness.score", self.score)
 
 
 def made(make_member: Any, number: int, hyperparameters: Mapping[str, float], device: str = "cpu") -> Member:
