@@ -54,7 +54,7 @@ class GradientLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the flat gradient."""
+        """How many bytes the flat gradient takes."""
         return sum(self.sizes) * self.itemsize
 
     def parameters(self, module: Any, whose: str) -> list[Any]:

@@ -20,7 +20,9 @@ from parenv.argument_checks import at_least, one_of
 from parenv.errors import ConfigurationError, PolicyOutputError
 from parenv.experience.rollout import Rollout
 from parenv.exporting.graph import Graph, graph_of
-from parenv.exporting.onnx_policy import FORMAT, METADATA, as_data, opened
+from parenv.exporting.onnx_policy import FORMAT, METADATA, opened
+from parenv.libraries import require
+from parenv.memory.layout import leaves_as_data
 
 Format = Literal["onnx", "torch"]
 _STEPS = 8
@@ -131,10 +133,7 @@ def _checked_target(path: Path) -> Path:
 
 
 def _write_onnx(graph: Graph, path: Path) -> None:
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError('export needs onnxscript: pip install "parenv[export]"') from error
+    require("onnxscript", "export", "export")
     import torch
 
     with _quiet():
@@ -150,9 +149,9 @@ def _write_onnx(graph: Graph, path: Path) -> None:
     assert program is not None
     about = {
         "format": FORMAT,
-        "observations": [as_data(leaf) for leaf in graph.observations],
-        "actions": [as_data(leaf) for leaf in graph.actions],
-        "carry": [as_data(leaf) for leaf in graph.carry],
+        "observations": leaves_as_data(graph.observations),
+        "actions": leaves_as_data(graph.actions),
+        "carry": leaves_as_data(graph.carry),
         "initial_carry": [row.tolist() for row in graph.initial_carry],
     }
     program.model.metadata_props[METADATA] = json.dumps(about)
@@ -212,7 +211,7 @@ def _observations(graph: Graph, space: Space[Any], count: int, on: Rollout | Non
         return graph.rows_of(on, count)
     batch = -(-count // _STEPS)
     space.seed(0)
-    return [graph.stacked([space.sample() for _ in range(batch)], _FAR) for _ in range(_STEPS)]
+    return [graph.clipped([space.sample() for _ in range(batch)], _FAR) for _ in range(_STEPS)]
 
 
 def _differences(

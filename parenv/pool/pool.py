@@ -62,7 +62,7 @@ class AsyncWorkerPool:
         infos: names of infos, numbers or arrays, that come along in ``Rollout.infos``, such as ``("is_success",)``. One
             whose name is that of a parameter of the policy, such as ``action_mask``, is also given to it when it acts.
         prefetch: async: rollouts that a worker may run ahead of the learner; 0: it waits for the learner's update.
-        max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what comes of it.
+        max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what workers and prefetch allow.
         on_stale: ``"pace"``: keep that bound by waiting for the worker that needs it; ``"drop"``: by dropping, counted.
         seed: root of all seeds, for environments by env_id and for policies by worker; ``None`` draws one, see
             :attr:`seed`.

@@ -115,12 +115,19 @@ def make_plan(given: Given) -> Plan:
 
 def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None, seed: int | None) -> Job:
     factories, num_envs = _factories(given)
-    num_workers = 1 if options.step_workers and given.num_workers is None else _num_workers(given)
+    if given.num_workers is not None:
+        at_least("num_workers", given.num_workers, 0)
+    is_one = options.step_workers and given.num_workers is None
+    num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
     part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
     names = isinstance(given.policy, Mapping)
+    if not names:
+        as_policy(given.policy)
+    if given.placement is None:  # A host may have other devices than this machine.
+        check_device(options.device)
     return (partial(agents_job, given) if names else Job)(
         factories=_stepped(factories, options, part.shares, part.first_env_id),
-        policy=_policy(given, options),
+        policy=given.policy,
         postprocess=given.postprocess,
         options=options,
         rollout_length=_rows(given.rollout_length, given.mode, given.parallelism, given.postprocess),
@@ -190,13 +197,6 @@ def _factories(given: Given) -> tuple[Factories, int | None]:
     return factories, factories.count or num_envs
 
 
-def _num_workers(given: Given) -> int | None:
-    if given.num_workers is not None:
-        at_least("num_workers", given.num_workers, 0)
-    num_workers: int | None = placed_workers(given.placement, given.num_workers)
-    return num_workers
-
-
 def _max_policy_lag(given: Given) -> int | None:
     if given.max_policy_lag is None:
         return None
@@ -205,14 +205,6 @@ def _max_policy_lag(given: Given) -> int | None:
             'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
         )
     return at_least("max_policy_lag", given.max_policy_lag, 0)
-
-
-def _policy(given: Given, options: WorkerOptions) -> Any:
-    if not isinstance(given.policy, Mapping):
-        as_policy(given.policy)
-    if given.placement is None:  # A host may have other devices than this machine.
-        check_device(options.device)
-    return given.policy
 
 
 def _seed(seed: Any, recorded: int | None) -> int:

@@ -102,7 +102,7 @@ class HostsPlacement:
 
     def bell(self, worker: int) -> Bell:
         """Make the doorbell of the next process of a worker, on this machine or for its host, wherever that will be."""
-        self._exchange.use_doorbells()
+        self._exchange.boards.used = True
         if self._local is not None and worker < self._num_local:
             return self._local.bell(worker)
         return HostBell(partial(self._request, worker))
@@ -113,7 +113,7 @@ class HostsPlacement:
         Raises:
             ConfigurationError: a row has more bytes than a host may send in one message.
         """
-        self._exchange.lay_out_board(board)
+        self._exchange.boards.lay_out(board)
 
     def poller(self, descriptor: int) -> Poller:
         """What waits for a descriptor, and for hosts."""
@@ -219,7 +219,7 @@ class HostsPlacement:
         """Have a worker on a host see what is requested of it, and ring its doorbell; of one that is gone, nothing."""
         host = self._scheduler.host_of(self._present[worker])
         if host is not None:
-            self._tell(host, self._exchange.requests(worker, number), self._present[worker])
+            self._tell(host, self._exchange.boards.requests(worker, number), self._present[worker])
 
     def _place(self) -> None:
         for worker, host in [] if self._closed else self._scheduler.place():

@@ -65,7 +65,7 @@ class VectorPlan:
 
     @property
     def options(self) -> WorkerOptions:
-        """Of the workers."""
+        """How workers are set up, and how long they may take."""
         return self.job.options
 
     @property

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, evaluation_seed
-from parenv.envs.stepping import Stepper, make_stepper
 from parenv.experience.assembly import episodes_of
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import Actor
-from parenv.worker.collecting import Collector, private_writer, reset
+from parenv.worker.collecting import Collector, private_writer
+from parenv.worker.grounds import Grounds
 from parenv.worker.job import Job
 
 MAX_STEPS = 16
@@ -35,7 +34,6 @@ class Evaluation:
         job: how to make them.
         training: the collector whose policy is evaluated.
         make_actor: makes an actor with a copy of the policy that the training does not touch.
-        env_ids: of the sub-environments, int64 ``[B]``.
         worker: index of the worker.
         progress: where to say what is going on.
     """
@@ -45,14 +43,14 @@ class Evaluation:
         job: Job,
         training: Collector,
         make_actor: Callable[[], Actor],
-        env_ids: Any,
         worker: int,
         progress: StatusSlot,
     ) -> None:
-        self._job, self._training, self._env_ids = job, training, env_ids
-        self._make_actor = make_actor
+        self._job, self._training, self._make_actor = job, training, make_actor
         self._worker, self._progress = worker, progress
-        self._stepper: Stepper | None = None
+        env_ids = range(int(training.env_ids[0]), int(training.env_ids[-1]) + 1)
+        fit, step_threads, in_use = training.actor.fit, job.options.step_threads, training.stepper.envs
+        self._grounds = Grounds(job.factories, env_ids, progress, fit, step_threads, in_use)
         self._beside: Actor | None = None
         self._game: Game | None = None
 
@@ -67,10 +65,7 @@ class Evaluation:
         Returns:
             Returns, lengths, seconds and env_ids of the episodes, each ``[episodes]``.
         """
-        game = self._begun(self._training.actor, episodes, deterministic, number)
-        while not game.is_over:
-            game.play(MAX_STEPS)
-        return self._answer(game)
+        return _columns(self._begun(self._training.actor, episodes, deterministic, number).play_all())
 
     def begin(self, episodes: int, deterministic: bool, number: int, place: int, snapshot: bytes) -> None:
         """The same by a version of the policy that stays meanwhile; :meth:`go_on` plays.
@@ -95,12 +90,11 @@ class Evaluation:
         if not game.is_over:
             return None
         self._game = None
-        return self._answer(game)
+        return _columns(game.episodes)
 
     def close(self) -> None:
         """Close its sub-environments."""
-        if self._stepper is not None:
-            self._stepper.close()
+        self._grounds.close()
 
     def _begun(self, actor: Actor, episodes: int, deterministic: bool, number: int) -> Game:
         seed = evaluation_seed(self._job.seed, self._job.first_worker + self._worker, number)
@@ -115,21 +109,8 @@ class Evaluation:
                 yield
 
         with within():
-            stepper = self._stepper = self._stepper or self._make()
-            seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
-            rows, infos = reset(stepper, spec.observations, seeds)
-            collector = Collector(stepper, actor, spec, rows, self._env_ids, self._worker, self._progress, infos=infos)
+            collector, _ = self._grounds.collector(actor, spec, seed, self._worker)
         return Game(collector, episodes, within)
-
-    def _answer(self, game: Game) -> tuple[Any, ...]:
-        played = episodes_of(np.array(game.records), self._env_ids)
-        return played.returns, played.lengths, played.seconds, played.env_ids
-
-    def _make(self) -> Stepper:
-        training, first = self._training, int(self._env_ids[0])
-        env_ids = range(first, first + len(self._env_ids))
-        envs = make_envs(self._job.factories, env_ids, self._progress, training.stepper.envs)
-        return make_stepper(envs, first, self._progress, training.actor.fit, self._job.options.step_threads)
 
 
 class Game:
@@ -157,13 +138,24 @@ class Game:
         self._collector, self._within = collector, within
         self._wanted = [episodes // batch + (column < episodes % batch) for column in range(batch)]
         self._writer = private_writer(collector.spec, batch)
-        self.records: list[Any] = []
+        self._records: list[Any] = []
         self.step_s = float("inf")
 
     @property
     def is_over(self) -> bool:
         """Whether all episodes have ended."""
         return not any(self._wanted)
+
+    @property
+    def episodes(self) -> EpisodeStatistics:
+        """Those that have ended."""
+        return episodes_of(np.array(self._records), self._collector.env_ids)
+
+    def play_all(self) -> EpisodeStatistics:
+        """Play to the end."""
+        while not self.is_over:
+            self.play(MAX_STEPS)
+        return self.episodes
 
     def play(self, steps: int) -> None:
         """Take so many steps in every sub-environment."""
@@ -178,12 +170,8 @@ class Game:
         for record in self._writer.end_records().copy():
             if self._wanted[record["column"]] and record["counts"]:
                 self._wanted[record["column"]] -= 1
-                self.records.append(record)
+                self._records.append(record)
 
 
-def play(collector: Collector, episodes: int, env_ids: Any) -> EpisodeStatistics:
-    """So many whole episodes, from a collector at the beginning of them; ``env_ids`` are int64 ``[B]``."""
-    game = Game(collector, episodes)
-    while not game.is_over:
-        game.play(MAX_STEPS)
-    return episodes_of(np.array(game.records), env_ids)
+def _columns(played: EpisodeStatistics) -> tuple[Any, ...]:
+    return played.returns, played.lengths, played.seconds, played.env_ids

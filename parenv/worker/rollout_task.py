@@ -93,12 +93,7 @@ class RolloutTask:
         self._env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
         self._collector = self._make_collector(spec)
         self._evaluation = Evaluation(
-            job,
-            self._collector,
-            lambda: make_actor(self._load_job().policy),
-            self._env_ids,
-            worker,
-            self._progress,
+            job, self._collector, lambda: make_actor(self._load_job().policy), worker, self._progress
         )
         self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)

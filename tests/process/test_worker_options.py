@@ -140,8 +140,8 @@ def preload(product: str, directory: Path) -> None:
 
 
 def start_method(product: str, directory: Path) -> None:
-    assert "run_fresh" not in shown(product, WorkerOptions(start_method="fork"), "command")
-    assert "run_fresh" in shown(product, WorkerOptions(start_method="spawn"), "command")
+    assert "run_entry" not in shown(product, WorkerOptions(start_method="fork"), "command")
+    assert "run_entry" in shown(product, WorkerOptions(start_method="spawn"), "command")
     limit = RestartPolicy(max_restarts=1, backoff_s=0.01)
     raised(
         RestartLimitError, r"has died 2 times", product, WorkerOptions(start_method="spawn", restart=limit), "step", die
