@@ -92,8 +92,11 @@ class WorkerOptions:
     """How a worker process is set up and how long it may take.
 
     Args:
-        device: torch device on which the worker's snapshot of the policy acts. With ``"cpu"`` the GPUs are
-            hidden from the workers.
+        device: torch device on which a worker acts, and computes its gradients or has its members learn; of several,
+            as in ``("cuda:0", "cuda:1")``, each worker has one, in turns. With ``"cpu"`` GPUs are hidden from workers.
+        rollout_device: for pools: where rollouts lie: in shared memory of the host (``None``), or on a CUDA device,
+            such as the learner's. Then they are of tensors there: observations, actions and extras are written there
+            by the worker, without a way through the host where it has them on a GPU; the rest is copied on arrival.
         threads: intra-op threads per worker (OpenMP, BLAS, torch), set before anything is imported.
         environment: environment variables, set before anything is imported.
         preload: modules imported once and shared by all workers: slow ones, that start no threads of their own.
@@ -129,7 +132,8 @@ class WorkerOptions:
     600.0
     """
 
-    device: str = "cpu"
+    device: str | tuple[str, ...] = "cpu"
+    rollout_device: str | None = None
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
@@ -156,6 +160,8 @@ class WorkerOptions:
         _check(is_callable, self, "setup_fn", "cleanup_fn")
         _check(one_of, self, "on_env_error", allowed=get_args(OnEnvError))
         _check(one_of, self, "start_method", allowed=get_args(StartMethod))
+        if not self.devices or not all(isinstance(device, str) for device in self.devices):
+            raise ConfigurationError(f"WorkerOptions.device must be a device, or a tuple of them, got {self.device!r}")
         if self.max_memory_bytes is not None and sys.platform != "linux":
             raise ConfigurationError("WorkerOptions.max_memory_bytes needs Linux")
         if self.on_env_error != "raise" and self.restart is None:
@@ -169,6 +175,11 @@ class WorkerOptions:
             )
         if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those that workers have in turns."""
+        return self.device if isinstance(self.device, tuple) else (self.device,)
 
 
 @dataclass(frozen=True)

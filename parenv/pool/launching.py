@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Placement
 from parenv.placement.inline import InlinePlacement
@@ -38,10 +38,11 @@ def launch_for(plan: Plan) -> Callable[[int], Launch]:
         "workers": job.options,
     }
     payload = pickled(named, replace(job, policy=on_device(job.policy, "cpu")))
-    return local_launch(payload, job.options, torch=job.postprocess is not None)
+    needs_torch = job.postprocess is not None or job.options.rollout_device is not None
+    return local_launch(payload, job.options, torch=needs_torch)
 
 
-def placement_for(plan: Plan, weights: WeightsMap | None) -> Placement:
+def placement_for(plan: Plan, weights: AnyWeights) -> Placement:
     """In this process, in processes on this machine, or on others.
 
     Raises:

@@ -14,6 +14,7 @@ from parenv.errors import ConfigurationError
 from parenv.policy.assignment import PolicyRow, PolicyTable
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of
+from parenv.pool.moving import has_moved
 from parenv.pool.versions import Version
 
 
@@ -74,6 +75,14 @@ class PolicyVersions:
         """The newest."""
         return self._tables[self.newest.number]
 
+    def table_of(self, number: int) -> PolicyTable:
+        """That of a version."""
+        return self._tables[number]
+
+    def policies(self) -> dict[int, str]:
+        """By index, what every policy that there has been is a version of."""
+        return {index: of for index, (_, of, _) in self._names.items()}
+
     @property
     def numbers(self) -> dict[str, int]:
         """By policy, its newest version."""
@@ -130,6 +139,23 @@ class PolicyVersions:
             rows[name] = replace(rows[name], number=number_of_it, place=place, snapshot=snapshot, settings=mine)
         self._take(number(), rows)
         return self.newest.number
+
+    def moved(self, given: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> dict[str, Any] | None:
+        """What of this is to be published, having moved from what acted in a rollout or with settings, or ``None``."""
+        self._check_given(given)
+        if not isinstance(on, Mapping):
+            raise ConfigurationError(f"min_kl needs on=rollout, with what each policy did, got on={on!r}")
+        mine = self._policies
+        return {n: p for n, p in given.items() if has_moved(on.get(n), p, mine[n], min_kl, settings)} or None
+
+    def weights_of(self, version: Version) -> dict[str, Any]:
+        """By policy with a module, the state dict of its version in a version of all that is kept."""
+        table = self._tables[version.number]
+        return {name: writer.state_dict(table[name].place) for name, writer in self._weights.items()}
+
+    def named(self) -> PolicyVersions:
+        """These."""
+        return self
 
     def resume(self, number: int, settings: Mapping[str, Any]) -> None:
         """Go on counting, from what the pool was made with, with what :attr:`settings` were."""

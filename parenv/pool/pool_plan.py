@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,19 +13,17 @@ from parenv.argument_checks import at_least, is_callable, one_of, options_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
+from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
-from parenv.policy.devices import check_device
+from parenv.policy.devices import check_devices
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import part_of, placed_workers
+from parenv.supervision.partition import Given, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.AsyncWorkerPool`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None,
     if not names:
         as_policy(given.policy)
     if given.placement is None:  # A host may have other devices than this machine.
-        check_device(options.device)
+        check_devices(options.devices)
     return (partial(agents_job, given) if names else Job)(
         factories=_stepped(factories, options, part.shares, part.first_env_id),
         policy=given.policy,
@@ -160,7 +157,20 @@ def _options(given: Given) -> WorkerOptions:
             'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
             'use "restart_worker"'
         )
+    if options.rollout_device is not None:
+        _check_rollout_device(given, options, options.rollout_device)
     return options
+
+
+def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> None:
+    if given.parallelism == "gradient" or isinstance(given.policy, Mapping) or given.placement is not None:
+        raise ConfigurationError(
+            'rollout_device is for parallelism="experience" of one policy, with workers on this machine: leave it out'
+        )
+    if options.on_env_error == "restart_env":
+        raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
+    check_memory(device)
+    check_devices([device], "rollout_device")
 
 
 def _gradient(given: Given) -> GradientOptions | None:
@@ -253,8 +263,8 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
     if loss_fn is None:
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
     is_callable("loss_fn", loss_fn, "a callable (policy, rollout) -> loss")
-    module = module_of(policy)
-    if module is None:
+    policies = policy.values() if isinstance(policy, Mapping) else [policy]
+    if all(module_of(one) is None for one in policies):
         raise ConfigurationError(
             'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
             f"a module attribute; got {policy!r}"
@@ -263,4 +273,4 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
         raise ConfigurationError(
             'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
         )
-    return GradientJob(loss_fn, GradientLayout.of(module), options.worker_max_norm)
+    return GradientJob(loss_fn, GradientLayout.of(policy), options.worker_max_norm)

@@ -65,6 +65,9 @@ class Layout:
         extras: as the first worker said.
         carry: likewise.
         infos: likewise.
+        device: where a part of every slot lies in memory of its own, such as ``"cuda:0"``; empty: nowhere.
+        device_memory: by which that is opened.
+        device_slot_bytes: distance between two slots there.
     """
 
     slots_offset: int
@@ -77,6 +80,9 @@ class Layout:
     extras: Any
     carry: Any
     infos: Any = field(default_factory=list)
+    device: str = ""
+    device_memory: bytes = b""
+    device_slot_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ class Commit:
         sequence: that of the credit.
         objects: values of spaces without a fixed size, which do not lie in the slot.
         report: for gradients: samples, metrics, and, of whole episodes, their returns, lengths, seconds and env_ids.
-            Where policies have names: env steps, the count of the table, and which policies still play.
+            Where policies have names: env steps, the count of the table, which policies still play, and metrics.
         replaced: ``[env_id, doing, exception as text]`` of sub-environments that were replaced meanwhile.
     """
 

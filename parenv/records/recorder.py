@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from parenv.envs.values import as_array
 from parenv.experience.agent_rollouts import AgentRollout, RolloutsByPolicy
 from parenv.experience.rollout import NAMED, TREES
 from parenv.libraries import installed_version
@@ -121,8 +122,8 @@ def digest(arrival: Arrival) -> dict[str, Any]:
 def _hash(tree: Any) -> str:
     found = hashlib.blake2b(digest_size=8)
     for value in _values(tree):
-        if isinstance(value, np.ndarray):
-            found.update(value.tobytes())
+        if isinstance(value, np.ndarray) or hasattr(value, "detach"):
+            found.update(as_array(value).tobytes())
         else:
             text, buffers = pack(value)
             for part in (text, *buffers):

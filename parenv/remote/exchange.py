@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.maps import SlotMap, WeightsMap
+from parenv.memory.maps import AnyWeights, SlotMap, WeightsByName
 from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
 from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
@@ -27,10 +27,11 @@ from parenv.protocol.messages import (
     SideData,
     StepReady,
 )
+from parenv.remote.agents_validation import check_agents_ready
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
-from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
+from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure, harmless_turn
 from parenv.remote.weight_transfer import chunks_of
 
 
@@ -42,16 +43,17 @@ class Exchange:
         weights: the policy's weights, or ``None``.
     """
 
-    def __init__(self, placing: RemotePlacement, weights: WeightsMap | None) -> None:
+    def __init__(self, placing: RemotePlacement, weights: AnyWeights) -> None:
         self._placing, self._weights = placing, weights
         self.boards = Boards(placing.num_local, placing.max_message_bytes)
         self._deliveries: Deliveries | None = None
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
         self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
         """Those that wait for an answer: the method, and how many sub-environments each is about."""
-        self._brought: dict[bytes, dict[int, int]] = {}
-        self._snapshots: dict[bytes, int] = {}
-        """By host, the version of the last snapshot that it was sent."""
+        self._brought: dict[bytes, dict[Any, int]] = {}
+        self._names = weights.policies if isinstance(weights, WeightsByName) else ()
+        self._snapshots: dict[bytes, tuple[int, int]] = {}
+        """By host, the version of the last snapshot that it was sent, and where its weights lie."""
 
     def welcome(self, entry: str, launch: Launch, head_bytes: int) -> Welcome:
         """What a host that has joined has to know.
@@ -88,10 +90,11 @@ class Exchange:
         elif isinstance(message, Credit) and self._deliveries is not None:
             yield from self._missing_weights(host, message.policy_version, message.weights_slot)
             message = self._deliveries.expect(to, message)
-            if self._snapshots.get(host) == message.policy_version:
+            version = message.policy_version, message.weights_slot
+            if self._snapshots.get(host) == version:
                 message = replace(message, snapshot=b"")
             elif message.snapshot:
-                self._snapshots[host] = message.policy_version
+                self._snapshots[host] = version
         elif isinstance(message, Rows):
             yield self.boards.plan(to.worker), to
         elif isinstance(message, Call) and self.boards.used:
@@ -130,9 +133,14 @@ class Exchange:
         elif isinstance(message, SideData):
             self.boards.check(sender.worker, message)
         elif isinstance(message, Ready | StepReady):
-            check_ready(message, self.boards.used)
+            if self._names:
+                check_agents_ready(message, self._names, first=sender.worker == 0)
+            else:
+                check_ready(message, self.boards.used)
         elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
-            check_reply(*self._calls.pop((sender, message.sequence)), message.value)
+            method, asked = self._calls.pop((sender, message.sequence))
+            check_reply("evaluate by name" if self._names and method == "evaluate" else method, asked, message.value)
+            return replace(message, value=harmless_turn(message.value)) if method == "turn" else message
         elif isinstance(message, Failure):
             if not message.more:
                 self._calls.pop((sender, message.call), None)
@@ -156,11 +164,11 @@ class Exchange:
     ) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """A version, unless the host has it: it crosses once for all workers there."""
         brought = self._brought.setdefault(host, {})
-        if self._weights is None or brought.get(weights_slot) == version:
-            return
-        brought[weights_slot] = version
-        for chunk in chunks_of(self._weights, weights_slot, self._placing.weights, CHUNK_BYTES):
-            yield chunk, HOST
+        for place in () if self._weights is None else self._weights.needed(version, weights_slot):
+            if brought.get(place.key) != place.version:
+                brought[place.key] = place.version
+                for chunk in chunks_of(place.weights, place.slot, self._placing.weights, CHUNK_BYTES):
+                    yield chunk, HOST
 
 
 def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:

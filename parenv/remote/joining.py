@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights
 from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
 from parenv.remote.net.curve import HostListener
 from parenv.remote.net.host_keys import AllowList, ephemeral_keys, read_driver_keys
@@ -13,7 +13,7 @@ HOST_ENTRY = "parenv.remote.host:serve"
 
 
 def remote_placement(
-    entry: str, placing: RemotePlacement | RayPlacement, weights: WeightsMap | None, options: WorkerOptions
+    entry: str, placing: RemotePlacement | RayPlacement, weights: AnyWeights, options: WorkerOptions
 ) -> HostsPlacement:
     """Listen for hosts; those of Ray are started as well.
 

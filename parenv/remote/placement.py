@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
+from parenv.memory.maps import AnyWeights, BoardMap, SlotMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import RemotePlacement
@@ -56,7 +56,7 @@ class HostsPlacement:
         entry: str,
         listener: HostListener,
         placing: RemotePlacement,
-        weights: WeightsMap | None,
+        weights: AnyWeights,
         provider: RayHosts | None,
     ) -> None:
         self.silence_s = placing.silence_s

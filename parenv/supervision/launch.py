@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights
 from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.local import LocalPlacement
@@ -27,7 +27,8 @@ def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Cal
     """
     occupy_standard_descriptors()
     with_torch = ("torch",) if torch or b"torch" in job else ()
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
+    on_cpu = {*options.devices, options.rollout_device or "cpu"} == {"cpu"}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
     return lambda memory_fd: Launch(
         memory_fd=memory_fd,
         job=job,
@@ -44,7 +45,7 @@ def _shared_device() -> dict[str, str]:
     return {} if name in os.environ else {name: "false"}
 
 
-def worker_placement(placing: Placing, weights: WeightsMap | None, options: WorkerOptions) -> SteppingPlacement:
+def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptions) -> SteppingPlacement:
     """Where worker processes run: on this machine, or where hosts join.
 
     This is the only way from one machine to many. What that takes is imported when it is wanted.

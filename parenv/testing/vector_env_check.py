@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parenv.envs.autoreset import autoreset_mode
 from parenv.envs.values import as_array
-from parenv.envs.vector_stepping import autoreset_mode
 from parenv.errors import ConfigurationError
 from parenv.libraries import installed_version
 from parenv.memory.spaces import Leaf, flatten, leaves

@@ -93,10 +93,9 @@ class InlineBackend:
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
         ring, n = self._ring, len(env_ids)
-        for env_id in env_ids:
-            column = env_id - self._env_ids.start
-            ring[self._ordered % len(ring)] = ~column if reset else column
-            self._ordered += 1
+        columns = np.asarray(env_ids, np.int64) - self._env_ids.start
+        ring[(self._ordered + np.arange(n)) % len(ring)] = ~columns if reset else columns
+        self._ordered += n
         self._pending.append(lambda: self._serve(n))
 
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:

@@ -80,6 +80,7 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
         inner = replace(
             options,
             device="cpu",
+            rollout_device=None,
             step_workers=None,
             setup_fn=None,
             cleanup_fn=None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -17,7 +16,7 @@ from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 from parenv.process.spinning import Spinning
-from parenv.supervision.partition import placed_workers, split
+from parenv.supervision.partition import Given, placed_workers, split
 from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
@@ -25,10 +24,6 @@ CallerSteps = bool | Literal["auto"]
 SpinUs = float | Literal["auto"]
 MAX_SPIN_US = 10_000
 ObservationMode = str | tuple[Space[Any], Space[Any]]
-
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.ParallelVectorEnv`, by its name."""
 
 
 @dataclass(frozen=True)

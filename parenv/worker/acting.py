@@ -140,7 +140,8 @@ class Actor:
 
     def observing(self, writer: RolloutWriter) -> Callable[[int], Any]:
         """What makes the policy's observations of a row of a rollout that is being written, given its number."""
-        if not is_single(self._observations) or self.device != "cpu":
+        is_in_place = self.device == "cpu" and is_single(self._observations)
+        if not is_in_place or type(writer.observation_block) is not np.ndarray:
             return lambda step: self._observe(writer.observations[step])
         if not self._policy.takes_tensors:
             # Every row of it is a new one, which the policy may keep, and cannot be written to.
@@ -168,14 +169,14 @@ class Actor:
             return map_trees(cloned, carry)
 
     def postprocess(self, function: Callable[[Any, Any], Any], rollout: Any) -> dict[str, Any]:
-        """Call the user's ``postprocess`` on a rollout of arrays; what it returned, as arrays."""
+        """Call the user's ``postprocess`` on a rollout of arrays; what it returned, in arrays or tensors."""
         import torch
 
         with torch.no_grad():
             returned = function(self._given, rollout.to(self.device))
         if not isinstance(returned, Mapping):
             raise PolicyOutputError(f"postprocess must return a dict of arrays, got {type(returned).__name__}")
-        return {str(name): to_array(value) for name, value in returned.items()}
+        return {str(name): value for name, value in returned.items()}
 
     def _use(self, policy: Any) -> None:
         self._given = policy
@@ -192,7 +193,7 @@ class Actor:
             context = torch.inference_mode()
             self._context = lambda: context
             on_cpu = is_single(self._observations) and self.device == "cpu"
-            self._observe = self._observer(torch.from_numpy if on_cpu else self._tensor)
+            self._observe = self._observer(torch.as_tensor if on_cpu else self._tensor)
 
     def _observer(self, convert: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
         """What makes the policy's observations of rows by leaf."""
@@ -208,7 +209,7 @@ class Actor:
     def _tensor(self, value: Any) -> Any:
         import torch
 
-        return value if isinstance(value, list) else self._placed(torch.from_numpy(value))
+        return value if isinstance(value, list) else self._placed(torch.as_tensor(value))
 
     def _placed(self, value: Any) -> Any:
         """A tensor where the policy acts; anything else as it is."""
@@ -224,7 +225,7 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
     for leaf, values in zip(of, actions, strict=True):
         if leaf.dtype is None and len(values) != batch:
             raise PolicyOutputError(
-                f"the policy returned {len(values)} actions{leaf.name} for {batch} sub-environments, each of which needs one"
+                f"the policy returned {len(values)} actions{leaf.name} for {batch} sub-environments: give each one"
             )
     if all(leaf.dtype is not None and np.dtype(leaf.dtype).kind in "iub" for leaf in of):
         for row in range(batch):
@@ -294,7 +295,7 @@ def rows_as_leaves(found: Iterable[tuple[tuple[str | int, ...], Any]]) -> tuple[
 def _read_only(value: Any) -> Any:
     if isinstance(value, list):
         return value
-    view = value.view()
+    view = to_array(value).view()
     view.setflags(write=False)
     return view
 

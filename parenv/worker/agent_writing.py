@@ -10,7 +10,7 @@ import numpy as np
 from parenv.envs.targets import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Columns
-from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
+from parenv.memory.agent_layout import MORE_FIELDS, NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
 from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
 from parenv.protocol.messages import Layout
 from parenv.worker.writing import RolloutWriter, to_array
@@ -30,6 +30,7 @@ class GroupWriter(RolloutWriter):
         policies: who acts in each row, ``[T, R]``.
         first_versions: ``[R]``.
         blocks: by name, all arrays of the rows, one per leaf, extra or info.
+        own: all that lies here, by field.
     """
 
     def __init__(self, group: RowGroup, arrays: Arrays, columns: Columns) -> None:
@@ -40,6 +41,8 @@ class GroupWriter(RolloutWriter):
         self.first_versions = arrays["first_versions", 0][part["restarted"]]
         self._assigned = arrays["assigned", 0][part["restarted"]]
         self._numbers = arrays["numbers", 0][part["ends"]]
+        more = (self.policies, self._assigned, self.first_versions, self._numbers)
+        self.own = {**self._own, **{(name, 0): array for name, array in zip(MORE_FIELDS, more, strict=True)}}
         self.blocks: dict[str, list[Any]] = {
             field: [array[part[field]] for name, array in arrays.items() if name[0] == field]
             for field in ("observations", "actions", "extras")
@@ -133,6 +136,11 @@ class AgentWriter:
             for width in [len(group.agents)]
         ]
         self.versions = arrays[0]["versions", 0][position]
+
+    @property
+    def gradient(self) -> Any:
+        """Where the worker's gradient goes."""
+        return self.groups[0].gradient
 
     def stamp(self, **commit: float) -> None:
         """Write the commit record; from then on the slot holds this rollout."""

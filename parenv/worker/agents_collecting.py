@@ -9,6 +9,8 @@ import numpy as np
 
 from parenv.envs.targets import End
 from parenv.errors import ObservationError
+from parenv.experience.agent_rollouts import RolloutsByPolicy
+from parenv.experience.agents_assembly import assemble_agents
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.collecting import Seconds
@@ -80,6 +82,13 @@ class AgentsCollector:
             StopCollectingError: the driver wants this worker to end.
         """
         raise NotImplementedError
+
+    def rollout(self, writer: AgentWriter, worker: int, policy_version: int) -> RolloutsByPolicy:
+        """What was written last, of this worker alone."""
+        own = [group.own for group in writer.groups]
+        env_ids, first = np.array(self.roster.env_ids), writer.groups[0].columns.first
+        about = (env_ids, worker, policy_version, self.env_steps, first)
+        return assemble_agents(self.roster.spec, own, [len(self.envs)], self.roster.playing(), *about)
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments."""

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import cloudpickle
+
 from parenv.envs.fitting import Fit
 from parenv.memory.agent_layout import AgentsSpec
 from parenv.policy.assignment import PolicyRow, PolicyTable
@@ -37,8 +39,14 @@ class Cast:
         self.actors = {name: self._actor(name, job.policy[name], WeightsReader) for name in spec.found}
         self._loaded: dict[str, int] = {}
 
-    def load(self, table: PolicyTable) -> None:
-        """Have these versions."""
+    def load(self, serial: int, snapshot: bytes) -> None:
+        """Have these versions.
+
+        Args:
+            serial: counts the tables of them.
+            snapshot: the table, pickled.
+        """
+        table: PolicyTable = cloudpickle.loads(snapshot)
         for name in [name for name in self.actors if name not in table]:
             del self.actors[name], self._loaded[name]
         for name, row in table.items():
@@ -63,7 +71,7 @@ class Cast:
         return self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
 
     def _actor(self, of: str, policy: Any, weights: Callable[[Any, Any, int, str], Any]) -> Actor:
-        spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.options.device
+        spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.device
         return Actor(
             policy,
             spec.observations,

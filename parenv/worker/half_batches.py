@@ -125,7 +125,7 @@ class HalfBatch:
         self._progress.heartbeat[0] += 1
         seen = self.infos.seen[step] if self.infos.seen else {}
         actions, extras, self.carry = self._actor.act(self._rows(step), self.carry, seen)
-        fitted = self._actor.actions.fitted(actions, self._stepper.num_envs)
+        fitted = self._collector.fitted(actions, self._stepper.num_envs)
         written = self._writer.write_actions(step, fitted, extras, self._columns)
         rows = [row[self._columns] for row in written]
         self._collector.check_actions(rows, step, self._columns.start)

@@ -24,7 +24,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import StopCollectingError, private_writer
-from parenv.worker.evaluation import MAX_STEPS, Game
+from parenv.worker.evaluation import MAX_STEPS, play
 from parenv.worker.failing import Outlet, failure_of
 from parenv.worker.grounds import Grounds
 from parenv.worker.job import MemberJob
@@ -97,7 +97,7 @@ class MemberTask:
             self._measuring.close()
 
     def _turn(
-        self, number: int, turn: int, hyperparameters: Mapping[str, float], source: int, target: int
+        self, number: int, turn: int, hyperparameters: Mapping[str, float], source: Any, target: int
     ) -> dict[str, Any]:
         """One turn.
 
@@ -105,8 +105,9 @@ class MemberTask:
             number: of the member.
             turn: how many it had before.
             hyperparameters: its values at this time.
-            source: the place where it, or whom it is a copy of, stands; -1 for one that begins.
-            target: the place for what comes of it.
+            source: the place where it, or whom it is a copy of, stands; -1 for one that begins. On a host, where these
+                places are not: that state itself.
+            target: the place for what comes of it; -1: it goes along with the answer.
 
         Returns:
             What came of it; or, of one that raised, what a :class:`~parenv.protocol.messages.Failure` says.
@@ -124,12 +125,14 @@ class MemberTask:
             return {"failure": [getattr(failure, one.name) for one in fields(Failure)]}
 
     def _done(
-        self, number: int, hyperparameters: Mapping[str, float], source: int, target: int, seed: int
+        self, number: int, hyperparameters: Mapping[str, float], source: Any, target: int, seed: int
     ) -> dict[str, Any]:
         began, job = time.perf_counter(), self._job
         self._progress.begin("loading the policy")
-        member = made(job.make_member, number, hyperparameters, job.options.device)
-        state = self._places.read(source) if source >= 0 else None
+        member = made(job.make_member, number, hyperparameters, job.device)
+        state: Any = source if isinstance(source, Mapping) else None
+        if state is None and source >= 0:
+            state = self._places.read(source)
         if state is not None:
             restore(member, state)
         self._training.normalise_by(state and state["normalising"])
@@ -140,9 +143,10 @@ class MemberTask:
         measured = self._measure(member, actor, seed)
         known = time.perf_counter()
         self._progress.begin("commit")
-        nbytes = self._places.write(target, {**state_of(member), "normalising": self._training.statistics})
+        after = {**state_of(member), "normalising": self._training.statistics}
+        written = {"state_bytes": self._places.write(target, after)} if target >= 0 else {"state": after}
         seconds = [loaded - began + time.perf_counter() - known, taught - loaded, known - taught]
-        return {**learned, **measured, "state_bytes": nbytes, "seconds": seconds}
+        return {**learned, **measured, **written, "seconds": seconds}
 
     def _learn(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
         """Have it learn for as long as a turn is, in whole rollouts."""
@@ -171,7 +175,7 @@ class MemberTask:
                 self._measuring.normalise_by(self._training.statistics, updating=False)
                 spec = replace(self._spec, rollout_length=MAX_STEPS)
                 collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
-                episodes = Game(collector, fitness.episodes).play_all()
+                episodes = play(collector, fitness.episodes)
         self._progress.begin("fitness")
         score = episodes.mean_return if fitness.score is None else float(fitness.score(member, episodes))
         return {"score": score, "episodes": episodes.columns()}
@@ -179,16 +183,16 @@ class MemberTask:
     def _actor(self, member: Member, fit: Fit) -> Actor:
         stepper = self._training.stepper
         observations, actions = leaves(stepper.observation_space), leaves(stepper.action_space)
-        return Actor(member.policy, observations, actions, self._job.options.device, fit=fit)
+        return Actor(member.policy, observations, actions, self._job.device, fit=fit)
 
     def _for_user(self, rollout: Rollout, member: Member) -> Rollout:
-        return rollout.to(self._job.options.device) if as_policy(member.policy).takes_tensors else rollout
+        return rollout.to(self._job.device) if as_policy(member.policy).takes_tensors else rollout
 
     def _probed(self, spec: RolloutSpec, fit: Fit) -> RolloutSpec:
         """What a rollout holds beside the spaces, found out with a member that is thrown away."""
         with RandomState(0):
             self._progress.begin("act")
-            member = made(self._job.make_member, 0, self._job.first, self._job.options.device)
+            member = made(self._job.make_member, 0, self._job.first, self._job.device)
             pack(state_of(member))
             actor = self._actor(member, fit)
             extras, carry = probe(*self._training.collector(actor, spec, 0, self._worker))

@@ -72,6 +72,8 @@ def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason
         ({"preload": "numpy"}, "WorkerOptions.preload must be a tuple of module names, got 'numpy'"),
         ({"step_threads": 2, "step_workers": 2}, "stepped by step_threads or by step_workers, not by both"),
         ({"start_method": "forkserver"}, "WorkerOptions.start_method must be one of 'fork', 'spawn', got 'forkserver'"),
+        ({"device": ()}, r"WorkerOptions.device must be a device, or a tuple of them, got \(\)"),
+        ({"device": ("cuda", 1)}, "WorkerOptions.device must be a device, or a tuple of them, got "),
         ({"preload": ["numpy"]}, "WorkerOptions.preload must be a tuple of module names, got "),
     ],
 )
