@@ -17,7 +17,7 @@ from parenv.policy.devices import check_devices
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range, check_values, checked_ranges
 from parenv.process.cores import recommended_num_workers
-from parenv.supervision.partition import Given, placed_workers
+from parenv.supervision.partition import Given, leave_to_pools, placed_workers
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Fitness
 
@@ -167,13 +167,16 @@ def _factories(env_fn: Any, name: str) -> Factories:
     return factories
 
 
+_FOR_POOLS = {
+    "on_env_error": "in a population a member in whose turn something raises dies, and is replaced when it is due",
+    "step_workers": "the worker that has a member steps its sub-environments",
+    "rollout_device": "a member learns from rollouts in the worker that has it",
+}
+
+
 def _options(workers: Any, placement: Placing) -> WorkerOptions:
     options = options_of("workers", workers, WorkerOptions)
-    if options.on_env_error != "raise":
-        raise ConfigurationError(
-            f"on_env_error={options.on_env_error!r} is for pools: in a population a member in whose turn "
-            "something raises dies, and is replaced when it is due"
-        )
+    leave_to_pools(options, _FOR_POOLS)
     if placement is None:  # A host may have other devices than this machine.
         check_devices(options.devices)
     return options

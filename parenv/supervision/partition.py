@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from parenv.errors import ConfigurationError
-from parenv.options import Parallelism, Placing
+from parenv.options import Parallelism, Placing, WorkerOptions
 from parenv.process.cores import Learner, recommended_num_workers
 
 Given = SimpleNamespace
@@ -130,3 +130,18 @@ def placed_workers(placement: Any, num_workers: Any) -> Any:
         *others, last = (f"a {kind.__name__}" for kind in kinds if kind is not type(None))
         raise ConfigurationError(f"placement must be {', '.join(['None', *others])} or {last}, got {placement!r}")
     return placement.count_workers(num_workers)
+
+
+def leave_to_pools(options: WorkerOptions, reasons: Mapping[str, str]) -> None:
+    """Refuse fields that mean something in pools only, unless they are as by default.
+
+    Args:
+        options: of the workers of something else.
+        reasons: by field, why it means nothing there.
+
+    Raises:
+        ConfigurationError: one of them is set.
+    """
+    for name, why in reasons.items():
+        if getattr(options, name) != getattr(WorkerOptions, name):
+            raise ConfigurationError(f"WorkerOptions.{name} is for pools: {why}. Leave it out")

@@ -16,7 +16,7 @@ from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 from parenv.process.spinning import Spinning
-from parenv.supervision.partition import Given, placed_workers, split
+from parenv.supervision.partition import Given, leave_to_pools, placed_workers, split
 from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
@@ -184,19 +184,18 @@ def _check_as_gymnasium_has_it(given: Given) -> None:
         )
 
 
+_FOR_POOLS = {
+    "on_env_error": "in a vector env the exception is raised, and the env goes on",
+    "step_threads": "a vector env steps who is ready with send and recv",
+    "step_workers": "the workers of a vector env do not act",
+    "rollout_device": "a vector env has no rollouts",
+}
+
+
 def _options(given: Given) -> WorkerOptions:
     """The user's, with what a vector env has arguments of its own for; ``restart=None`` where none is restarted."""
     options = options_of("workers", given.workers, WorkerOptions)
-    if options.on_env_error != "raise":
-        raise ConfigurationError(
-            "WorkerOptions.on_env_error is for pools: in a vector env the exception is raised, and the env goes on"
-        )
-    if options.step_threads > 1:
-        raise ConfigurationError(
-            "WorkerOptions.step_threads is for pools: a vector env steps who is ready with send and recv"
-        )
-    if options.step_workers is not None:
-        raise ConfigurationError("WorkerOptions.step_workers is for pools: the workers of a vector env do not act")
+    leave_to_pools(options, _FOR_POOLS)
     restarts = one_of("on_worker_death", given.on_worker_death, get_args(OnWorkerDeath)) == "restart"
     if restarts and options.restart is None:
         raise ConfigurationError('on_worker_death="restart" needs a RestartPolicy, but WorkerOptions has restart=None')

@@ -219,6 +219,11 @@ def step_threads(product: str, directory: Path) -> None:
         raised(ConfigurationError, r"step_threads is for pools", product, options, "step", fail)
 
 
+def rollout_device(product: str, directory: Path) -> None:
+    reason = "rollouts lie in shared memory of the host" if product == "pool" else "rollout_device is for pools"
+    raised(ConfigurationError, reason, product, WorkerOptions(rollout_device="abacus"), "", bool)
+
+
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(WorkerOptions)])
