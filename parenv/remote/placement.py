@@ -17,7 +17,7 @@ from parenv.memory.maps import AnyWeights, BoardMap, SlotMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import RemotePlacement
-from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic
+from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.protocol.frames import Sender, from_frames, to_frames
@@ -139,9 +139,7 @@ class HostsPlacement:
             self._listener.wait(patience_s)
         self._hear()
         self._probe()
-        events = list(self._events)
-        self._events.clear()
-        return events
+        return drained(self._events)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""

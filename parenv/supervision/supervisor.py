@@ -22,7 +22,7 @@ from parenv.errors import (
 )
 from parenv.memory.status_slot import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
-from parenv.placement.base import Launch
+from parenv.placement.base import Launch, drained
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Message
@@ -134,9 +134,7 @@ class Supervisor:
 
     def past_events(self) -> list[Event]:
         """What has happened meanwhile. Before a credit is given it must be known who was lost and who is back."""
-        events = list(self._events)
-        self._events.clear()
-        return events
+        return drained(self._events)
 
     def ask(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.maps import SlotMap
 from parenv.memory.status_slot import StatusSlot
-from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic
+from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic, drained
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData, StepReady
@@ -81,7 +81,7 @@ class Workers:
         self._events: deque[Event] = deque()
         self._commits: deque[Committed] = deque()
         self.side_data: deque[SideData] = deque()
-        self.step_errors: list[Exception] = []
+        self.step_errors: deque[BaseException] = deque()
         self._warn = Warner()
         self.heard = [0 for _ in shares]
         self.messages = self.refused_messages = 0
@@ -211,9 +211,7 @@ class Workers:
 
     def take_commits(self) -> list[Committed]:
         """The commits that have come since the last time."""
-        commits = list(self._commits)
-        self._commits.clear()
-        return commits
+        return drained(self._commits)
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. Idempotent."""
