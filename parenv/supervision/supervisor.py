@@ -285,13 +285,10 @@ class Supervisor:
                 self._kill(worker, timeout_error(self.workers, worker, limit))
 
     def _without_host(self, worker: int) -> WorkerTimeoutError:
-        env_ids = self.workers.env_ids(worker)
         return WorkerTimeoutError(
-            f"worker {worker} (env_ids {span(env_ids)}) has found no host with room for it within start_timeout_s="
-            f"{self._options.start_timeout_s:g} s. Start another, or raise WorkerOptions.start_timeout_s",
-            worker=worker,
-            env_ids=env_ids,
-            doing=WAITING_FOR_A_HOST,
+            f"worker {worker} (env_ids {span(self.workers.env_ids(worker))}) has found no host with room for it within "
+            f"start_timeout_s={self._options.start_timeout_s:g} s. Start another, or raise that",
+            **self.workers.about(worker),
         )
 
     def _welcome(self, worker: int) -> None:

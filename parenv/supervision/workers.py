@@ -105,6 +105,10 @@ class Workers:
         """What a worker is doing, in words."""
         return self._progress[worker].describe()
 
+    def about(self, worker: int) -> dict[str, Any]:
+        """What an error says of the worker that it is about."""
+        return {"worker": worker, "env_ids": self.env_ids(worker), "pid": self.pid(worker), "doing": self.doing(worker)}
+
     def liveness_token(self, worker: int) -> tuple[Any, ...]:
         """What changes with whatever a worker begins, and with whatever is asked of it and answered."""
         process = self._processes[worker]
@@ -308,14 +312,10 @@ class Workers:
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
         late = [worker for worker in range(len(self._processes)) if not self.is_ready(worker)]
-        first = late[0]
         return WorkerTimeoutError(
             f"{len(late)} of {len(self._processes)} workers are not ready after {timeout_s:g} s: "
             + "; ".join(f"worker {w} (env_ids {span(self.env_ids(w))}) is at: {self.doing(w)}" for w in late)
             + "".join(f". {problem}" for problem in self._placement.problems())
             + ". Raise WorkerOptions.start_timeout_s if they only need longer",
-            worker=first,
-            env_ids=self.env_ids(first),
-            pid=self.pid(first),
-            doing=self.doing(first),
+            **self.about(late[0]),
         )
