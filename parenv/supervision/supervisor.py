@@ -287,7 +287,8 @@ class Supervisor:
     def _without_host(self, worker: int) -> WorkerTimeoutError:
         return WorkerTimeoutError(
             f"worker {worker} (env_ids {span(self.workers.env_ids(worker))}) has found no host with room for it within "
-            f"start_timeout_s={self._options.start_timeout_s:g} s. Start another, or raise that",
+            f"start_timeout_s={self._options.start_timeout_s:g} s. Start another, or raise "
+            "WorkerOptions.start_timeout_s",
             **self.workers.about(worker),
         )
 
