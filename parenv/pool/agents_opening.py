@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
 from parenv.experience.agents_assembly import Played, assemble_agents
 from parenv.memory.agent_layout import AgentsSpec, agents_spec
 from parenv.memory.layout import aligned
+from parenv.memory.maps import WeightsByName, WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
-from parenv.policy.snapshots import WeightsWriter, module_of
+from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts, module_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
 from parenv.pool.blocks import Block
@@ -44,12 +45,18 @@ class AgentsArena(Arena):
             for name, module in modules.items()
             if module is not None
         }
+        self.maps = {
+            name: WeightsMap(head, offsets[name], flat_layout(module)[1], float32_parts(module))
+            for name, module in modules.items()
+            if module is not None
+        }
 
 
 def agents_memory(plan: Plan, job: AgentsJob) -> tuple[AgentsArena, PolicyVersions]:
     """Memory and versions of a pool with policies by name."""
     arena = AgentsArena(job)
     versions = PolicyVersions(job.policy, arena.writers, job.places, job.settings, plan.max_frozen, len(job.shares))
+    arena.weights_map = WeightsByName(tuple(job.policy), arena.maps, lambda number: versions.tables[number])
     return arena, versions
 
 
@@ -71,7 +78,13 @@ def lay_out_agents(
     job, spaces = plan.job, checked_spaces(ready, None, "agents and spaces")
     observed, acted = cast(tuple[Any, Any], spaces)
     spec = agents_spec(job.rollout_length, observed, acted, list(job.policy), ready[0].extras, job.gradient_bytes)
-    return LaidOut(spaces, partial(_arrival_of, spec, versions), make_room(plan, workers, arena, ready, spec))
+    room = make_room(plan, workers, arena, ready, spec, partial(_policies, versions, range(len(job.policy))))
+    return LaidOut(spaces, partial(_arrival_of, spec, versions), room)
+
+
+def _policies(versions: PolicyVersions, learning: Iterable[int]) -> dict[int, str]:
+    """By index, what every policy that there has been is a version of."""
+    return {index: of for index, (_, of, *_) in versions.played(dict.fromkeys(learning, 0)).items()}
 
 
 def _arrival_of(

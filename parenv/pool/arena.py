@@ -8,7 +8,7 @@ from typing import Any
 from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
 from parenv.memory.device_memory import DeviceMemory, allocated
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights, WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.status_slot import StatusSlot, header_bytes
@@ -29,14 +29,16 @@ class Arena:
         module: the torch module whose weights will be published, or ``None``.
         versions: how many versions may be in use at once; there are fewer places where they would take too much
             memory, and whoever publishes waits.
+
+    Attributes:
+        device_memory: where a part of every rollout lies, if not here.
+        loading: has workers load what was written, where they are on this machine.
     """
 
     device_memory: DeviceMemory | None = None
-    """Where a part of every rollout lies, if not here."""
     loading: Loading | None = None
-    """Has workers load what was written, where they are on this machine."""
     weights: WeightsWriter | None = None
-    weights_map: WeightsMap | None = None
+    weights_map: AnyWeights = None
 
     def __init__(self, num_workers: int, module: Any, versions: int) -> None:
         self.weights_offset = header_bytes(num_workers)

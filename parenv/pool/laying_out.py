@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,22 +78,16 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
         on_device=plan.job.options.rollout_device is not None,
     )
     room = make_room(plan, workers, arena, ready, spec)
-    workers.lay_out(
-        SlotMap(
-            memory=arena.mapping,
-            spec=spec,
-            offset=arena.slots_offset,
-            slot_bytes=room.layouts[0].slot_bytes,
-            together=plan.mode == "sync",
-            shares=tuple(workers.shares),
-            credits=plan.credits,
-        )
-    )
     return LaidOut(plan.spaces or described, partial(arrival_of, spec), room)
 
 
 def make_room(
-    plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready], spec: RolloutSpec | AgentsSpec
+    plan: Plan,
+    workers: Workers,
+    arena: Arena,
+    ready: Sequence[Ready],
+    spec: RolloutSpec | AgentsSpec,
+    policies: Callable[[], Mapping[int, str]] = dict,
 ) -> Room:
     """Make the slots, and what each worker is told of them; see :func:`lay_out`.
 
@@ -103,6 +97,7 @@ def make_room(
         arena: its memory.
         ready: what each worker says of its sub-environments.
         spec: what a slot holds.
+        policies: see :class:`~parenv.memory.maps.SlotMap`.
     """
     num_workers, together = len(ready), plan.mode == "sync"
     layout_of: LayOut = partial(agents_layout, spec) if isinstance(spec, AgentsSpec) else partial(slot_layout, spec)
@@ -112,6 +107,18 @@ def make_room(
     num_slots = leases + (1 if together else num_workers * plan.credits)
     arena.check_fits(largest, num_slots, spec)
     slots = arena.add_slots(largest, num_slots, plan.job.options.rollout_device)
+    workers.lay_out(
+        SlotMap(
+            memory=arena.mapping,
+            spec=spec,
+            offset=arena.slots_offset,
+            slot_bytes=largest.total_bytes,
+            together=together,
+            shares=tuple(workers.shares),
+            credits=plan.credits,
+            policies=policies,
+        )
+    )
     layouts = []
     for worker, block in enumerate(blocks):
         mine = block.columns[block.workers.index(worker)]

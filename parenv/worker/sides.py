@@ -10,11 +10,8 @@ import numpy as np
 from parenv.envs.fitting import not_finite
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
-from parenv.worker.acting import NO_INFOS, Actor
+from parenv.worker.acting import NO_INFOS, Actor, cloned
 from parenv.worker.agent_writing import GroupWriter
-
-Acted = tuple[Any, Mapping[str, Any]]
-"""Actions by leaf, and extras by the names under which they are stored."""
 
 
 class Side:
@@ -80,7 +77,7 @@ class Side:
             writer: where to.
             steps: one for all, or ``[n]``.
         """
-        carry = None if self.carry is None else map_trees(lambda values: values[_index(values, rows)], self.carry)
+        carry = None if self.carry is None else map_trees(lambda values: values[rows], self.carry)
         actions, extras, following = self.actor.act(observed, carry, NO_INFOS)
         if self.carry is not None:
             self.carry = _with_rows(self.carry, following, rows)
@@ -118,16 +115,8 @@ def _with_rows(carry: Any, following: Any, rows: Any) -> Any:
     """A copy of the carry with these rows from the carry of these rows alone."""
 
     def put(values: Any, others: Any) -> Any:
-        values = values.clone() if hasattr(values, "clone") else np.array(values)
-        values[_index(values, rows)] = others
+        values = cloned(values)
+        values[rows] = others
         return values
 
     return map_trees(put, carry, following)
-
-
-def _index(values: Any, rows: Any) -> Any:
-    if not hasattr(values, "clone"):
-        return rows
-    import torch
-
-    return torch.as_tensor(rows, device=values.device)

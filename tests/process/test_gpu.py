@@ -21,6 +21,7 @@ from torch import nn
 
 from parenv import AsyncWorkerPool, ConfigurationError, RestartPolicy, Rollout, Stop, TorchPolicy, WorkerOptions
 from parenv.learning import prefetch
+from parenv.memory.device_memory import allocated
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 ON_GPU = WorkerOptions(device="cuda")
@@ -29,6 +30,7 @@ ON_GPU = WorkerOptions(device="cuda")
 @pytest.fixture(autouse=True, scope="module")
 def what_cuda_opens_once_is_open() -> None:
     torch.zeros(1).pin_memory().cuda()
+    allocated("cuda", 1).tensor(0, 1).zero_()
 
 
 def policies() -> dict[str, TorchPolicy]:
