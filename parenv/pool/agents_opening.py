@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -56,7 +56,7 @@ def agents_memory(plan: Plan, job: AgentsJob) -> tuple[AgentsArena, PolicyVersio
     """Memory and versions of a pool with policies by name."""
     arena = AgentsArena(job)
     versions = PolicyVersions(job.policy, arena.writers, job.places, job.settings, plan.max_frozen, len(job.shares))
-    arena.weights_map = WeightsByName(tuple(job.policy), arena.maps, versions.table_of)
+    arena.weights_map = WeightsByName(tuple(job.policy), arena.maps, lambda number: versions.tables[number])
     return arena, versions
 
 
@@ -78,8 +78,13 @@ def lay_out_agents(
     job, spaces = plan.job, checked_spaces(ready, None, "agents and spaces")
     observed, acted = cast(tuple[Any, Any], spaces)
     spec = agents_spec(job.rollout_length, observed, acted, list(job.policy), ready[0].extras, job.gradient_bytes)
-    room = make_room(plan, workers, arena, ready, spec, versions.policies)
+    room = make_room(plan, workers, arena, ready, spec, partial(_policies, versions, range(len(job.policy))))
     return LaidOut(spaces, partial(_arrival_of, spec, versions), room)
+
+
+def _policies(versions: PolicyVersions, learning: Iterable[int]) -> dict[int, str]:
+    """By index, what every policy that there has been is a version of."""
+    return {index: of for index, (_, of, *_) in versions.played(dict.fromkeys(learning, 0)).items()}
 
 
 def _arrival_of(

@@ -31,11 +31,14 @@ class PolicyVersions:
         settings: of version 0, by policy, beside those that it has.
         max_frozen: how many versions may be frozen at once.
         num_workers: how many workers.
+
+    Attributes:
+        tables: by number of a version of all together, what it consists of.
     """
 
     newest: Version
     _kept: dict[int, Version]
-    _tables: dict[int, PolicyTable]
+    tables: dict[int, PolicyTable]
 
     def __init__(
         self,
@@ -73,15 +76,7 @@ class PolicyVersions:
     @property
     def table(self) -> PolicyTable:
         """The newest."""
-        return self._tables[self.newest.number]
-
-    def table_of(self, number: int) -> PolicyTable:
-        """That of a version."""
-        return self._tables[number]
-
-    def policies(self) -> dict[int, str]:
-        """By index, what every policy that there has been is a version of."""
-        return {index: of for index, (_, of, _) in self._names.items()}
+        return self.tables[self.newest.number]
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -108,7 +103,7 @@ class PolicyVersions:
         """Whether another version of each policy can be written, if of the old ones only these are still needed."""
         needed = {*in_use, self.newest.number}
         self._kept = {number: version for number, version in self._kept.items() if number in needed}
-        self._tables = {number: table for number, table in self._tables.items() if number in needed}
+        self.tables = {number: table for number, table in self.tables.items() if number in needed}
         return all(len(self._taken(name)) < self._places for name in self._policies)
 
     def add(self, given: Any, settings: Mapping[str, Any], number: Callable[[], int]) -> int:
@@ -150,7 +145,7 @@ class PolicyVersions:
 
     def weights_of(self, version: Version) -> dict[str, Any]:
         """By policy with a module, the state dict of its version in a version of all that is kept."""
-        table = self._tables[version.number]
+        table = self.tables[version.number]
         return {name: writer.state_dict(table[name].place) for name, writer in self._weights.items()}
 
     def named(self) -> PolicyVersions:
@@ -173,7 +168,7 @@ class PolicyVersions:
             version, mine = settings["policies"][name]
             snapshot = cloudpickle.dumps((dict(mine), None)) if mine else b""
             rows[name] = PolicyRow(index, name, version, 0, bytes(snapshot), dict(mine))
-        self._kept, self._tables = {}, {}
+        self._kept, self.tables = {}, {}
         self._take(number, dict(rows))
         for name, kept in settings["frozen"].items():
             rows[name] = self._frozen_again(*kept)
@@ -227,11 +222,11 @@ class PolicyVersions:
         """Have these be the newest of all."""
         self._serial += 1
         self.newest = Version(number, self._serial, bytes(cloudpickle.dumps(dict(rows))))
-        self._kept[number], self._tables[number] = self.newest, rows
+        self._kept[number], self.tables[number] = self.newest, rows
         self._names |= {row.index: (name, row.of, row.number) for name, row in rows.items()}
 
     def _taken(self, name: str) -> set[int]:
-        return {row.place for table in self._tables.values() for row in table.values() if row.of == name}
+        return {row.place for table in self.tables.values() for row in table.values() if row.of == name}
 
     def _free_place(self, name: str) -> int:
         taken = self._taken(name)

@@ -112,6 +112,37 @@ def test_rollouts_of_named_policies_are_those_of_one_machine(hosts: Any, kind: A
         assert_same(one, other)
 
 
+def loss_of_all(policies: Any, rollout: Any) -> Any:
+    losses = [(policies["hen"].module.weight[0] - rows.rewards[rows.alive]).square().sum() for rows in rollout.values()]
+    return sum(losses) / rollout.num_steps, {"alive": sum(rows.num_steps for rows in rollout.values())}
+
+
+def gradients(**placement: Any) -> list[Any]:
+    hen, found = TorchPolicy(Scorer(), "act", ("actions", "weight")), []
+    with AsyncWorkerPool(
+        envs(ScriptedTurns, 3), {"hen": hen, "fox": Counter()}, policy_of=species, num_workers=2, mode="sync",
+        rollout_length=6, parallelism="gradient", loss_fn=loss_of_all, seed=4, **placement,
+    ) as pool:  # fmt: skip
+        for gradient in pool.gradients(Stop(env_steps=400)):
+            gradient.assign_to({"hen": hen})
+            assert hen.module.weight.grad is not None
+            found.append([hen.module.weight.grad.tolist(), gradient.metrics, gradient.num_samples])
+            if len(found) == 2:
+                beside = pool.evaluate(4, wait=False)
+            with torch.no_grad():
+                hen.module.weight -= 1e-3 * hen.module.weight.grad
+            pool.publish({"hen": hen})
+        played = beside.result().episodes
+    return [*found, {field: getattr(played, field).tolist() for field in EPISODES[:2]}]
+
+
+@pytest.mark.more
+def test_gradients_of_named_policies_and_evaluations_beside_are_those_of_one_machine(hosts: Any) -> None:
+    wanted = gradients()
+    hosts.start(1, 1)
+    assert gradients(placement=hosts.placement()) == wanted
+
+
 def species(agent: str, episode: Any) -> str:
     return agent.split("_")[0]
 
