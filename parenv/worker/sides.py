@@ -47,20 +47,26 @@ class Side:
         self._initial = actor.initial_carry(num_rows)
         self.carry = self._initial
         self.rows = np.arange(0)
+        self._observed: Callable[[int], Any] | None = None
 
     @property
     def has_all(self) -> bool:
         """Whether every row of the group is its own."""
         return len(self.rows) == self._num_rows
 
+    def begin(self) -> None:
+        """A rollout begins."""
+        self._observed = None
+
     def act(self, writer: GroupWriter, step: int) -> None:
         """Act for all of its rows on the observations of a step, and write what comes of it."""
-        rows, observed = self.rows, writer.observations[step]
+        rows = self.rows
         if self.has_all:
-            actions, extras, self.carry = self.actor.act(observed, self.carry, NO_INFOS)
+            self._observed = self._observed or self.actor.observing(writer)
+            actions, extras, self.carry = self.actor.act_on(self._observed(step), self.carry, NO_INFOS)
             writer.write_actions(step, self._fitted(actions, rows), self._stored(extras))
         else:
-            self.act_for([block[rows] for block in observed], rows, writer, step)
+            self.act_for([block[rows] for block in writer.observations[step]], rows, writer, step)
 
     def act_for(self, observed: Any, rows: Any, writer: GroupWriter, steps: Any) -> list[Any]:
         """Act for some rows, and write what comes of it; the actions as they were written.
