@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from lib.common import interleaved, keep, summary
+from lib.common import interleaved, keep, save, summary
 
 from parenv import AsyncWorkerPool, TorchPolicy, WorkerOptions
 
@@ -78,7 +78,7 @@ def bare(make: Any, policy: Any, keeping: bool) -> float:
         observations = np.asarray(env.reset(seed=0)[0])
         kept = np.zeros((5, ROWS, *observations.shape), observations.dtype)
         rewards = np.zeros((5, ROWS, len(observations)), np.float32)
-        began, steps, rollouts = 0.0, 0, 0
+        began, used, rollouts = 0.0, 0.0, 0
         while not began or time.perf_counter() - began < SECONDS:
             for row in range(ROWS):
                 stepped = env.step(policy(observations))
@@ -86,9 +86,15 @@ def bare(make: Any, policy: Any, keeping: bool) -> float:
                 if keeping:
                     kept[rollouts % 5, row], rewards[rollouts % 5, row] = observations, stepped[1]
             rollouts += 1
-            if rollouts > 8:
-                began, steps = began or time.perf_counter(), steps + ROWS * len(observations) * (began > 0)
-        return steps / (time.perf_counter() - began)
+            if rollouts == 8:
+                began, used = time.perf_counter(), time.process_time()
+        return said(rollouts - 8, time.process_time() - used, len(observations), time.perf_counter() - began)
+
+
+def said(rollouts: int, processor_s: float, num_envs: int, seconds: float) -> float:
+    """Steps per second; says what a row takes of the processor, which others on the machine change less."""
+    print(f"    {processor_s / (rollouts * ROWS) * 1e6:,.0f} µs of processor time a row", flush=True)
+    return rollouts * ROWS * num_envs / seconds
 
 
 def pooled(make: Any, policy: Any) -> float:
@@ -98,10 +104,12 @@ def pooled(make: Any, policy: Any) -> float:
         rollouts = iter(pool.rollouts())
         for _ in range(8):
             next(rollouts)
-        began, steps = time.perf_counter(), 0
+        began, before = time.perf_counter(), pool.statistics()
         while time.perf_counter() - began < SECONDS:
-            steps += next(rollouts).rewards.size
-        return steps / (time.perf_counter() - began)
+            next(rollouts)
+        after, seconds = pool.statistics(), time.perf_counter() - began
+        used = after.processor_seconds - before.processor_seconds
+        return said(after.rollouts - before.rollouts, used, pool.num_envs, seconds)
 
 
 def measure(make: Any, policy: Any) -> Any:
@@ -208,7 +216,7 @@ def measure_on_gpu() -> Any:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["gpu"]:
-        keep("batches", "frames, 256, GPU", measure_on_gpu())
+        save("batches_gpu", measure_on_gpu())
         sys.exit()
     for name, (library, make, policy) in CASES.items():
         if importlib.util.find_spec(library) is not None:

@@ -24,10 +24,10 @@ def options_of(name: str, value: Any, kind: type[T]) -> T:
     return kind() if value is None else instance_of(name, value, kind)
 
 
-def one_of(name: str, value: T, allowed: Sequence[object]) -> T:
+def one_of(name: str, value: T, allowed: Sequence[object], hint: str = "") -> T:
     """The value, unless it is not one of a few words."""
     if value not in allowed:
-        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
     return value
 
 

@@ -280,7 +280,7 @@ class GradientOptions:
 
     def __post_init__(self) -> None:
         if not callable(self.reduction):
-            _check(one_of, self, "reduction", allowed=(*get_args(NamedReduction), "a function"))
+            _check(one_of, self, "reduction", allowed=get_args(NamedReduction), hint="; or a function")
         _check(one_of, self, "on_nonfinite", allowed=get_args(OnNonfinite))
         _check(at_least, self, "num_arrivals", least=1)
         _check(at_least, self, "batch_size", or_none=True, least=1)

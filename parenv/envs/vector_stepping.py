@@ -19,7 +19,7 @@ from parenv.envs.recorded import is_recorded, recorded_in_columns
 from parenv.envs.targets import End, Target
 from parenv.envs.values import Rows, as_tensor, assign, check_finite, copied
 from parenv.errors import ConfigurationError, ObservationError
-from parenv.memory.spaces import Leaf, flatten, is_single, leaves, unflatten
+from parenv.memory.spaces import Leaf, flatten, is_single, leaves
 from parenv.memory.status_slot import StatusSlot
 
 WORKER_RESTARTED = "worker_restarted"
@@ -59,12 +59,11 @@ class VectorStepper:
         self.num_envs = batch = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
         self.action_space: Space[Any] = env.single_action_space
-        self._leaves, self._action_leaves = leaves(self.observation_space), leaves(self.action_space)
+        self._leaves = leaves(self.observation_space)
         self._first, self._fit, self._progress = first_env_id, fit or Fit(), progress
         self._is_plain = is_single(self._leaves) and not self._fit.finite
-        self._has_one_action = is_single(self._action_leaves)
         self._finals = FinalObservations(env, self._mode, self._leaves, self._fit)
-        self._arrays = EnvArrays(env)
+        self._arrays = EnvArrays(env, leaves(self.action_space))
         self._resets = Resets(env, first_env_id)
         self._episodes = EpisodeSums(batch, is_recorded(env))
 
@@ -96,9 +95,7 @@ class VectorStepper:
     def send(self, actions: Rows) -> None:
         """Have all take a step."""
         self._progress.begin("step")
-        one = self._arrays.action
-        is_one = self._has_one_action
-        self._split.send(one(actions[0]) if is_one else unflatten(self._action_leaves, [*map(one, actions)]))
+        self._split.send(self._arrays.actions(actions))
 
     def receive(self, rows: Rows, step: int, target: Target) -> None:
         """Wait until they have, and write what came of it."""

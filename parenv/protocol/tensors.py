@@ -37,7 +37,9 @@ def with_tensors(value: Any) -> Any:
             if not isinstance(value[_TENSOR], list):  # As checkpoints had it before.
                 return torch.tensor(value[_TENSOR])
             dtype, shape, raw = value[_TENSOR]
-            return torch.from_numpy(raw).view(getattr(torch, dtype)).reshape(shape)
+            kind = getattr(torch, dtype)
+            flat = torch.from_numpy(raw).view(kind) if len(raw) else torch.empty(0, dtype=kind)
+            return flat.reshape(shape)
         return {key: with_tensors(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(with_tensors(item) for item in value)

@@ -48,8 +48,8 @@ class Grounds:
         """The sub-environments."""
         if self._stepper is None:
             envs = make_envs(self._factories, self._env_ids, self._progress, self._others)
-            self.get_to_know(envs)
             self._stepper = make_stepper(envs, self._env_ids.start, self._progress, self._fit, self._step_threads)
+            self.get_to_know(self._stepper.envs)
         return self._stepper
 
     def get_to_know(self, envs: Sequence[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import StopCollectingError, private_writer
+from parenv.worker.differentiating import numbers_of
 from parenv.worker.evaluation import MAX_STEPS, play
 from parenv.worker.failing import Outlet, failure_of
 from parenv.worker.grounds import Grounds
@@ -86,8 +87,7 @@ class MemberTask:
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """Answer a call, of which there is one kind."""
-        turns: dict[str, Callable[..., Any]] = {"turn": self._turn}
-        return turns[method](*arguments)
+        return {"turn": self._turn}[method](*arguments)
 
     def close(self) -> None:
         """Close the sub-environments."""
@@ -164,7 +164,8 @@ class MemberTask:
             updates += 1
             returns += rollout.episodes.returns.tolist()
         mean_return = float(np.mean(returns)) if returns else float("nan")
-        return {"env_steps": env_steps, "mean_return": mean_return, "metrics": _numbers(metrics)}
+        metrics = {} if metrics is None else numbers_of(metrics, "learn", TypeError)
+        return {"env_steps": env_steps, "mean_return": mean_return, "metrics": metrics}
 
     def _measure(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
         """What it is worth, by episodes of its own that it does not learn from."""
@@ -197,11 +198,3 @@ class MemberTask:
             actor = self._actor(member, fit)
             extras, carry = probe(*self._training.collector(actor, spec, 0, self._worker))
             return replace(spec, extras=extras, carry=carry)
-
-
-def _numbers(metrics: Any) -> dict[str, float]:
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping):
-        raise TypeError(f"learn must return a dict of numbers, or nothing, but returned {type(metrics).__name__}")
-    return {str(name): float(value.detach() if hasattr(value, "detach") else value) for name, value in metrics.items()}

@@ -118,7 +118,10 @@ def test_options_do_not_change() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"reduction": "median"}, "GradientOptions.reduction must be one of 'mean', 'weighted_mean', 'sum', 'a fun"),
+        (
+            {"reduction": "median"},
+            "GradientOptions.reduction must be one of 'mean', 'weighted_mean', 'sum', got",
+        ),
         ({"on_nonfinite": "ignore"}, "GradientOptions.on_nonfinite must be one of 'raise', 'skip', got 'ignore'"),
         ({"num_arrivals": 0}, "GradientOptions.num_arrivals must be an integer of at least 1, got 0"),
         ({"num_arrivals": None}, "GradientOptions.num_arrivals must be an integer of at least 1, got None"),
