@@ -83,7 +83,7 @@ class EvaluationResult:
         env_steps: of the training when the evaluation began.
         episodes: that were played.
         weights: of that version, a state dict, where it was evaluated beside the training and has a torch module;
-            otherwise empty.
+            otherwise empty. Where policies have names, a state dict of each that has a module.
 
     >>> episodes = EpisodeStatistics.of(returns=[9.0, 11.0], lengths=[9, 11], seconds=[0.1, 0.2], env_ids=[0, 3])
     >>> EvaluationResult(3, 12_800, episodes).mean_return
