@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.values import as_array, as_tensor
+from parenv.envs.values import Rows, as_array, as_tensor, own
 from parenv.errors import ObservationError
+from parenv.memory.spaces import Leaf, is_single, unflatten
 
 
 class EnvArrays:
@@ -16,10 +17,11 @@ class EnvArrays:
 
     Args:
         env: for messages.
+        actions: leaves of its action space.
     """
 
-    def __init__(self, env: Any) -> None:
-        self._env = env
+    def __init__(self, env: Any, actions: Sequence[Leaf]) -> None:
+        self._env, self._action_leaves, self._is_one_action = env, actions, is_single(actions)
         self._devices: dict[str, str] = {}
         self._like: Any = None
 
@@ -33,6 +35,8 @@ class EnvArrays:
         Raises:
             ObservationError: it has another shape, or has moved to another device.
         """
+        if type(values) is np.ndarray and values.shape == shape:  # Behind each call lies code that no cache holds.
+            return values
         self._check_device(name, values)
         array = as_array(values)
         if array.shape != shape:
@@ -54,11 +58,16 @@ class EnvArrays:
         tensor = as_tensor(values)
         return bool(tensor.shape == row.shape and tensor.dtype == row.dtype)
 
-    def actions(self, values: list[Any]) -> list[Any]:
-        """Actions as the environment wants them."""
-        if self._like is None:
-            return [part if isinstance(part, list) else as_array(part) for part in values]
-        return [part if isinstance(part, list) else as_tensor(part).to(self._like.device) for part in values]
+    def actions(self, rows: Rows) -> Any:
+        """Actions as the environment wants them, with memory of their own."""
+        if self._is_one_action:
+            return self._own(rows[0])
+        return unflatten(self._action_leaves, [self._own(values) for values in rows])
+
+    def _own(self, values: Any) -> Any:
+        if self._like is not None and not isinstance(values, list):
+            return as_tensor(own(values)).to(self._like.device)
+        return as_array(values).copy() if hasattr(values, "detach") else values.copy()
 
     def _check_device(self, name: str, values: Any) -> None:
         if type(values) is np.ndarray or not (device := str(getattr(values, "device", ""))):

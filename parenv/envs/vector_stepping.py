@@ -17,9 +17,9 @@ from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found, row_of
 from parenv.envs.recorded import is_recorded, recorded_in_columns
 from parenv.envs.targets import End, Target
-from parenv.envs.values import Rows, as_tensor, assign, check_finite, copied, own
+from parenv.envs.values import Rows, as_tensor, assign, check_finite, copied
 from parenv.errors import ConfigurationError, ObservationError
-from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+from parenv.memory.spaces import Leaf, flatten, is_single, leaves
 from parenv.memory.status_slot import StatusSlot
 
 WORKER_RESTARTED = "worker_restarted"
@@ -59,10 +59,11 @@ class VectorStepper:
         self.num_envs = batch = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
         self.action_space: Space[Any] = env.single_action_space
-        self._leaves, self._action_leaves = leaves(self.observation_space), leaves(self.action_space)
+        self._leaves = leaves(self.observation_space)
         self._first, self._fit, self._progress = first_env_id, fit or Fit(), progress
+        self._is_plain = is_single(self._leaves) and not self._fit.finite
         self._finals = FinalObservations(env, self._mode, self._leaves, self._fit)
-        self._arrays = EnvArrays(env)
+        self._arrays = EnvArrays(env, leaves(self.action_space))
         self._resets = Resets(env, first_env_id)
         self._episodes = EpisodeSums(batch, is_recorded(env))
 
@@ -94,22 +95,20 @@ class VectorStepper:
     def send(self, actions: Rows) -> None:
         """Have all take a step."""
         self._progress.begin("step")
-        batch = unflatten(self._action_leaves, self._arrays.actions([own(values) for values in actions]))
-        self._split.send(batch)
+        self._split.send(self._arrays.actions(actions))
 
     def receive(self, rows: Rows, step: int, target: Target) -> None:
         """Wait until they have, and write what came of it."""
-        observations, rewards, *flags, infos = self._split.wait()
-        per_env = (self.num_envs,)
-        terminated, truncated = (self._arrays.read(name, of, per_env) for name, of in zip(_FLAGS, flags, strict=True))
+        observations, rewards, terminated, truncated, infos = self._split.wait()
+        per_env, read = (self.num_envs,), self._arrays.read
+        terminated, truncated = read("terminated", terminated, per_env), read("truncated", truncated, per_env)
         row = target.rewards[step]
-        row[:] = self._arrays.read("rewards", rewards, per_env)
+        row[:] = read("rewards", rewards, per_env)
         target.plain["terminated"][step], target.plain["truncated"][step] = terminated, truncated
         if target.infos:
             target.infos.write_batch(step, infos, np.arange(self.num_envs))
         ended = np.logical_or(terminated, truncated)
-        columns = np.flatnonzero(ended)
-        self._resets.begun = columns
+        self._resets.begun = columns = ended.nonzero()[0]
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets.take_step(ended, columns)
             row[self._resets.begun] = 0
@@ -184,6 +183,11 @@ class VectorStepper:
         return fresh
 
     def _write(self, rows: Rows, observations: Any) -> None:
+        if self._is_plain and type(observations) is type(rows[0]) is np.ndarray:
+            row = rows[0]
+            if observations.dtype is row.dtype and observations.shape == row.shape:
+                row[:] = observations
+                return
         for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
             if leaf.dtype is None:
                 row[:] = [copied(value) for value in values]
@@ -238,7 +242,7 @@ class EpisodeSums:
     def __init__(self, batch: int, is_recorded: bool) -> None:
         self._returns, self._began = np.zeros(batch), np.zeros(batch)
         self._steps, self._steps_before = 0, np.zeros(batch, np.int64)
-        self._recorded = np.full(batch, is_recorded)
+        self._recorded, self._any_recorded = np.full(batch, is_recorded), is_recorded
 
     def begin(self) -> None:
         """All begin an episode."""
@@ -264,9 +268,10 @@ class EpisodeSums:
         records["seconds"] = now - self._began[columns]
         records["return"], records["length"] = self._returns[columns], self._steps - self._steps_before[columns]
         counted = columns
-        if self._recorded.any() or "episode" in infos or "final_info" in infos:
+        if self._any_recorded or "episode" in infos or "final_info" in infos:
             is_said, returns, lengths = recorded_in_columns(infos, columns)
             self._recorded[columns] |= is_said
+            self._any_recorded = bool(self._recorded.any())
             records["counts"] = counts = is_said | ~self._recorded[columns]
             records["return"][is_said], records["length"][is_said] = returns[is_said], lengths[is_said]
             counted = columns[counts]
@@ -281,6 +286,3 @@ def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
     if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or hasattr(env.unwrapped, "parts"):
         return list(seeds)
     return int(seeds[0] or 0) % 2**31
-
-
-_FLAGS = ("terminated", "truncated")

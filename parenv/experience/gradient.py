@@ -56,7 +56,7 @@ class GradientLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the flat gradient."""
+        """How many bytes the flat gradient takes."""
         return sum(self.sizes) * self.itemsize
 
     def parameters(self, policy: Any, whose: str) -> list[Any]:

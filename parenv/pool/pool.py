@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from gymnasium import Space
 
+from parenv.argument_checks import at_least, options_of
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
@@ -20,8 +21,8 @@ from parenv.pool.pool_plan import make_plan
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder
 from parenv.pool.statistics import PoolStatistics
-from parenv.pool.streams import Item, criteria, stream
-from parenv.supervision.partition import at_least, by_name
+from parenv.pool.streams import Item, stream
+from parenv.supervision.partition import by_name
 
 if TYPE_CHECKING:
     from parenv.advice import Advice
@@ -60,7 +61,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         infos: names of infos, numbers or arrays, that come along in ``Rollout.infos``, such as ``("is_success",)``. One
             whose name is that of a parameter of the policy, such as ``action_mask``, is also given to it when it acts.
         prefetch: async: rollouts that a worker may run ahead of the learner; 0: it waits for the learner's update.
-        max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what comes of it.
+        max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what workers and prefetch allow.
         on_stale: ``"pace"``: keep that bound by waiting for the worker that needs it; ``"drop"``: by dropping, counted.
         seed: root of all seeds, for environments by env_id and for policies by worker; ``None`` draws one, see
             :attr:`seed`.
@@ -396,7 +397,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         if mine != parallelism:
             raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
         self._check_open()
-        return stream(criteria(stop), self._using, take, wait)
+        return stream(options_of("stop", stop, Stop), self._using, take, wait)
 
     def _finish_evaluation(self) -> None:
         with self._using() as session:

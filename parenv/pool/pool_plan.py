@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from parenv.argument_checks import at_least, is_callable, one_of, options_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
@@ -21,7 +22,7 @@ from parenv.policy.snapshots import module_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import Given, at_least, instance_of, one_of, part_of, placed_workers
+from parenv.supervision.partition import Given, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
 
 
@@ -83,8 +84,9 @@ def make_plan(given: Given) -> Plan:
     Raises:
         ConfigurationError: one of them is wrong; the message says what would be right.
     """
-    one_of("mode", given.mode, ("sync", "async"))
-    one_of("parallelism", given.parallelism, ("experience", "gradient"))
+    one_of("mode", given.mode, get_args(Mode))
+    one_of("parallelism", given.parallelism, get_args(Parallelism))
+    is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
     if isinstance(given.policy, Mapping):
         check_policies(given)
     elif given.policy_of is not None:
@@ -100,7 +102,7 @@ def make_plan(given: Given) -> Plan:
         gradient=gradient,
         prefetch=at_least("prefetch", given.prefetch, 0),
         max_policy_lag=_max_policy_lag(given),
-        on_stale=one_of("on_stale", given.on_stale, ("pace", "drop")),
+        on_stale=one_of("on_stale", given.on_stale, get_args(OnStale)),
         recorder=recorder,
         placement=given.placement,
         spaces=given_spaces(given.spaces, job.factories),
@@ -110,13 +112,20 @@ def make_plan(given: Given) -> Plan:
 
 def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None, seed: int | None) -> Job:
     factories, num_envs = _factories(given)
-    num_workers = 1 if options.step_workers and given.num_workers is None else _num_workers(given)
+    if given.num_workers is not None:
+        at_least("num_workers", given.num_workers, 0)
+    is_one = options.step_workers and given.num_workers is None
+    num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
     part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
     names = isinstance(given.policy, Mapping)
+    if not names:
+        as_policy(given.policy)
+    if given.placement is None:  # A host may have other devices than this machine.
+        check_devices(options.devices)
     return (partial(agents_job, given) if names else Job)(
         factories=_stepped(factories, options, part.shares, part.first_env_id),
-        policy=_policy(given, options),
-        postprocess=_postprocess(given.postprocess),
+        policy=given.policy,
+        postprocess=given.postprocess,
         options=options,
         rollout_length=_rows(given.rollout_length, given.mode, given.parallelism, given.postprocess),
         shares=part.shares,
@@ -140,7 +149,7 @@ def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int]
 
 
 def _options(given: Given) -> WorkerOptions:
-    options = WorkerOptions() if given.workers is None else instance_of("workers", given.workers, WorkerOptions)
+    options = options_of("workers", given.workers, WorkerOptions)
     if given.num_workers == 0 and options.on_env_error == "restart_worker":
         raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
     if given.rollout_length == "episode" and options.on_env_error == "restart_env":
@@ -166,7 +175,7 @@ def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> 
 
 def _gradient(given: Given) -> GradientOptions | None:
     if given.parallelism == "gradient":
-        return GradientOptions() if given.gradient is None else instance_of("gradient", given.gradient, GradientOptions)
+        return options_of("gradient", given.gradient, GradientOptions)
     if given.loss_fn is not None:
         raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
     if given.gradient is not None:
@@ -198,13 +207,6 @@ def _factories(given: Given) -> tuple[Factories, int | None]:
     return factories, factories.count or num_envs
 
 
-def _num_workers(given: Given) -> int | None:
-    if given.num_workers is not None:
-        at_least("num_workers", given.num_workers, 0)
-    num_workers: int | None = placed_workers(given.placement, given.num_workers)
-    return num_workers
-
-
 def _max_policy_lag(given: Given) -> int | None:
     if given.max_policy_lag is None:
         return None
@@ -213,20 +215,6 @@ def _max_policy_lag(given: Given) -> int | None:
             'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
         )
     return at_least("max_policy_lag", given.max_policy_lag, 0)
-
-
-def _policy(given: Given, options: WorkerOptions) -> Any:
-    if not isinstance(given.policy, Mapping):
-        as_policy(given.policy)
-    if given.placement is None:  # A host may have other devices than this machine.
-        check_devices(options.devices)
-    return given.policy
-
-
-def _postprocess(postprocess: Any) -> Any:
-    if postprocess is not None and not callable(postprocess):
-        raise ConfigurationError(f"postprocess must be a callable (policy, rollout) -> dict, got {postprocess!r}")
-    return postprocess
 
 
 def _seed(seed: Any, recorded: int | None) -> int:
@@ -274,8 +262,7 @@ def _names(infos: Any) -> tuple[str, ...]:
 def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mode) -> GradientJob:
     if loss_fn is None:
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
-    if not callable(loss_fn):
-        raise ConfigurationError(f"loss_fn must be a callable (policy, rollout) -> loss, got {loss_fn!r}")
+    is_callable("loss_fn", loss_fn, "a callable (policy, rollout) -> loss")
     policies = policy.values() if isinstance(policy, Mapping) else [policy]
     if all(module_of(one) is None for one in policies):
         raise ConfigurationError(

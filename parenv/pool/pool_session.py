@@ -18,7 +18,7 @@ from parenv.pool.evaluating import EvaluationOutcome, Evaluator
 from parenv.pool.events import Asked, Delivered, Observer, Published, Questioned, telling
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
-from parenv.pool.statistics import Counters, PoolStatistics, mean
+from parenv.pool.statistics import Counters, PoolStatistics
 from parenv.process.forks import Owner
 
 
@@ -163,42 +163,18 @@ class PoolSession:
         """The figures so far."""
         counters, traffic = self._counters, self.workers.traffic()
         collecting_s = self._timer.collecting_s
-        rollout_s, spread_s = counters.rollout_seconds()
         return PoolStatistics(
-            env_steps=counters.env_steps,
-            rollouts=counters.rollouts,
-            episodes=counters.episodes,
-            mean_return=mean(counters.returns),
-            mean_length=mean(counters.lengths),
+            **counters.figures(),
             seconds=self._timer.seconds,
             env_steps_per_second=counters.env_steps / collecting_s if collecting_s > 0 else 0.0,
             policy_version=self.version,
-            policy_lag=dict(sorted(counters.lag.items())),
-            copied_rollouts=counters.copied,
-            gradients=counters.gradients,
-            skipped_gradients=counters.skipped,
-            dropped_rollouts=counters.dropped,
             workers_alive=self.workers.alive,
             worker_restarts=self._supervisor.restarts,
-            env_restarts=counters.env_restarts,
-            environment_seconds=counters.environment_s,
-            acting_seconds=counters.acting_s,
-            learning_seconds=counters.learning_s,
-            committing_seconds=counters.busy_s - counters.environment_s - counters.acting_s - counters.learning_s,
-            waiting_seconds=counters.waiting_s,
-            processor_seconds=counters.processor_s,
-            sleeping_seconds=counters.sleeping_s,
-            contended_seconds=counters.contended_s,
-            rollout_seconds=rollout_s,
-            rollout_seconds_spread=spread_s,
-            driver_seconds=dict(counters.driver_s),
-            driver_processor_seconds=dict(counters.driver_processor_s),
             messages=self.workers.messages,
             hosts=traffic.hosts,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             refused_connections=dict(traffic.refused),
-            skipped_publishes=counters.skipped_publishes,
             evaluations=self._evaluator.begun,
             evaluation=self._evaluator.last,
             frozen_policies=self.versions.frozen,

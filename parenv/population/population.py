@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from parenv.argument_checks import options_of
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, Stop, WorkerOptions
 from parenv.pool.session_holder import SessionHolder
-from parenv.pool.streams import criteria
 from parenv.pool.threads import StreamKey
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range
@@ -137,7 +137,7 @@ class Population(SessionHolder[PopulationSession]):
                 they were measured, and a score for ``mean_return``, whatever the window.
         """
         self._check_open()
-        return self._stream(criteria(stop))
+        return self._stream(options_of("stop", stop, Stop))
 
     def member(self, number: int) -> Member:
         """A member as it was after its last turn, or its parent after its own if it has been copied since.

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from parenv.argument_checks import at_least, one_of, options_of
 from parenv.envs.factories import Factories, as_factories
 from parenv.envs.seeding import evolution_seed
 from parenv.errors import ConfigurationError
@@ -16,7 +17,7 @@ from parenv.policy.devices import check_devices
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range, check_values, checked_ranges
 from parenv.process.cores import recommended_num_workers
-from parenv.supervision.partition import Given, at_least, instance_of, one_of, placed_workers
+from parenv.supervision.partition import Given, leave_to_pools, placed_workers
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Fitness
 
@@ -132,7 +133,7 @@ def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list
 
 def _job(given: Given, evolve: Evolve, first: list[dict[str, float]], seed: int) -> MemberJob:
     factories = _factories(given.env_fn, "env_fn")
-    fitness = Fitness() if given.fitness is None else instance_of("fitness", given.fitness, Fitness)
+    fitness = options_of("fitness", given.fitness, Fitness)
     num_workers = placed_workers(given.placement, given.num_workers)
     if num_workers is None:
         num_workers = min(recommended_num_workers(), len(first))
@@ -166,13 +167,16 @@ def _factories(env_fn: Any, name: str) -> Factories:
     return factories
 
 
+_FOR_POOLS = {
+    "on_env_error": "in a population a member in whose turn something raises dies, and is replaced when it is due",
+    "step_workers": "the worker that has a member steps its sub-environments",
+    "rollout_device": "a member learns from rollouts in the worker that has it",
+}
+
+
 def _options(workers: Any, placement: Placing) -> WorkerOptions:
-    options = WorkerOptions() if workers is None else instance_of("workers", workers, WorkerOptions)
-    if options.on_env_error != "raise":
-        raise ConfigurationError(
-            f"on_env_error={options.on_env_error!r} is for pools: in a population a member in whose turn "
-            "something raises dies, and is replaced when it is due"
-        )
+    options = options_of("workers", workers, WorkerOptions)
+    leave_to_pools(options, _FOR_POOLS)
     if placement is None:  # A host may have other devices than this machine.
         check_devices(options.devices)
     return options

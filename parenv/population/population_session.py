@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.placement.base import Launch, Placement
-from parenv.placement.inline import InlinePlacement
 from parenv.population.evolution import NOWHERE, Copied, Evolution, Turn, TurnEnded, TurnOutcome
 from parenv.population.lineage_file import Lineage
 from parenv.population.population_plan import PopulationPlan
@@ -25,13 +23,12 @@ from parenv.process.forks import Owner
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure, Layout
 from parenv.supervision.failures import from_failure
-from parenv.supervision.launch import local_launch, worker_placement
+from parenv.supervision.launch import inline_placement, local_launch, worker_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Event, Lost, Product, Supervisor
 from parenv.supervision.workers import FOREVER_S, Workers
 from parenv.worker.member import Member, made, restore
-from parenv.worker.worker import Worker
 
 _log = logging.getLogger("parenv")
 
@@ -285,11 +282,7 @@ def _launch_for(plan: PopulationPlan) -> Any:
 def _placement_for(plan: PopulationPlan) -> Placement:
     if not plan.inline:
         return worker_placement(plan.placement, None, plan.job.options)
-    return InlinePlacement(
-        lambda sender, launch, say: Worker(
-            sender, SharedMemory(fd=os.dup(launch.memory_fd)), lambda: plan.job, say, owns_process=False
-        )
-    )
+    return inline_placement(lambda: plan.job)
 
 
 def _layout(shares: tuple[int, ...], worker: int) -> Layout:

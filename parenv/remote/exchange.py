@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.maps import AnyWeights, BoardMap, SlotMap, WeightsByName
+from parenv.memory.maps import AnyWeights, SlotMap, WeightsByName
 from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
 from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
@@ -45,7 +45,7 @@ class Exchange:
 
     def __init__(self, placing: RemotePlacement, weights: AnyWeights) -> None:
         self._placing, self._weights = placing, weights
-        self._boards = Boards()
+        self.boards = Boards(placing.num_local, placing.max_message_bytes)
         self._deliveries: Deliveries | None = None
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
         self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
@@ -71,25 +71,13 @@ class Exchange:
             threads=launch.threads,
             head_bytes=head_bytes,
             max_message_bytes=self._placing.max_message_bytes,
-            doorbells=int(self._boards.used),
+            doorbells=int(self.boards.used),
             spawn=int(launch.spawn),
         )
-
-    def use_doorbells(self) -> None:
-        """From now on workers listen at doorbells and answer on a board."""
-        self._boards.used = True
 
     def lay_out(self, slots: SlotMap) -> None:
         """Hear where rollouts lie."""
         self._deliveries = Deliveries(slots, self._placing.num_local)
-
-    def lay_out_board(self, board: BoardMap) -> None:
-        """Hear where the rows of a vector env lie.
-
-        Raises:
-            ConfigurationError: a row has more bytes than a host may send in one message.
-        """
-        self._boards.lay_out(board, self._placing.num_local, self._placing.max_message_bytes)
 
     def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """What to say to a host in place of a message to one of its workers, each with what its header names."""
@@ -108,16 +96,12 @@ class Exchange:
             elif message.snapshot:
                 self._snapshots[host] = version
         elif isinstance(message, Rows):
-            yield self._boards.plan(to.worker), to
-        elif isinstance(message, Call) and self._boards.used:
-            yield self.requests(to.worker, 0), to
+            yield self.boards.plan(to.worker), to
+        elif isinstance(message, Call) and self.boards.used:
+            yield self.boards.requests(to.worker, 0), to
         elif isinstance(message, Call) and message.policy_version >= 0:
             yield from self._missing_weights(host, message.policy_version, message.weights_slot)
         yield message, to
-
-    def requests(self, worker: int, number: int) -> AnyMessage:
-        """What is requested of a worker on its board now, and a number to ring."""
-        return self._boards.requests(worker, number)
 
     def take(self, head: Any, sender: Sender, message: Any) -> Any:
         """Take in what comes of a worker.
@@ -136,7 +120,7 @@ class Exchange:
         if not isinstance(message, Answers | Chunks):
             self._conversations[sender].say(WORKER, message)
         if isinstance(message, Answers):
-            self._boards.take(head, sender.worker, message)
+            self.boards.take(head, sender.worker, message)
             return None
         if isinstance(message, Chunks | Commit):
             if self._deliveries is None:
@@ -147,12 +131,12 @@ class Exchange:
             self._deliveries.finish(sender, message)
             return harmless_commit(message)
         elif isinstance(message, SideData):
-            self._boards.check(sender.worker, message)
+            self.boards.check(sender.worker, message)
         elif isinstance(message, Ready | StepReady):
             if self._names:
                 check_agents_ready(message, self._names, first=sender.worker == 0)
             else:
-                check_ready(message, self._boards.used)
+                check_ready(message, self.boards.used)
         elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
             method, asked = self._calls.pop((sender, message.sequence))
             check_reply("evaluate by name" if self._names and method == "evaluate" else method, asked, message.value)

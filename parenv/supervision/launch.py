@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from parenv.memory.maps import AnyWeights
+from parenv.memory.shared import SharedMemory
 from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
+from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.launcher import occupy_standard_descriptors
 from parenv.worker.process import WORKER_ENTRY
+from parenv.worker.worker import Worker
 
 PRELOAD = (WORKER_ENTRY.partition(":")[0], "gymnasium.envs.classic_control")
 """What is imported once for all workers, beside what they ask for: what each would import for CartPole takes it longer
@@ -63,3 +67,12 @@ def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptio
     from parenv.remote.joining import remote_placement
 
     return remote_placement(WORKER_ENTRY, placing, weights, options)
+
+
+def inline_placement(load_job: Callable[[], Any]) -> InlinePlacement:
+    """The only worker, in this process, with the job that a function gives it."""
+    return InlinePlacement(
+        lambda sender, launch, say: Worker(
+            sender, SharedMemory(fd=os.dup(launch.memory_fd)), load_job, say, owns_process=False
+        )
+    )

@@ -10,9 +10,10 @@ from gymnasium import Env, Space, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parenv.argument_checks import at_least
 from parenv.options import Placing, WorkerOptions
 from parenv.process.forks import Owner
-from parenv.supervision.partition import at_least, by_name
+from parenv.supervision.partition import by_name
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
 from parenv.vector.vector_plan import CallerSteps, ObservationMode, OnWorkerDeath, SpinUs, make_vector_plan

@@ -123,7 +123,7 @@ class InlineBackend:
         return errors
 
     def restarted(self) -> list[list[int]]:
-        """None ever."""
+        """Always empty: this process is not started again."""
         return []
 
     def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Any:
@@ -134,7 +134,7 @@ class InlineBackend:
             return {}, [self._with_place(*error) for error in failed.errors]
 
     def answered(self, asked: Any) -> bool:
-        """At once."""
+        """Always, since calls are answered as they begin."""
         return True
 
     def answers(self, asked: Any) -> dict[int, Any]:
@@ -144,7 +144,7 @@ class InlineBackend:
         return answers  # type: ignore[no-any-return]
 
     def forget(self, asked: Any) -> None:
-        """Nothing is kept."""
+        """Nothing to forget: the answers are in what was begun."""
 
     def close(self, timeout_s: float) -> None:
         """Close the environments. Idempotent."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,15 +87,16 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
             on_env_error="raise",
             step_timeout_s=None if limit is None else limit / 2,
         )
+        self._columns = [slice(*both) for both in pairwise(middle)]
         self.parts = [
             ParallelVectorEnv(
-                env_fns[middle[i] : middle[i + 1]],
+                env_fns[mine],
                 autoreset_mode=AutoresetMode.SAME_STEP,
                 num_workers=(processes + i) // halves,
                 on_worker_death="raise" if options.restart is None else "restart",
                 workers=inner,
             )
-            for i in range(halves)
+            for i, mine in enumerate(self._columns)
         ]
         self.num_envs, first = count, self.parts[0]
         self.metadata, self.render_mode = first.metadata, first.render_mode
@@ -105,20 +107,17 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Reset all; ``seed`` is a list with one for each, or ``None``."""
-        begin, results = 0, []
-        for part in self.parts:
-            mine = None if seed is None else seed[begin : begin + part.num_envs]
-            results.append(part.reset(seed=mine, options=options))
-            begin += part.num_envs
+        results = [
+            part.reset(seed=None if seed is None else seed[mine], options=options)
+            for part, mine in zip(self.parts, self._columns, strict=True)
+        ]
         observations, infos = zip(*results, strict=True)
         return _joined(observations), _joined_infos(infos, self._sizes)
 
     def step(self, actions: Any) -> Any:
         """Step all at the same time."""
-        begin = 0
-        for part in self.parts:
-            part.step_async(_cut(actions, slice(begin, begin + part.num_envs)))
-            begin += part.num_envs
+        for part, mine in zip(self.parts, self._columns, strict=True):
+            part.step_async(_cut(actions, mine))
         *columns, infos = zip(*(part.step_wait() for part in self.parts), strict=True)
         return *map(_joined, columns), _joined_infos(infos, self._sizes)
 

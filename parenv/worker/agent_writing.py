@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,13 @@ class AgentWriter:
             for width in [len(group.agents)]
         ]
         self.versions = arrays[0]["versions", 0][position]
+
+    @cached_property
+    def steps(self) -> list[tuple[list[Any], list[Any]]]:
+        """By step, rows for what is observed behind it and for rewards, of each group; cut up once for all rollouts."""
+        T = self.groups[-1].policies.shape[0]
+        observed = [[mine.observations[t + 1] if mine.observations else () for mine in self.groups] for t in range(T)]
+        return [(rows, [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
 
     @property
     def gradient(self) -> Any:

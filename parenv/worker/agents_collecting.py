@@ -118,6 +118,8 @@ class AgentsCollector:
 
     def _begin_writing(self, writer: AgentWriter) -> None:
         self._writer = writer
+        for side in self.roster.sides.values():
+            side.begin()
         for group, mine in zip(self.roster.groups, writer.groups, strict=True):
             mine.begin_rows(group.observed, group.who, group.restarted)
             group.restarted[:] = False

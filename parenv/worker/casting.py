@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -70,16 +71,10 @@ class Cast:
     def _frozen(self, row: PolicyRow) -> Actor:
         return self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
 
-    def _actor(self, of: str, policy: Any, weights: Callable[[Any, Any, int, str], Any]) -> Actor:
+    def _actor(self, of: str, policy: Any, weights: Callable[..., Any]) -> Actor:
         spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.device
-        return Actor(
-            policy,
-            spec.observations,
-            spec.actions,
-            device,
-            lambda module: weights(module, self._mapping, offset, device),
-            self._fit,
-        )
+        read = partial(weights, memory=self._mapping, offset=offset, device=device)
+        return Actor(policy, spec.observations, spec.actions, device, read, self._fit)
 
     def _group_spec(self, policy: str) -> Any:
         return self._spec.groups[self._spec.found[policy].group].spec

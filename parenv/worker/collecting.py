@@ -67,7 +67,7 @@ class Collector:
     ) -> None:
         self.stepper, self.actor, self.spec = stepper, actor, spec
         self._restarted = np.full(stepper.num_envs, restarted)
-        self._rows, self._env_ids, self._worker, self._progress = rows, env_ids, worker, progress
+        self._rows, self.env_ids, self._worker, self._progress = rows, env_ids, worker, progress
         self._seen = first_seen(spec.infos, infos)
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
@@ -233,7 +233,7 @@ class Collector:
         for leaf, values in zip(self.spec.actions, actions, strict=True):
             for column in np.flatnonzero([not_finite(value) for value in to_array(values)]) if leaf.dtype else ():
                 raise PolicyOutputError(
-                    f"the policy's action{leaf.name} for env_id {self._env_ids[first + column]} in env step "
+                    f"the policy's action{leaf.name} for env_id {self.env_ids[first + column]} in env step "
                     f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
                 )
 
@@ -243,7 +243,7 @@ class Collector:
             self.spec,
             writer.arrays,
             [writer.columns],
-            env_ids=self._env_ids,
+            env_ids=self.env_ids,
             worker=self._worker,
             policy_version=policy_version,
             policy_lag=0,

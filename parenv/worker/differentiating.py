@@ -68,7 +68,9 @@ class Differentiator:
                 view.copy_(parameter.grad)
                 parameter.grad = None
         norm = clip(flat, math.inf if self._job.max_norm is None else self._job.max_norm)
-        return Differentiated(norm, {"loss": float(loss.detach()), **_numbers(metrics)}, time.perf_counter() - began)
+        return Differentiated(
+            norm, {"loss": float(loss.detach()), **numbers_of(metrics, "loss_fn")}, time.perf_counter() - began
+        )
 
     def _check(self, loss: Any) -> None:
         import torch
@@ -89,13 +91,14 @@ _INDEPENDENT = (
 )
 
 
-def _numbers(metrics: Any) -> dict[str, float]:
+def numbers_of(metrics: Any, of: str, kind: type[Exception] = GradientError) -> dict[str, float]:
+    """What a function of the user's returned as metrics, as numbers; an error of this kind where they are none."""
     if not isinstance(metrics, Mapping):
-        raise GradientError(f"the metrics of loss_fn must be a dict, got {type(metrics).__name__}")
+        raise kind(f"the metrics of {of} must be a dict of numbers, got {type(metrics).__name__}")
     numbers = {}
     for name, value in metrics.items():
         try:
             numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise GradientError(f"the metric {name!r} of loss_fn must be a number, got {value!r}") from error
+            raise kind(f"the metric {name!r} of {of} must be a number, got {value!r}") from error
     return numbers

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, evaluation_seed
-from parenv.envs.stepping import Stepper, make_stepper
 from parenv.experience.assembly import episodes_of
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import Actor
-from parenv.worker.collecting import Collector, StopCollectingError, private_writer, reset
+from parenv.worker.collecting import Collector, StopCollectingError, private_writer
 from parenv.worker.failing import LATER
+from parenv.worker.grounds import Grounds
 from parenv.worker.job import Job
 
 MAX_STEPS = 16
@@ -61,10 +60,7 @@ class Evaluation(ABC):
         Returns:
             What :meth:`Game.answer` does.
         """
-        game = self._begun(self._training, episodes, deterministic, number)
-        while not game.is_over:
-            game.play(MAX_STEPS)
-        return game.answer()
+        return self._begun(self._training, episodes, deterministic, number).play_all()
 
     def begin(self, episodes: int, deterministic: bool, number: int, place: int, snapshot: bytes) -> None:
         """The same by a version that stays meanwhile; :meth:`go_on` plays.
@@ -120,35 +116,26 @@ class EnvsEvaluation(Evaluation):
 
     Args:
         collector: of the training.
-        env_ids: of the sub-environments, int64 ``[B]``.
         *arguments: as for :class:`Evaluation`.
     """
 
-    def __init__(self, collector: Collector, env_ids: Any, *arguments: Any) -> None:
+    def __init__(self, collector: Collector, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._collector, self._env_ids = collector, env_ids
-        self._stepper: Stepper | None = None
+        self._collector = collector
+        job, env_ids = self._job, range(int(collector.env_ids[0]), int(collector.env_ids[-1]) + 1)
+        fit, in_use = collector.actor.fit, collector.stepper.envs
+        self._grounds = Grounds(job.factories, env_ids, self._progress, fit, job.options.step_threads, in_use)
 
     def close(self) -> None:
         """Close its sub-environments."""
-        if self._stepper is not None:
-            self._stepper.close()
+        self._grounds.close()
 
     def _begin(self, acting: Actor, seed: int, episodes: int, within: Within) -> Game:
         training = self._collector.spec
         extras = tuple(extra for extra in training.extras if not extra.postprocessed)
         spec = replace(training, rollout_length=MAX_STEPS, extras=extras, on_device=False)
-        stepper = self._stepper = self._stepper or self._make()
-        seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
-        rows, infos = reset(stepper, spec.observations, seeds)
-        collector = Collector(stepper, acting, spec, rows, self._env_ids, self._worker, self._progress, infos=infos)
-        return EnvsGame(collector, episodes, self._env_ids, within)
-
-    def _make(self) -> Stepper:
-        training, first = self._collector, int(self._env_ids[0])
-        env_ids = range(first, first + len(self._env_ids))
-        envs = make_envs(self._job.factories, env_ids, self._progress, training.stepper.envs)
-        return make_stepper(envs, first, self._progress, training.actor.fit, self._job.options.step_threads)
+        collector, _ = self._grounds.collector(acting, spec, seed, self._worker)
+        return EnvsGame(collector, episodes, within)
 
 
 class Game(ABC):
@@ -174,6 +161,12 @@ class Game(ABC):
     def is_over(self) -> bool:
         """Whether all episodes have ended."""
         return not any(self.wanted)
+
+    def play_all(self) -> tuple[Any, ...]:
+        """Play to the end; the answer."""
+        while not self.is_over:
+            self.play(MAX_STEPS)
+        return self.answer()
 
     def play_on(self) -> None:
         """Play for a moment."""
@@ -201,21 +194,18 @@ class EnvsGame(Game):
     Args:
         collector: over sub-environments that begin an episode.
         episodes: how many.
-        env_ids: of the sub-environments, int64 ``[B]``.
         within: as in :class:`Game`.
     """
 
-    def __init__(
-        self, collector: Collector, episodes: int, env_ids: Any, within: Within = contextlib.nullcontext
-    ) -> None:
+    def __init__(self, collector: Collector, episodes: int, within: Within = contextlib.nullcontext) -> None:
         super().__init__(collector.stepper.num_envs, episodes, within)
-        self._collector, self._env_ids = collector, env_ids
+        self._collector = collector
         self._writer = private_writer(collector.spec, collector.stepper.num_envs)
         self._records: list[Any] = []
 
     def answer(self) -> tuple[Any, ...]:
         """See above."""
-        played = episodes_of(np.array(self._records), self._env_ids)
+        played = episodes_of(np.array(self._records), self._collector.env_ids)
         return played.returns, played.lengths, played.seconds, played.env_ids
 
     def _collect(self, steps: int) -> None:
@@ -230,9 +220,6 @@ class EnvsGame(Game):
                 self._records.append(record)
 
 
-def play(collector: Collector, episodes: int, env_ids: Any) -> EpisodeStatistics:
-    """So many whole episodes, from a collector at the beginning of them; ``env_ids`` are int64 ``[B]``."""
-    game = EnvsGame(collector, episodes, env_ids)
-    while not game.is_over:
-        game.play(MAX_STEPS)
-    return EpisodeStatistics.of(*game.answer())
+def play(collector: Collector, episodes: int) -> EpisodeStatistics:
+    """So many whole episodes, from a collector at the beginning of them."""
+    return EpisodeStatistics.of(*EnvsGame(collector, episodes).play_all())

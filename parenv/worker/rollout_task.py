@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,27 +78,20 @@ class RolloutTask:
         spec = replace(spec, on_device=bool(layout.device))
         self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
 
-        def make_actor(policy: Any) -> Actor:
-            return Actor(
-                policy,
-                spec.observations,
-                spec.actions,
-                job.device,
-                lambda module: WeightsReader(module, mapping, job.weights_offset, job.device),
-                started.fit,
-            )
-
+        read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)
+        make_actor = partial(
+            Actor,
+            observations=spec.observations,
+            actions=spec.actions,
+            device=job.device,
+            weights=read,
+            fit=started.fit,
+        )
         self._actor = make_actor(job.policy)
         self._env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
         self._collector = self._make_collector(spec)
         self._evaluation = EnvsEvaluation(
-            self._collector,
-            self._env_ids,
-            job,
-            worker,
-            self._progress,
-            self._actor,
-            lambda: make_actor(self._load_job().policy),
+            self._collector, job, worker, self._progress, self._actor, lambda: make_actor(self._load_job().policy)
         )
         self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)

@@ -154,10 +154,10 @@ class Roster:
         self._born.append((group, seat.row))
         self.sides[index].begin_row(seat.row)
 
-    def begin_counting(self) -> None:
-        """What has begun since the last time has no return yet."""
+    def begin_counting(self, length: int = 0) -> None:
+        """What has begun since the last time has no return yet, and this length."""
         for group, row in self._born:
-            group.forget(row)
+            group.returns[row], group.lengths[row] = 0.0, length
         self._born.clear()
 
     def share_out(self) -> None:

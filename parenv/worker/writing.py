@@ -137,8 +137,9 @@ class RolloutWriter:
 
     def add_ends(self, columns: Any) -> Any:
         """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
+        begin = len(self.ends) + self._added_ends
         self._added_ends += len(columns)
-        records = self.end_records()[-len(columns) :]
+        records = self._own["ends", 0][begin : begin + len(columns)]
         records["column"], records["void"] = columns + self.columns.first, False
         return records
 
