@@ -220,6 +220,9 @@ def test_a_member_that_takes_its_worker_with_it_again_and_again_has_died() -> No
     one = evolution(Tournament(size=1), size=2)
     turn = one.next()
     assert turn is not None
+    for _ in range(2 * MAX_LOST):
+        assert one.lost(0, blamed=False)
+        assert one.next() == turn
     for _ in range(MAX_LOST - 1):
         assert one.lost(0)
         assert one.next() == turn
