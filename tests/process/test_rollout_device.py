@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import gc
 import mmap
 import os
 import signal
@@ -41,11 +42,12 @@ class FileMemory:
             weakref.finalize(self, os.unlink, path)
         self.handle = handle or os.fsencode(path)
         with open(os.fsdecode(self.handle), "r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 0)
+            self.memory: mmap.mmap | None = mmap.mmap(file.fileno(), 0)
         self.finished = 0
 
     def tensor(self, offset: int, nbytes: int, keep: Any = None) -> Any:
-        part: Any = (ctypes.c_char * nbytes).from_buffer(self._memory, offset)
+        assert self.memory is not None
+        part: Any = (ctypes.c_char * nbytes).from_buffer(self.memory, offset)
         part.holds = keep
         return torch.frombuffer(part, dtype=torch.uint8)
 
@@ -53,7 +55,7 @@ class FileMemory:
         self.finished += 1
 
     def close(self) -> None:
-        pass
+        self.memory = None
 
 
 def stand_in(worker: int = 0) -> None:
@@ -213,6 +215,19 @@ def test_tensors_outlive_the_pool() -> None:
         rollout = next(pool.rollouts())
         before = rollout.observations.clone()
     assert torch.equal(rollout.observations, before)
+
+
+def test_memory_of_a_closed_pool_is_given_back_with_the_last_tensor() -> None:
+    with AsyncWorkerPool(ledgers, Counter(), num_workers=1, rollout_length=9, workers=ON_DEVICE) as pool:
+        kept = next(pool.rollouts()).observations[3]
+        slots: Any = pool._session._queue._slots
+        memory = weakref.ref(slots.device.memory)
+        del slots
+    assert kept.shape[0] == B
+    assert memory() is not None
+    del kept
+    gc.collect()
+    assert memory() is None
 
 
 @pytest.mark.usefixtures("warnings_are_expected")
