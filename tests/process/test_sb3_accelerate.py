@@ -201,19 +201,21 @@ def assert_learns_the_same(make_model: Callable[[], Any], steps: int, **options:
 
 
 PPO_SETTINGS: dict[str, Any] = {"n_steps": 32, "batch_size": 48, "n_epochs": 2}
+IN_PARTS = PPO_SETTINGS | {"n_steps": 64}
+"""Workers make 32 steps at a time."""
 OFF_POLICY: dict[str, Any] = {"learning_starts": 30, "batch_size": 32, "buffer_size": 600}
 SDE: dict[str, Any] = {"use_sde": True, "sde_sample_freq": 4}
 EXACT: dict[str, tuple[Any, ...]] = {
-    "PPO, truncated": (PPO, cartpole, PPO_SETTINGS),
-    "PPO, Dict and infos": (PPO, Sums, PPO_SETTINGS),
-    "PPO, gSDE": (PPO, pendulum, PPO_SETTINGS | SDE),
+    "PPO, truncated": (PPO, cartpole, IN_PARTS),
+    "PPO, Dict and infos": (PPO, Sums, IN_PARTS),
+    "PPO, gSDE": (PPO, pendulum, IN_PARTS | SDE),
     "PPO, squashed": (PPO, pendulum, PPO_SETTINGS | SDE | {"policy_kwargs": {"squash_output": True}}),
     "A2C": (A2C, cartpole, {}),
     "A2C, longer": (A2C, pendulum, {"n_steps": 20}),
     "PPO, VecNormalize": (PPO, pendulum, PPO_SETTINGS, VecNormalize),
     "PPO, VecNormalize of rewards": (PPO, pendulum, PPO_SETTINGS, lambda envs: VecNormalize(envs, norm_obs=False)),
     "PPO, VecNormalize at rest": (PPO, pendulum, PPO_SETTINGS, lambda envs: VecNormalize(envs, training=False)),
-    "PPO, VecFrameStack": (PPO, cartpole, PPO_SETTINGS, lambda envs: VecFrameStack(VecCheckNan(envs), 3)),
+    "PPO, VecFrameStack": (PPO, cartpole, IN_PARTS, lambda envs: VecFrameStack(VecCheckNan(envs), 3)),
     "PPO, images": (
         PPO, Images, {"policy": "CnnPolicy", "n_steps": 16, "batch_size": 24, "n_epochs": 1},
         lambda envs: VecFrameStack(envs, 2),
@@ -287,10 +289,10 @@ def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_have(how: type[BaseException]) -> None:
-    plain = model_of(PPO, cartpole, **PPO_SETTINGS)
+    plain = model_of(PPO, cartpole, **IN_PARTS)
     with pytest.raises(how):
         plain.learn(200, Watch(40, how))
-    on_workers = model_of(PPO, cartpole, **PPO_SETTINGS)
+    on_workers = model_of(PPO, cartpole, **IN_PARTS)
     with pytest.raises(how), accelerate(on_workers, num_workers=1):
         on_workers.learn(200, Watch(40, how))
     assert type(on_workers) is PPO
@@ -300,13 +302,14 @@ def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_ha
 
 
 def test_a_learn_that_was_stopped_can_go_on_in_the_same_block() -> None:
-    model = model_of(PPO, cartpole, **PPO_SETTINGS)
+    model = model_of(PPO, cartpole, **IN_PARTS)
     with accelerate(model, num_workers=1):
-        model.learn(500, Watch(40))
-        assert model.num_timesteps == 40 * N
-        model.learn(96, reset_num_timesteps=False)
-        assert model.num_timesteps == 72 * N
-        assert model.rollout_buffer.full
+        for calls in (20, 32, 40):
+            model.learn(500, Watch(calls))
+            assert model.num_timesteps == calls * N
+            model.learn(96, reset_num_timesteps=False)
+            assert model.num_timesteps == (calls + 64) * N
+            assert model.rollout_buffer.full
 
 
 @pytest.mark.more
@@ -505,6 +508,22 @@ def test_an_exception_of_an_environment_says_whose_it_is_and_gives_the_model_bac
     assert isinstance(caught.value.__cause__, SubEnvironmentError)
     assert type(model) is PPO
     assert type(model.env) is DummyVecEnv
+
+
+class Unknown(gym.Wrapper[Any, Any, Any, Any]):
+    """Observes what is no number after a while."""
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return (observation * np.nan if self.env.get_wrapper_attr("_elapsed_steps") == 10 else observation, *rest)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("make", [cartpole, pendulum])
+def test_what_is_no_number_is_found_as_it_is_without_workers(make: Any) -> None:
+    for options in ({}, {"num_workers": 1}):
+        with pytest.raises(ValueError, match=r"Expected parameter .* to satisfy the constraint"):
+            learned(model_of(PPO, lambda: Unknown(make()), **PPO_SETTINGS), 200, **options)
 
 
 def test_a_worker_that_dies_ends_the_run() -> None:

@@ -17,6 +17,11 @@ INFOS: list[dict[str, Any]] = [
     {"n": 3, "x": 0.5, "flag": True},
     {"x": 0.5, "n": 2**70, "flag": True},
     {"episode": {"r": 1.0, "l": 3, "t": 0.1}, "text": "a", "list": [1, None], "array": np.arange(3)},
+    {"x": 0.5, "episode": {"r": 1.0, "l": np.int32(3), "flag": True}, "n": 1, ("a", "b"): {("c", 1): 0.5}},
+    {"x": 0.5, "episode": {"l": 2**70}},
+    {"episode": {}},
+    {("episode", "r"): 1.0},
+    {"episode": {"inner": {"x": 1.0}}},
 ]
 
 
