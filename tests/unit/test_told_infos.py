@@ -28,10 +28,10 @@ INFOS: list[dict[str, Any]] = [
 def test_infos_come_out_as_they_were() -> None:
     log = InfoLog()
     for step, info in enumerate(INFOS):
-        log.add(step, info)
-    found = infos_of(unpack(*pack(log.take())))
-    assert repr([found[step] for step in range(len(INFOS))]) == repr(INFOS)
-    assert infos_of(log.take()) == {}
+        log.add(step, step % 2, info)
+    found = infos_of([unpack(*pack(log.take()))])
+    assert repr([found[step][step % 2] for step in range(len(INFOS))]) == repr(INFOS)
+    assert infos_of([log.take()]) == {}
 
 
 def test_an_info_that_is_used_again_is_kept_as_it_was() -> None:
@@ -39,8 +39,8 @@ def test_an_info_that_is_used_again_is_kept_as_it_was() -> None:
     plain = {"x": 0.0}
     for step in range(3):
         info["array"][:] = info["x"] = plain["x"] = float(step)
-        log.add(2 * step, info)
-        log.add(2 * step + 1, plain)
-    found = infos_of(log.take())
-    assert [found[step]["x"] for step in range(6)] == [0, 0, 1, 1, 2, 2]
-    assert [found[2 * step]["array"].tolist() for step in range(3)] == [[0, 0], [1, 1], [2, 2]]
+        log.add(step, 0, info)
+        log.add(step, 1, plain)
+    found = infos_of([log.take()])
+    assert [[found[step][env_id]["x"] for env_id in range(2)] for step in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    assert [found[step][0]["array"].tolist() for step in range(3)] == [[0, 0], [1, 1], [2, 2]]

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 from stable_baselines3.common.utils import obs_as_tensor
 
-from parenv.adapters.sb3.told_env import OWN_ENV_IDS
+from parenv.adapters.sb3.told_env import OWN
 from parenv.adapters.sb3.transforms import Transform
 from parenv.policy.policy import Action, Policy
 
@@ -100,7 +100,7 @@ class OnPolicyActor(WrappedPolicy):
         import torch
 
         batch = len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
-        own = slice(OWN_ENV_IDS[0], OWN_ENV_IDS[0] + batch)
+        own = slice(OWN[0].env_id, OWN[0].env_id + batch)
         if self.sde_sample_freq > 0 and self._step and self._step % self.sde_sample_freq == 0:
             self.policy.reset_noise(self.num_envs)
         with torch.no_grad():

@@ -19,7 +19,7 @@ class Round:
 
     Args:
         rollout: of all environments.
-        told: of each, what :meth:`~parenv.adapters.sb3.told_env.ToldEnv.told` says.
+        told: of each worker, what :meth:`~parenv.adapters.sb3.told_env.ToldEnv.told` says.
         is_final: whether no other part of what the model takes for one rollout follows.
     """
 
@@ -27,10 +27,10 @@ class Round:
         self.rollout, self.is_final, self._played = rollout, is_final, 0
         self._dones = rollout.terminated | rollout.truncated
         self._by_limit = (rollout.truncated & ~rollout.terminated).tolist()
-        self._infos: list[dict[int, dict[str, Any]]] = [infos_of(of_steps) for of_steps, _, _ in told]
+        self._infos = infos_of(of_steps for of_steps, _, _ in told)
         steps, columns = (index.tolist() for index in rollout.final_index)
         self._finals = {place: k for k, place in enumerate(zip(steps, columns, strict=True))}
-        self.reset_infos = [dict(of_reset) for _, of_reset, _ in told]
+        self.reset_infos: list[dict[str, Any]] = [info for _, resets, _ in told for info in resets]
         self.random_state: bytes | None = told[0][2]
 
     @property
@@ -57,8 +57,9 @@ class Round:
         step, rollout = self._played, self.rollout
         self._played += 1
         observations = _copies_at(step, rollout.shifted_observations)
-        infos = [of_env.get(step) or {} for of_env in self._infos]
-        for info, by_limit in zip(infos, self._by_limit[step], strict=True):
+        given, infos = self._infos.get(step, {}), []
+        for env_id, by_limit in enumerate(self._by_limit[step]):
+            infos.append(info := given.get(env_id) or {})
             info["TimeLimit.truncated"] = by_limit
         for column in np.flatnonzero(self._dones[step]).tolist():
             final = _copies_at(self._finals[step, column], rollout.final_observations)
@@ -80,6 +81,7 @@ class PlayedRounds:
 
     def __init__(self, pool: AsyncWorkerPool, parts: int, with_random_state: bool) -> None:
         self._pool, self._parts, self._with_random_state = pool, parts, with_random_state
+        self._firsts = np.cumsum([0, *pool._session.workers.shares[:-1]]).tolist()
         self._is_waiting = False
         self._stream: Iterator[Rollout | None] = pool.rollouts(wait=lambda: self._is_waiting)
         self._early: Rollout | None = None
@@ -111,7 +113,7 @@ class PlayedRounds:
             self._is_waiting = True
             rollout = cast(Rollout, next(self._stream))
         self._left, self._early = self._left - 1, None
-        told = self._pool.call("told", self._with_random_state and not self._left)
+        told = self._pool.call("told", self._with_random_state and not self._left, env_ids=self._firsts)
         self.seconds += time.perf_counter() - began
         return Round(rollout, told, is_final=not self._left)
 
