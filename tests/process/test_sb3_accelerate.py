@@ -39,7 +39,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError
-from parenv.adapters.sb3 import accelerate
+from parenv.adapters.sb3 import accelerate, workers_act
 from parenv.adapters.sb3.checks import check_version
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 
@@ -53,6 +53,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def rollouts_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of rollouts that are short: they are in two parts."""
+    monkeypatch.setattr(workers_act, "PART", 16)
 
 
 class Sums(gym.Env[Any, Any]):
@@ -201,21 +207,19 @@ def assert_learns_the_same(make_model: Callable[[], Any], steps: int, **options:
 
 
 PPO_SETTINGS: dict[str, Any] = {"n_steps": 32, "batch_size": 48, "n_epochs": 2}
-IN_PARTS = PPO_SETTINGS | {"n_steps": 64}
-"""Workers make 32 steps at a time."""
 OFF_POLICY: dict[str, Any] = {"learning_starts": 30, "batch_size": 32, "buffer_size": 600}
 SDE: dict[str, Any] = {"use_sde": True, "sde_sample_freq": 4}
 EXACT: dict[str, tuple[Any, ...]] = {
-    "PPO, truncated": (PPO, cartpole, IN_PARTS),
-    "PPO, Dict and infos": (PPO, Sums, IN_PARTS),
-    "PPO, gSDE": (PPO, pendulum, IN_PARTS | SDE),
+    "PPO, truncated": (PPO, cartpole, PPO_SETTINGS),
+    "PPO, Dict and infos": (PPO, Sums, PPO_SETTINGS),
+    "PPO, gSDE": (PPO, pendulum, PPO_SETTINGS | SDE),
     "PPO, squashed": (PPO, pendulum, PPO_SETTINGS | SDE | {"policy_kwargs": {"squash_output": True}}),
     "A2C": (A2C, cartpole, {}),
     "A2C, longer": (A2C, pendulum, {"n_steps": 20}),
     "PPO, VecNormalize": (PPO, pendulum, PPO_SETTINGS, VecNormalize),
     "PPO, VecNormalize of rewards": (PPO, pendulum, PPO_SETTINGS, lambda envs: VecNormalize(envs, norm_obs=False)),
     "PPO, VecNormalize at rest": (PPO, pendulum, PPO_SETTINGS, lambda envs: VecNormalize(envs, training=False)),
-    "PPO, VecFrameStack": (PPO, cartpole, IN_PARTS, lambda envs: VecFrameStack(VecCheckNan(envs), 3)),
+    "PPO, VecFrameStack": (PPO, cartpole, PPO_SETTINGS, lambda envs: VecFrameStack(VecCheckNan(envs), 3)),
     "PPO, images": (
         PPO, Images, {"policy": "CnnPolicy", "n_steps": 16, "batch_size": 24, "n_epochs": 1},
         lambda envs: VecFrameStack(envs, 2),
@@ -289,12 +293,12 @@ def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_have(how: type[BaseException]) -> None:
-    plain = model_of(PPO, cartpole, **IN_PARTS)
+    plain = model_of(PPO, cartpole, **PPO_SETTINGS)
     with pytest.raises(how):
-        plain.learn(200, Watch(40, how))
-    on_workers = model_of(PPO, cartpole, **IN_PARTS)
+        plain.learn(200, Watch(52, how))
+    on_workers = model_of(PPO, cartpole, **PPO_SETTINGS)
     with pytest.raises(how), accelerate(on_workers, num_workers=1):
-        on_workers.learn(200, Watch(40, how))
+        on_workers.learn(200, Watch(52, how))
     assert type(on_workers) is PPO
     assert_same_models(plain, on_workers)
     assert type(on_workers.env) is DummyVecEnv
@@ -302,13 +306,13 @@ def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_ha
 
 
 def test_a_learn_that_was_stopped_can_go_on_in_the_same_block() -> None:
-    model = model_of(PPO, cartpole, **IN_PARTS)
+    model = model_of(PPO, cartpole, **PPO_SETTINGS)
     with accelerate(model, num_workers=1):
-        for calls in (20, 32, 40):
+        for calls in (10, 16, 20):
             model.learn(500, Watch(calls))
             assert model.num_timesteps == calls * N
             model.learn(96, reset_num_timesteps=False)
-            assert model.num_timesteps == (calls + 64) * N
+            assert model.num_timesteps == (calls + 32) * N
             assert model.rollout_buffer.full
 
 

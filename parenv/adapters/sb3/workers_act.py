@@ -33,8 +33,8 @@ from parenv.worker.pickled_env import PickledEnv
 
 SHORT = 16
 """Steps below which a rollout is not worth a message."""
-PARTS, PART = 8, 32
-"""Into how many parts a rollout is cut at most, and how many steps a part has at least."""
+PARTS, PART = 4, 64
+"""Into how many parts a rollout is cut at most, and how many steps a part has at least: each costs messages."""
 PRELOAD = ("parenv.adapters.sb3.exploring",)
 
 
