@@ -3,23 +3,30 @@
 The loop acts by the same policy and keeps nothing; ``keeping`` copies observations and rewards into arrays of a
 rollout, as whoever learns from them must. Those whose library is not installed are left out.
 
+On a GPU: a simulator whose frames are tensors there, and a learner there, which gets rollouts that lie in shared memory
+of the host, or on the GPU.
+
 python benchmarks/batches.py
+python benchmarks/batches.py gpu
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
-from lib.common import interleaved, keep, summary
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from lib.common import interleaved, keep, save, summary
 
-from parenv import AsyncWorkerPool, WorkerOptions
+from parenv import AsyncWorkerPool, TorchPolicy, WorkerOptions
 
 ROWS, REPEATS, SECONDS = 128, 5, 3.0
 BARE = "bare loop"
@@ -71,7 +78,7 @@ def bare(make: Any, policy: Any, keeping: bool) -> float:
         observations = np.asarray(env.reset(seed=0)[0])
         kept = np.zeros((5, ROWS, *observations.shape), observations.dtype)
         rewards = np.zeros((5, ROWS, len(observations)), np.float32)
-        began, steps, rollouts = 0.0, 0, 0
+        began, used, rollouts = 0.0, 0.0, 0
         while not began or time.perf_counter() - began < SECONDS:
             for row in range(ROWS):
                 stepped = env.step(policy(observations))
@@ -79,9 +86,15 @@ def bare(make: Any, policy: Any, keeping: bool) -> float:
                 if keeping:
                     kept[rollouts % 5, row], rewards[rollouts % 5, row] = observations, stepped[1]
             rollouts += 1
-            if rollouts > 8:
-                began, steps = began or time.perf_counter(), steps + ROWS * len(observations) * (began > 0)
-        return steps / (time.perf_counter() - began)
+            if rollouts == 8:
+                began, used = time.perf_counter(), time.process_time()
+        return said(rollouts - 8, time.process_time() - used, len(observations), time.perf_counter() - began)
+
+
+def said(rollouts: int, processor_s: float, num_envs: int, seconds: float) -> float:
+    """Steps per second; says what a row takes of the processor, which others on the machine change less."""
+    print(f"    {processor_s / (rollouts * ROWS) * 1e6:,.0f} µs of processor time a row", flush=True)
+    return rollouts * ROWS * num_envs / seconds
 
 
 def pooled(make: Any, policy: Any) -> float:
@@ -91,10 +104,12 @@ def pooled(make: Any, policy: Any) -> float:
         rollouts = iter(pool.rollouts())
         for _ in range(8):
             next(rollouts)
-        began, steps = time.perf_counter(), 0
+        began, before = time.perf_counter(), pool.statistics()
         while time.perf_counter() - began < SECONDS:
-            steps += next(rollouts).rewards.size
-        return steps / (time.perf_counter() - began)
+            next(rollouts)
+        after, seconds = pool.statistics(), time.perf_counter() - began
+        used = after.processor_seconds - before.processor_seconds
+        return said(after.rollouts - before.rollouts, used, pool.num_envs, seconds)
 
 
 def measure(make: Any, policy: Any) -> Any:
@@ -107,7 +122,102 @@ def measure(make: Any, policy: Any) -> Any:
     return summary(interleaved(measures, REPEATS, alternating=True), BARE)
 
 
+class Frames(VectorEnv[Any, Any, Any]):
+    """256 stacks of four frames on a GPU, a new frame at each step; episodes of 100 steps."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self) -> None:
+        self.num_envs = 256
+        self.single_observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.steps = torch.arange(self.num_envs, device="cuda") % 100
+
+    def reset(self, **options: Any) -> Any:
+        """Begin with black ones."""
+        self.frames = torch.zeros(self.observation_space.shape, dtype=torch.uint8, device="cuda")
+        return self.frames, {}
+
+    def step(self, actions: Any) -> Any:
+        """Push a frame."""
+        self.steps = (self.steps + 1) % 100
+        frame = (self.frames[:, -1:] + 1 + actions[:, None, None, None]).to(torch.uint8)
+        self.frames = torch.cat([self.frames[:, 1:], frame], 1)
+        truncated = self.steps == 99
+        return self.frames, self.steps.float(), torch.zeros_like(truncated), truncated, {}
+
+
+class Brightness(torch.nn.Module):
+    """Acts by one pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threshold = torch.nn.Parameter(torch.tensor(128.0))
+
+    def act(self, frames: Any) -> Any:
+        """Whether it is bright."""
+        return ((frames[:, -1, 0, 0] > self.threshold).long(),)
+
+
+GPU_ROWS = 32
+
+
+def kept_on_gpu() -> float:
+    """Steps per second of a loop that keeps frames in a tensor on the GPU."""
+    env, module = Frames(), Brightness().cuda()
+    frames, _ = env.reset()
+    kept = torch.zeros((5, GPU_ROWS, *frames.shape), dtype=torch.uint8, device="cuda")
+    began, rollouts = 0.0, 0
+    with torch.inference_mode():
+        while not began or time.perf_counter() - began < SECONDS:
+            for row in range(GPU_ROWS):
+                frames, _, terminated, truncated, _ = env.step(module.act(frames)[0])
+                kept[rollouts % 5, row] = frames
+                bool((terminated | truncated).any())
+            rollouts += 1
+            if rollouts == 8:
+                began = time.perf_counter()
+    return (rollouts - 8) * GPU_ROWS * env.num_envs / (time.perf_counter() - began)
+
+
+def learned_on_gpu(rollout_device: str | None) -> float:
+    """The same of a pool whose learner looks at all frames on the GPU."""
+    options, policy = WorkerOptions(device="cuda", rollout_device=rollout_device), Brightness()
+    agent = TorchPolicy(policy, "act", ("actions",))
+    with AsyncWorkerPool(Frames, agent, num_workers=1, rollout_length=GPU_ROWS, workers=options) as pool:
+        rollouts = iter(pool.rollouts())
+        for _ in range(8):
+            next(rollouts).to("cuda")
+        began, steps, moving = time.perf_counter(), 0, 0.0
+        while time.perf_counter() - began < SECONDS:
+            rollout = next(rollouts)
+            before = time.perf_counter()
+            frames = rollout.to("cuda").observations
+            torch.cuda.synchronize()
+            moving += time.perf_counter() - before
+            steps += rollout.rewards.shape[0] * rollout.rewards.shape[1]
+            frames.sum(dtype=torch.int64).item()
+        seconds = time.perf_counter() - began
+    print(f"    rollouts on {rollout_device or 'the host'}: {moving / seconds:.1%} of the time in .to()", flush=True)
+    return steps / seconds
+
+
+def measure_on_gpu() -> Any:
+    """All, interleaved."""
+    measures = {
+        "loop, keeping on the GPU": kept_on_gpu,
+        "pool, rollouts on the host": lambda: learned_on_gpu(None),
+        "pool, rollouts on the GPU": lambda: learned_on_gpu("cuda"),
+    }
+    return summary(interleaved(measures, 2, alternating=True), "loop, keeping on the GPU")
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["gpu"]:
+        save("batches_gpu", measure_on_gpu())
+        sys.exit()
     for name, (library, make, policy) in CASES.items():
         if importlib.util.find_spec(library) is not None:
             keep("batches", name, measure(make, policy))

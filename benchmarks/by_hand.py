@@ -1,7 +1,7 @@
 """Is a vector env near the loop that one would write by hand? Steps and processor time of both, in windows in turn.
 
-By hand is a worker for each pipe, arrays in shared memory, and nothing else: no infos, errors, limits or spaces other
-than arrays.
+By hand is `lib/by_hand.py`: two pipes, arrays in shared memory, and nothing else, no infos, errors, limits or spaces
+other than arrays.
 
 python benchmarks/by_hand.py                  all cases
 python benchmarks/by_hand.py cartpole-64 ...  some of: cartpole-8, cartpole-64, lunarlander-16, halfcheetah-16
@@ -10,16 +10,15 @@ python benchmarks/by_hand.py cartpole-64 ...  some of: cartpole-8, cartpole-64, 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 import psutil
+from lib.by_hand import Steps
 from lib.common import IdealLoops, keep
 from lib.stepping import MAKERS, bare_loop, sampled_actions
 
@@ -28,70 +27,6 @@ from parenv import ParallelVectorEnv
 WORKERS, WINDOW_S, WINDOWS, WARM_UPS = 2, 0.15, 21, 2
 CASES = {"cartpole-8": 8, "cartpole-64": 64, "lunarlander-16": 16, "halfcheetah-16": 16}
 LIMIT, BY_HAND, SYNC = "two bare loops", "by hand", "SyncVectorEnv"
-
-
-class ByHand:
-    """Forked workers that are told by pipes, and arrays that all see."""
-
-    def __init__(self, make: Callable[[], Any], num_envs: int, actions: Any) -> None:
-        env = make()
-        shape, dtype = env.observation_space.shape, env.observation_space.dtype
-        env.close()
-        self._observations = _shared((num_envs, *shape), dtype)
-        self._rewards, self._flags = _shared((num_envs,), "f8"), _shared((2, num_envs), "?")
-        self._actions = _shared(actions[0].shape, actions.dtype)
-        self._pipes, self.processes = [], []
-        for rows in np.array_split(np.arange(num_envs), WORKERS):
-            ours, theirs = multiprocessing.Pipe()
-            worker = multiprocessing.get_context("fork").Process(
-                target=self._work, args=(make, rows, theirs), daemon=True
-            )
-            worker.start()
-            self._pipes.append(ours)
-            self.processes.append(worker.pid)
-
-    def _work(self, make: Callable[[], Any], rows: Any, pipe: Any) -> None:
-        envs = [make() for _ in rows]
-        for env in envs:
-            env.reset()
-        own = slice(rows[0], rows[-1] + 1)
-        while pipe.recv_bytes():
-            observations, rewards, ends, truncations = [], [], [], []
-            for env, action in zip(envs, self._actions[own], strict=True):
-                observation, reward, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    observation, _ = env.reset()
-                observations.append(observation)
-                rewards.append(reward)
-                ends.append(terminated)
-                truncations.append(truncated)
-            np.stack(observations, out=self._observations[own], casting="same_kind")
-            self._rewards[own], self._flags[0, own], self._flags[1, own] = rewards, ends, truncations
-            pipe.send_bytes(b"x")
-
-    def reset(self) -> None:
-        """Workers have done so."""
-
-    def step(self, actions: Any) -> Any:
-        """Step all."""
-        self._actions[:] = actions
-        for pipe in self._pipes:
-            pipe.send_bytes(b"x")
-        for pipe in self._pipes:
-            pipe.recv_bytes()
-        return self._observations.copy(), self._rewards.copy(), *self._flags.copy()
-
-    def close(self) -> None:
-        """End the processes."""
-        for pid in self.processes:
-            psutil.Process(pid).kill()
-
-
-def _shared(shape: Sequence[int], dtype: Any) -> Any:
-    import mmap
-
-    count = int(np.prod(shape))
-    return np.ndarray(shape, dtype, mmap.mmap(-1, max(1, count * np.dtype(dtype).itemsize)))
 
 
 class Window(NamedTuple):
@@ -133,7 +68,7 @@ def compare(case: str) -> dict[str, Any]:
     make = MAKERS[name]
     actions, factories = sampled_actions(make, num_envs), [make] * num_envs
     with contextlib.ExitStack() as stack:
-        by_hand = ByHand(make, num_envs, actions)  # It forks, and so comes before anything has threads.
+        by_hand = Steps(make, num_envs, WORKERS)  # It forks, and so comes before anything has threads.
         loops = IdealLoops(lambda: bare_loop(make, actions[:, : num_envs // WORKERS]), WORKERS)
         stack.callback(loops.close)
         stepped: dict[str, Any] = {
@@ -161,7 +96,7 @@ def _workers(envs: Any) -> list[int]:
     if isinstance(envs, ParallelVectorEnv):
         workers = envs._session.backend.workers  # type: ignore[attr-defined]
         return [workers.pid(worker) for worker in range(envs.num_workers)]
-    return list(getattr(envs, "processes", ()))
+    return list(getattr(envs, "pids", ()))
 
 
 def _summary(found: dict[str, list[Window]]) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def compared(policy: Any, own_s: Callable[[int], float], in_turn: float) -> dict
     for num_envs in ENVS:
         measures = {where: partial(rate, policy, num_envs, where == CENTRAL) for where in (LOCAL, CENTRAL)}
         rates = interleaved(measures, REPEATS, alternating=True)
-        advised = forward_place(own_s(num_envs // PROCESSES), own_s(num_envs // 2), in_turn)
+        step_s = num_envs / PROCESSES * STEP_US / 1e6 * max(1.0, PROCESSES / len(os.sched_getaffinity(0)))
+        advised = forward_place(own_s(num_envs // PROCESSES), own_s(num_envs // 2), in_turn, step_s)
         found[f"{num_envs} sub-environments"] = {**summary(rates, LOCAL), "advised": advised}
     return found
 

@@ -10,8 +10,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from parenv.argument_checks import at_least, is_callable, one_of, positive
 from parenv.errors import ConfigurationError
 
 Mode = Literal["sync", "async"]
@@ -19,7 +20,10 @@ Parallelism = Literal["experience", "gradient"]
 OnStale = Literal["pace", "drop"]
 OnEnvError = Literal["raise", "restart_env", "restart_worker"]
 StartMethod = Literal["fork", "spawn"]
-Reduction = Literal["mean", "weighted_mean", "sum"] | Callable[[Any, Any], Any]
+OnNonfinite = Literal["raise", "skip"]
+NamedReduction = Literal["mean", "weighted_mean", "sum"]
+Reduction = NamedReduction | Callable[[Any, Any], Any]
+WeightsEncoding = Literal["exact", "bfloat16"]
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9._*-]+):([0-9]{1,5}|\*)")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 
@@ -50,18 +54,12 @@ def tcp_address(address: str, ports: range = range(65536)) -> Any:
     raise ConfigurationError(f"{address!r} is not an address such as tcp://192.0.2.7:5555 or tcp://[2001:db8::7]:5555")
 
 
-def _check_whole(options: Any, name: str, least: int = 1, hint: str = "", or_none: bool = False) -> None:
-    value = getattr(options, name)
-    if not (value is None and or_none) and (not isinstance(value, int) or value < least):
-        kind = type(options).__name__
-        raise ConfigurationError(f"{kind}.{name} must be an integer of at least {least}, got {value!r}{hint}")
-
-
-def _check_positive(options: Any, *names: str, what: str = "positive", or_none: bool = False) -> None:
+def _check(check: Callable[..., object], options: Any, *names: str, or_none: bool = False, **more: Any) -> None:
+    """Check some fields, of which ``None`` means something where that is said."""
     for name in names:
         value = getattr(options, name)
-        if not (value is None and or_none) and not value > 0:
-            raise ConfigurationError(f"{type(options).__name__}.{name} must be {what}, got {value}")
+        if value is not None or not or_none:
+            check(f"{type(options).__name__}.{name}", value, **more)
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ class RestartPolicy:
     max_backoff_s: float = 10.0
 
     def __post_init__(self) -> None:
-        _check_whole(self, "max_restarts", hint="; WorkerOptions(restart=None) restarts nobody")
-        _check_positive(self, "window_s", "backoff_s", "max_backoff_s", what="positive seconds")
+        _check(at_least, self, "max_restarts", least=1, hint="; WorkerOptions(restart=None) restarts nobody")
+        _check(positive, self, "window_s", "backoff_s", "max_backoff_s", unit=" seconds")
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,11 @@ class WorkerOptions:
     """How a worker process is set up and how long it may take.
 
     Args:
-        device: torch device on which the worker's snapshot of the policy acts. With ``"cpu"`` the GPUs are
-            hidden from the workers.
+        device: torch device on which a worker acts, and computes its gradients or has its members learn; of several,
+            as in ``("cuda:0", "cuda:1")``, each worker has one, in turns. With ``"cpu"`` GPUs are hidden from workers.
+        rollout_device: for pools: where rollouts lie: in shared memory of the host (``None``), or on a CUDA device,
+            such as the learner's. Then they are of tensors there: observations, actions and extras are written there
+            by the worker, without a way through the host where it has them on a GPU; the rest is copied on arrival.
         threads: intra-op threads per worker (OpenMP, BLAS, torch), set before anything is imported.
         environment: environment variables, set before anything is imported.
         preload: modules imported once and shared by all workers: slow ones, that start no threads of their own.
@@ -131,7 +132,8 @@ class WorkerOptions:
     600.0
     """
 
-    device: str = "cpu"
+    device: str | tuple[str, ...] = "cpu"
+    rollout_device: str | None = None
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
@@ -151,19 +153,17 @@ class WorkerOptions:
     step_threads: int = 1
 
     def __post_init__(self) -> None:
-        _check_whole(self, "threads")
-        _check_whole(self, "step_threads")
-        _check_whole(self, "max_memory_bytes", or_none=True)
-        _check_whole(self, "step_workers", or_none=True)
-        _check_positive(self, "start_timeout_s", "close_timeout_s", what="positive seconds")
-        _check_positive(self, "step_timeout_s", "reset_timeout_s", what="positive seconds", or_none=True)
+        _check(at_least, self, "threads", "step_threads", least=1)
+        _check(at_least, self, "max_memory_bytes", "step_workers", or_none=True, least=1)
+        _check(positive, self, "start_timeout_s", "close_timeout_s", unit=" seconds")
+        _check(positive, self, "step_timeout_s", "reset_timeout_s", or_none=True, unit=" seconds")
+        _check(is_callable, self, "setup_fn", "cleanup_fn")
+        _check(one_of, self, "on_env_error", allowed=get_args(OnEnvError))
+        _check(one_of, self, "start_method", allowed=get_args(StartMethod))
+        if not self.devices or not all(isinstance(device, str) for device in self.devices):
+            raise ConfigurationError(f"WorkerOptions.device must be a device, or a tuple of them, got {self.device!r}")
         if self.max_memory_bytes is not None and sys.platform != "linux":
             raise ConfigurationError("WorkerOptions.max_memory_bytes needs Linux")
-        if self.on_env_error not in ("raise", "restart_env", "restart_worker"):
-            raise ConfigurationError(
-                "WorkerOptions.on_env_error must be 'raise', 'restart_env' or 'restart_worker', "
-                f"got {self.on_env_error!r}"
-            )
         if self.on_env_error != "raise" and self.restart is None:
             raise ConfigurationError(f"on_env_error={self.on_env_error!r} needs a RestartPolicy, but restart=None")
         if self.step_threads > 1 and self.step_workers is not None:
@@ -173,13 +173,13 @@ class WorkerOptions:
                 'on_env_error="restart_env" needs sub-environments that the worker steps itself: with step_workers, '
                 'use "restart_worker"'
             )
-        for name in ("setup_fn", "cleanup_fn"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise ConfigurationError(f"WorkerOptions.{name} must be callable, got {getattr(self, name)!r}")
-        if self.start_method not in ("fork", "spawn"):
-            raise ConfigurationError(f"WorkerOptions.start_method must be 'fork' or 'spawn', got {self.start_method!r}")
         if not isinstance(self.preload, tuple) or not all(isinstance(module, str) for module in self.preload):
             raise ConfigurationError(f"WorkerOptions.preload must be a tuple of module names, got {self.preload!r}")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those that workers have in turns."""
+        return self.device if isinstance(self.device, tuple) else (self.device,)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class RemotePlacement:
     key: str | os.PathLike[str] = field(repr=False)
     hosts: str | os.PathLike[str] | Sequence[str] = field(repr=False)
     num_local: int = 0
-    weights: Literal["exact", "bfloat16"] = "exact"
+    weights: WeightsEncoding = "exact"
     any_interface: bool = False
     silence_s: float = 5.0
     max_message_bytes: int = 1 << 26
@@ -230,10 +230,9 @@ class RemotePlacement:
                 f"listen={self.listen!r} is reachable from every network that this machine is on: name one address, or "
                 "say any_interface=True"
             )
-        if self.weights not in ("exact", "bfloat16"):
-            raise ConfigurationError(f"RemotePlacement.weights must be 'exact' or 'bfloat16', got {self.weights!r}")
+        _check(one_of, self, "weights", allowed=get_args(WeightsEncoding))
         for name, least in (("num_local", 0), ("max_message_bytes", 1 << 16), ("max_connections", 1)):
-            _check_whole(self, name, least=least)
+            _check(at_least, self, name, least=least)
         if not 0.5 <= self.silence_s <= 3600:
             raise ConfigurationError(f"RemotePlacement.silence_s must be 0.5 to 3600 seconds, got {self.silence_s}")
 
@@ -277,21 +276,15 @@ class GradientOptions:
     max_norm: float | None = None
     lag_weight: Callable[[int], float] | None = None
     keep_rollouts: bool = False
-    on_nonfinite: Literal["raise", "skip"] = "raise"
+    on_nonfinite: OnNonfinite = "raise"
 
     def __post_init__(self) -> None:
-        if not callable(self.reduction) and self.reduction not in ("mean", "weighted_mean", "sum"):
-            raise ConfigurationError(
-                "GradientOptions.reduction must be 'mean', 'weighted_mean', 'sum' or a function, "
-                f"got {self.reduction!r}"
-            )
-        if self.on_nonfinite not in ("raise", "skip"):
-            raise ConfigurationError(
-                f"GradientOptions.on_nonfinite must be 'raise' or 'skip', got {self.on_nonfinite!r}"
-            )
-        _check_whole(self, "num_arrivals")
-        _check_whole(self, "batch_size", or_none=True)
-        _check_positive(self, "worker_max_norm", "max_norm", or_none=True)
+        if not callable(self.reduction):
+            _check(one_of, self, "reduction", allowed=get_args(NamedReduction), hint="; or a function")
+        _check(one_of, self, "on_nonfinite", allowed=get_args(OnNonfinite))
+        _check(at_least, self, "num_arrivals", least=1)
+        _check(at_least, self, "batch_size", or_none=True, least=1)
+        _check(positive, self, "worker_max_norm", "max_norm", or_none=True)
 
 
 @dataclass(frozen=True)
@@ -325,8 +318,7 @@ class RayPlacement:
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
 
     def __post_init__(self) -> None:
-        _check_whole(self, "num_workers")
-        _check_whole(self, "workers_per_host")
+        _check(at_least, self, "num_workers", "workers_per_host", least=1)
         for name, amount in self.resources.items():
             is_amount = isinstance(amount, int | float) and 0 <= amount < math.inf
             if not name or not isinstance(name, str) or not is_amount:
@@ -384,7 +376,7 @@ class Stop:
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ConfigurationError(f"Stop.window must be at least 1 episode, got {self.window}")
-        _check_positive(self, "env_steps", "episodes", "seconds")
+        _check(positive, self, "env_steps", "episodes", "seconds")
 
     def reason(
         self,

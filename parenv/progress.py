@@ -12,7 +12,7 @@ import sys
 import time
 from typing import IO, Any
 
-from parenv.errors import ConfigurationError
+from parenv.libraries import require
 from parenv.options import Stop
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
@@ -54,11 +54,10 @@ class ProgressDisplay:
         file: IO[str] | None = None,
         as_json: bool = False,
     ) -> None:
-        try:
-            from rich.console import Console
-            from rich.live import Live
-        except ImportError as error:
-            raise ConfigurationError('the progress display needs rich: pip install "parenv[progress]"') from error
+        require("rich.console", "the progress display", "progress")
+        from rich.console import Console
+        from rich.live import Live
+
         self._pool, self._stop, self._title, self._as_json = pool, stop or Stop(), title, as_json
         self._console = Console(file=file or sys.stderr, markup=False, emoji=False, quiet=this_learner().rank > 0)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
@@ -124,13 +123,12 @@ class ProgressDisplay:
             "mean return": f"{statistics.mean_return:.1f}{wanted}",
             "policy lag": _lag_in_words(statistics),
             "workers alive": f"{statistics.workers_alive} / {self._pool.num_workers}",
-            "time left": self._time_left(now),
+            "time": self._time(now),
         }
 
-    def _time_left(self, now: float) -> str:
-        if not math.isfinite(self._stop.seconds):
-            return f"{now - self._began:.0f} s so far"
-        return f"{max(0.0, self._stop.seconds - (now - self._began)):.0f} s of {self._stop.seconds:.0f} s"
+    def _time(self, now: float) -> str:
+        limit = f" of {self._stop.seconds:.0f} s" if math.isfinite(self._stop.seconds) else ""
+        return f"{now - self._began:.0f} s{limit}"
 
 
 class TensorBoardWriter:
@@ -157,10 +155,9 @@ class TensorBoardWriter:
     """
 
     def __init__(self, pool: AsyncWorkerPool, log_dir: str | os.PathLike[str], every_s: float = 1.0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigurationError('curves need tensorboard: pip install "parenv[tensorboard]"') from error
+        require("torch.utils.tensorboard", "a writer of curves", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._pool, self._every_s, self._written = pool, every_s, -math.inf
         self._writer = SummaryWriter(os.fspath(log_dir)) if this_learner().rank == 0 else None  # type: ignore[no-untyped-call,unused-ignore]
 

@@ -11,8 +11,8 @@ stops the recursion: what follows belongs to another episode. Where the value th
 is NaN, as that of an observation that the environment has not given, :func:`gae` and :func:`vtrace` give the step no
 advantage and its own value as target; the other two give NaN. What is not ``valid`` has no part in anything.
 
-Where rows are agents, ``alive``, bool ``[T, B]``, says when they are there (:class:`~parenv.AgentRollout`). A step
-whose next one is not alive is like a truncated one, and the results are zero where nobody is.
+Where rows are agents, ``alive``, bool ``[T, B]``, says when they are there (:class:`~parenv.AgentRollout`). It does
+what ``valid`` does, and all results are zero where nobody is; a step whose next one has no part is as if truncated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from parenv.errors import ConfigurationError
 
 Array = npt.NDArray[Any]
-_FLAGS = ("terminated", "truncated", "valid")
+_FLAGS = ("terminated", "truncated", "valid", "alive")
 _MAX_LOG_RATIO = 80.0  # exp of more overflows float32; every bound in use is far below
 
 
@@ -76,16 +76,19 @@ def gae(
     >>> targets.tolist()
     [2.0, 1.0]
     """
-    (rewards, values, next_values, terminated, truncated, valid), as_given = _blocks(
-        rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
+    (rewards, values, next_values, terminated, truncated), as_given = _steps(
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+        alive=alive,
     )
-    there, truncated = _alive(alive, terminated, truncated)
-    rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
     continues = ~(terminated | truncated)
     deltas = rewards + gamma * _unless(terminated, next_values) - values
-    decay = (gamma * gae_lambda) * continues.astype(deltas.dtype)
-    advantages = _backward_sum(deltas, decay)
-    return as_given(_unless(~there, advantages)), as_given(_unless(~there, advantages + values))
+    advantages = _backward_sum(deltas, (gamma * gae_lambda) * continues.astype(deltas.dtype))
+    return as_given(advantages), as_given(advantages + values)
 
 
 def discounted_returns(
@@ -116,17 +119,14 @@ def discounted_returns(
     >>> discounted_returns([1.0, 1.0, 1.0], [0.0, 0.0, 8.0], never, never, gamma=0.5).tolist()
     [2.75, 3.5, 5.0]
     """
-    (rewards, next_values, terminated, truncated, valid), as_given = _blocks(
-        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
+    (rewards, next_values, terminated, truncated), as_given = _steps(
+        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid, alive=alive
     )
-    there, truncated = _alive(alive, terminated, truncated)
     bootstraps = truncated & ~terminated
     continues = ~(terminated | truncated)
     bootstraps[-1:] |= continues[-1:]
     terms = rewards + gamma * _unless(~bootstraps, next_values)
-    if valid is not None:
-        terms, continues = _unless(~valid, terms), continues & valid
-    return as_given(_unless(~there, _backward_sum(terms, gamma * continues.astype(rewards.dtype))))
+    return as_given(_backward_sum(terms, gamma * continues.astype(rewards.dtype)))
 
 
 def n_step_returns(
@@ -164,18 +164,16 @@ def n_step_returns(
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    (rewards, next_values, terminated, truncated, valid), as_given = _blocks(
-        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid
+    (rewards, next_values, terminated, truncated), as_given = _steps(
+        rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid, alive=alive
     )
-    there, truncated = _alive(alive, terminated, truncated)
     ended = terminated | truncated
     one_step = rewards + gamma * _unless(terminated, next_values)
     targets: Array = one_step.copy()
     for _ in range(min(n, len(rewards)) - 1):
         longer = rewards[:-1] + gamma * targets[1:]
         targets[:-1] = np.where(ended[:-1], one_step[:-1], longer)
-    targets = targets if valid is None else _unless(~valid, targets)
-    return as_given(_unless(~there, targets))
+    return as_given(targets)
 
 
 def vtrace(
@@ -218,7 +216,7 @@ def vtrace(
     >>> vtrace([-0.5, -0.5], [-0.5, -0.5], [1.0, 1.0], zeros, zeros, never, never, gamma=1.0).targets.tolist()
     [2.0, 1.0]
     """
-    (rewards, values, next_values, terminated, truncated, behaviour, target, valid), as_given = _blocks(
+    (rewards, values, next_values, terminated, truncated, behaviour, target), as_given = _steps(
         rewards=rewards,
         values=values,
         next_values=next_values,
@@ -227,29 +225,36 @@ def vtrace(
         behaviour_log_prob=behaviour_log_prob,
         target_log_prob=target_log_prob,
         valid=valid,
+        alive=alive,
     )
     ratio = np.exp(np.minimum(target - behaviour, _MAX_LOG_RATIO))
     rho, trace = np.minimum(rho_bar, ratio), trace_lambda * np.minimum(c_bar, ratio)
-    there, truncated = _alive(alive, terminated, truncated)
-    rewards, terminated = _without_unused(rewards, values, next_values, terminated, truncated, valid)
     deltas = rho * (rewards + gamma * _unless(terminated, next_values) - values)
     targets: Array = values + _backward_sum(deltas, gamma * trace * ~(ended := terminated | truncated))
     next_targets = np.array(next_values)
     next_targets[:-1] = np.where(ended[:-1], next_values[:-1], targets[1:])
     advantages = rho * (rewards + gamma * _unless(terminated, next_targets) - values)
-    return VTrace(as_given(_unless(~there, targets)), as_given(_unless(~there, advantages)))
+    return VTrace(as_given(targets), as_given(advantages))
 
 
-def _alive(alive: Any, terminated: Array, truncated: Array) -> tuple[Array, Array]:
-    """Where somebody is there, and what is truncated beside what the environment says: a last step before nobody is."""
-    if alive is None:
-        return np.ones_like(terminated), truncated
-    there: Array = np.asarray(alive.detach().cpu() if hasattr(alive, "detach") else alive).astype(bool)
-    if there.shape != terminated.shape:
-        raise ConfigurationError(_wrong_shape("alive", there.shape, terminated.shape))
-    cut = np.zeros_like(there)
-    cut[:-1] = there[:-1] & ~there[1:]
-    return there, truncated | (cut & ~terminated)
+def _steps(**given: Any) -> tuple[list[Any], Callable[[Array], Any]]:
+    """What a function was given, as :func:`_blocks`, with steps that have no part in anything made ends of no gain.
+
+    Returns:
+        All but ``valid`` and ``alive``, in their order; and what makes a result a tensor.
+    """
+    blocks, as_given = _blocks(**{name: block for name, block in given.items() if block is not None})
+    valid, alive = blocks.pop("valid", np.True_), blocks.pop("alive", np.True_)
+    there = np.broadcast_to(valid & alive, blocks["rewards"].shape)
+    truncated = blocks["truncated"] = blocks["truncated"].copy()
+    truncated[:-1] |= there[:-1] & ~there[1:]
+    nothing = np.zeros_like(blocks["rewards"])
+    if "values" in blocks:
+        nothing = blocks["values"] = _unless(~alive, blocks["values"])
+        there = there & ~(truncated & ~blocks["terminated"] & np.isnan(blocks["next_values"]))
+    blocks["rewards"] = np.where(there, blocks["rewards"], nothing)
+    blocks["terminated"] = blocks["terminated"] | ~there
+    return list(blocks.values()), as_given
 
 
 def _backward_sum(terms: Array, decay: Array) -> Array:
@@ -262,26 +267,13 @@ def _backward_sum(terms: Array, decay: Array) -> Array:
     return sums
 
 
-def _without_unused(
-    rewards: Array, values: Array, next_values: Array, terminated: Array, truncated: Array, valid: Any
-) -> tuple[Array, Array]:
-    """Rewards, and where there is nothing to come, so that steps that cannot be used have no temporal difference."""
-    unused: Array | None = None if valid is None else ~valid
-    if truncated.any():
-        unknown: Array = truncated & ~terminated & np.isnan(next_values)
-        unused = unknown if unused is None else unused | unknown
-    if unused is None:
-        return rewards, terminated
-    return np.where(unused, values, rewards), terminated | unused
-
-
 def _unless(nothing: Array, values: Array) -> Array:
     """The values, but zero, whatever they are, where there is nothing to come."""
     return np.where(nothing, values.dtype.type(0), values)
 
 
-def _blocks(**given: Any) -> tuple[list[Any], Callable[[Array], Any]]:
-    """What a function was given, by the names of its arguments, as arrays of the same shape; ``None`` last.
+def _blocks(**given: Any) -> tuple[dict[str, Any], Callable[[Array], Any]]:
+    """What a function was given, by the names of its arguments, as arrays of the same shape.
 
     Returns:
         Flags as booleans, all else in the precision of the most precise; and what makes a result a tensor, if something
@@ -290,8 +282,6 @@ def _blocks(**given: Any) -> tuple[list[Any], Callable[[Array], Any]]:
     Raises:
         ConfigurationError: they have different shapes, which numpy would broadcast to another one.
     """
-    nothing = [name for name, block in given.items() if block is None]
-    given = {name: block for name, block in given.items() if block is not None}
     tensor = next((block for block in given.values() if hasattr(block, "detach")), None)
     arrays = {
         name: np.asarray(block.detach().cpu() if hasattr(block, "detach") else block) for name, block in given.items()
@@ -309,8 +299,7 @@ def _blocks(**given: Any) -> tuple[list[Any], Callable[[Array], Any]]:
 
         return torch.as_tensor(result, device=tensor.device)
 
-    found = [array.astype(bool if name in _FLAGS else dtype, copy=False) for name, array in arrays.items()]
-    return [*found, *(None for _ in nothing)], as_given
+    return {n: array.astype(bool if n in _FLAGS else dtype, copy=False) for n, array in arrays.items()}, as_given
 
 
 def _wrong_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:

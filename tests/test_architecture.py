@@ -11,7 +11,7 @@ from scripts import printed_by
 
 PACKAGE = Path(__file__).parent.parent / "parenv"
 FLOORS = [
-    {"errors", "options"},
+    {"errors", "argument_checks", "libraries", "options"},
     {"protocol", "memory", "returns", "experience"},
     {"transport", "process", "placement"},
     {"envs", "policy", "worker"},
@@ -27,7 +27,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WINGS_OF_THE_POOL = {"parenv.records", "parenv.advice"}
 """They stand above it; it opens their doors, and nothing behind them, once somebody asks for what they have."""
 MODULES = sorted(PACKAGE.rglob("*.py"))
-PURE_ROOMS = {"errors", "options", "protocol", "memory", "returns", "experience"}
+PURE_ROOMS = {"errors", "argument_checks", "options", "protocol", "memory", "returns", "experience"}
 
 
 def room_of(path: Path) -> str:
@@ -57,6 +57,12 @@ def test_imports_only_go_down() -> None:
             if parts[0] == "parenv":
                 assert len(parts) > 1, f"{path} imports the whole package"
                 assert FLOOR_OF[parts[1]] <= FLOOR_OF[room_of(path)], f"{path} imports {name}, which is above it"
+
+
+def test_the_picture_of_the_floors_has_every_room() -> None:
+    picture = (PACKAGE.parent / "ARCHITECTURE.md").read_text().split("```")[1]
+    rooms = {room for line in picture.splitlines() for room in line[:48].split()}
+    assert sorted(FLOOR_OF.keys() - {"__main__"} - rooms) == []
 
 
 def test_each_power_stays_in_its_rooms() -> None:

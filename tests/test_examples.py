@@ -91,6 +91,27 @@ def test_what_learns_for_long_runs(name: str, arguments: list[str], monkeypatch:
     assert curve.points[-1][0] == int(arguments[1])
 
 
+@pytest.mark.more
+def test_self_play_has_a_league_of_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = ["--total-env-steps", "3000", "--freeze-every", "1000", "--num-envs", "8", "--games", "10"]
+    files = ["--plot", str(tmp_path / "elo.png"), "--save", str(tmp_path / "agent.pt")]
+    league, won = load("self_play", monkeypatch).main([*size, *files])
+    assert league.players[:2] == ("random", "agent@0")
+    assert len(league.players) == 4
+    assert league.games[-1].any()
+    assert 0 <= won <= 10
+    assert {path.name for path in tmp_path.iterdir()} == {"elo.png", "agent.pt"}
+
+
+@pytest.mark.soak
+def test_self_play_beats_a_random_player_and_forgets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    league, won = load("self_play", monkeypatch).main(["--num-workers", "1"])
+    assert won >= 95
+    assert (league.payoff()[-1, :6] > 0.75).all()
+    ratings = list(league.elo().values())
+    assert ratings[-1] > ratings[4] > ratings[1]
+
+
 def test_the_table_of_examples_has_each_of_them_with_its_lines() -> None:
     table = (EXAMPLES / "README.md").read_text()
     rows = re.findall(r"^\| `(\w+)\.py` \|.*\| (\d+) \|[^|]*\|[^|]*\|$", table, re.MULTILINE)
@@ -215,7 +236,7 @@ def test_the_demo_trains_shows_progress_and_reports(monkeypatch: pytest.MonkeyPa
     demo = load("demo", monkeypatch)
     demo.train(demo.Args(total_env_steps=4000))
     shown = capsys.readouterr()
-    for figure in ("env steps", "env steps/s", "episodes", "mean return", "policy lag", "workers alive", "time left"):
+    for figure in ("env steps", "env steps/s", "episodes", "mean return", "policy lag", "workers alive", "time "):
         assert figure in shown.err
     assert "What it measured" in shown.out
 

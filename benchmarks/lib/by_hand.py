@@ -58,49 +58,92 @@ class Rollouts:
 class Steps:
     """Each process steps its share of the sub-environments when a pipe tells it to, and says so over another one.
 
+    Made before there are threads, because it forks.
+
     Args:
-        make_env: its observations are float32 ``[4]``, its actions whole numbers.
+        make_env: its observations and actions are arrays or numbers.
         num_envs: sub-environments.
         count: processes.
     """
 
     def __init__(self, make_env: Callable[[], Any], num_envs: int, count: int) -> None:
-        self._share = num_envs // count
-        self._block = _Block(num_envs)
-        self._answers, answer = os.pipe()
+        env = make_env()
+        of, action = env.observation_space, np.asarray(env.action_space.sample())
+        env.close()
+        self._observations = shared((num_envs, *of.shape), of.dtype)
+        self._rewards, self._flags = shared((num_envs,), "f8"), shared((2, num_envs), "?")
+        self._actions = shared((num_envs, *action.shape), action.dtype)
+        self._answers, self._answer = os.pipe()
         self._orders, self.pids = [], list[int]()
-        for worker in range(count):
+        self._rows = [slice(rows[0], rows[-1] + 1) for rows in np.array_split(np.arange(num_envs), count)]
+        for worker, rows in enumerate(self._rows):
             read, write = os.pipe()
-            own = range(worker * self._share, (worker + 1) * self._share)
             self._orders.append(write)
-            self.pids.append(_forked(lambda o=own, w=worker, r=read: _serve(w, make_env, o, self._block, r, answer)))
-            os.write(write, b"\0")
+            self.pids.append(_forked(lambda w=worker, o=rows, r=read: self._serve(w, make_env, o, r)))
+
+    def reset(self) -> None:
+        """Processes have done so."""
+
+    def step(self, actions: Any) -> Any:
+        """Step all, and wait for them."""
+        self._actions[:] = actions
+        for orders in self._orders:
+            os.write(orders, b"\0")
+        answered = 0
+        while answered < len(self.pids):
+            answered += len(os.read(self._answers, 4096))
+        return self._observations.copy(), self._rewards.copy(), *self._flags.copy()
 
     def run(self, seconds: float) -> int:
-        """Send those that are ready on at once, for so long; env steps."""
-        steps, began = 0, time.perf_counter()
-        while time.perf_counter() - began < seconds:
+        """Send those that are ready on at once, for so long, and wait for all; env steps."""
+        steps, under_way, began = 0, len(self.pids), time.perf_counter()
+        for orders in self._orders:
+            os.write(orders, b"\0")
+        while under_way:
             for worker in os.read(self._answers, 4096):
-                first = worker * self._share
-                rows = slice(first, first + self._share)
-                self._block.observations[rows].copy(), self._block.rewards[rows].copy()
-                self._block.actions[rows] = steps % 2
-                os.write(self._orders[worker], b"\0")
-                steps += self._share
+                rows = self._rows[worker]
+                self._observations[rows].copy(), self._rewards[rows].copy()
+                steps += rows.stop - rows.start
+                if time.perf_counter() - began < seconds:
+                    self._actions[rows] = steps % 2
+                    os.write(self._orders[worker], b"\0")
+                else:
+                    under_way -= 1
         return steps
 
     def close(self) -> None:
         """End the processes."""
         _end(self.pids)
 
+    def _serve(self, worker: int, make_env: Callable[[], Any], own: slice, orders: int) -> None:
+        envs = [make_env() for _ in range(own.start, own.stop)]
+        for row, env in enumerate(envs, own.start):
+            env.reset(seed=row)
+        while os.read(orders, 1):
+            observations, rewards, ends, truncations = [], [], [], []
+            for env, action in zip(envs, self._actions[own], strict=True):
+                observation, reward, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    observation, _ = env.reset()
+                observations.append(observation)
+                rewards.append(reward)
+                ends.append(terminated)
+                truncations.append(truncated)
+            np.stack(observations, out=self._observations[own], casting="same_kind")
+            self._rewards[own], self._flags[0, own], self._flags[1, own] = rewards, ends, truncations
+            os.write(self._answer, bytes([worker]))
+
+
+def shared(shape: Sequence[int], dtype: Any) -> Any:
+    """An array that processes which are forked from now on have too."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.ndarray(shape, dtype, mmap.mmap(-1, max(1, nbytes)))
+
 
 class _Block:
     def __init__(self, rows: int) -> None:
-        memory = mmap.mmap(-1, rows * (4 * OBSERVATION + 8 + 4 + 2))
-        self.observations = np.ndarray((rows, OBSERVATION), np.float32, memory)
-        self.actions = np.ndarray(rows, np.int64, memory, rows * 4 * OBSERVATION)
-        self.rewards = np.ndarray(rows, np.float32, memory, rows * (4 * OBSERVATION + 8))
-        self.ends = np.ndarray((rows, 2), bool, memory, rows * (4 * OBSERVATION + 12))
+        self.observations, self.actions = shared((rows, OBSERVATION), np.float32), shared((rows,), np.int64)
+        self.rewards, self.ends = shared((rows,), np.float32), shared((rows, 2), bool)
 
 
 def _fill(
@@ -119,22 +162,6 @@ def _fill(
             if terminated or truncated:
                 observation, _ = env.reset()
         os.write(answers, bytes([worker, order[0]]))
-
-
-def _serve(
-    worker: int, make_env: Callable[[], Any], own: Sequence[int], block: _Block, orders: int, answers: int
-) -> None:
-    envs = [make_env() for _ in own]
-    for row, env in zip(own, envs, strict=True):
-        env.reset(seed=row)
-    steps = [env.step for env in envs]
-    said = bytes([worker])
-    while os.read(orders, 1):
-        for row, env, step in zip(own, envs, steps, strict=True):
-            observation, block.rewards[row], terminated, truncated, _ = step(int(block.actions[row]))
-            block.ends[row] = terminated, truncated
-            block.observations[row] = env.reset()[0] if terminated or truncated else observation
-        os.write(answers, said)
 
 
 def _forked(run: Callable[[], None]) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from parenv.advice.costs import Costs, Setting
 from parenv.advice.recommendations import NEARLY, WORTH, Recommendation, in_seconds
 
-WAKE_UP_S = 100e-6
-"""To wake processes on other cores and be woken."""
+HANDING_OVER_S = 150e-6
+"""Of a worker that acts for others: to send actions to two halves, be woken, and take in what came of them."""
 
 
 def mini_batch(costs: Costs, device: str) -> Recommendation:
@@ -68,31 +68,36 @@ def step_workers(costs: Costs, best: Setting, device: str) -> Recommendation:
         device: on which workers are to act.
     """
     own_s, half_s = costs.acting_once_s(best.batch, device), costs.acting_once_s(-(-best.num_envs // 2), device)
-    in_turn = best.num_workers if device != "cpu" else max(1.0, best.num_workers / costs.cores)
-    where = forward_place(own_s, half_s, in_turn)
+    crowd = max(1.0, best.num_workers / costs.cores)
+    in_turn, step_s = best.num_workers if device != "cpu" else crowd, costs.environment_s * best.batch * crowd
+    where = forward_place(own_s, half_s, in_turn, step_s)
     turns = f", {in_turn:.3g} of them in turn" if in_turn > 1 else ", each on a core of its own"
     because = (
         f"a forward takes {in_seconds(own_s)} for a worker's own {best.batch} rows on {device}{turns}; for all at once "
-        f"two of {in_seconds(half_s)} and a wake-up"
+        f"two of {in_seconds(half_s)}; to step a worker's rows takes {in_seconds(step_s)}"
     )
     return Recommendation("step_workers", best.num_workers if where == "central" else "none", None, because)
 
 
-def forward_place(own_s: float, half_s: float, in_turn: float) -> str:
+def forward_place(own_s: float, half_s: float, in_turn: float, step_s: float = 0.0) -> str:
     """Where to act: ``"local"``, in every worker for its own rows, or ``"central"``, in one for all.
 
-    Local pays while a forward for its own rows costs less than a wake-up and its part of the joint one.
+    A row takes at least what all forwards take one after the other, and at least one forward and the stepping behind
+    it, during which others have theirs.
 
     Args:
         own_s: seconds of a forward for the rows of one worker.
         half_s: seconds of one for half of all rows; the joint one is two of these.
         in_turn: forwards of workers that wait for one another: all of them on one GPU; on the CPU, those for which
             there is no core.
+        step_s: seconds in which a process steps the rows of one worker.
 
     >>> forward_place(5e-3, 5e-3, in_turn=8), forward_place(5e-3, 20e-3, in_turn=1)
     ('central', 'local')
     """
-    return "central" if own_s >= WORTH * (WAKE_UP_S + 2 * half_s / in_turn) else "local"
+    local_s = max(in_turn * own_s, step_s + own_s)
+    central_s = HANDING_OVER_S + max(2 * half_s, step_s + half_s)
+    return "central" if local_s >= WORTH * central_s else "local"
 
 
 def faster_device(seconds: Mapping[str, float]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from parenv.advice.advising import advise as advise_on
 from parenv.advice.costs import Costs, Setting, fixed_seconds
 from parenv.advice.recommendations import NEARLY, Advice, in_steps
+from parenv.argument_checks import at_least, positive
 from parenv.cli import measuring
 from parenv.cli.agent import Agent, RandomNetwork, agent_by
 from parenv.cli.curves import acting_seconds, by_device, learning_seconds
@@ -26,7 +27,6 @@ from parenv.experience.gradient import Gradient
 from parenv.policy.snapshots import module_of
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.process.cores import usable_cores
-from parenv.supervision.partition import at_least
 
 ENVS_PER_WORKER = 8
 ROUNDS = 3
@@ -127,8 +127,7 @@ def advise(
     Raises:
         ConfigurationError: an argument is wrong, or the environment or the agent does not run.
     """
-    if not seconds > 0:
-        raise ConfigurationError(f"seconds must be positive, got {seconds!r}")
+    positive("seconds", seconds)
     workers = usable_cores() if num_workers is None else num_workers
     envs = ENVS_PER_WORKER * workers if num_envs is None else num_envs
     at_least("num_workers", workers, 1)

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from parenv.argument_checks import at_least, positive
 from parenv.cli.agent import RandomNetwork, agent_by
-from parenv.cli.bench_report import BenchReport, Spread, Throughput
+from parenv.cli.bench_report import BenchReport, Throughput
 from parenv.cli.environment import Environment, tried_out
 from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
@@ -23,7 +24,6 @@ from parenv.memory.spaces import leaves
 from parenv.options import Mode
 from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.cores import usable_cores
-from parenv.supervision.partition import at_least
 
 MODES: tuple[Mode, Mode] = ("sync", "async")
 
@@ -113,7 +113,7 @@ def bench(
         repeats=repeats,
         slice_s=slice_s,
         seconds=time.monotonic() - began,
-        costs_s={name: Spread.of(one.values) for name, one in found_costs.items() if one.failure is None},
+        costs_s={name: one.spread for name, one in found_costs.items() if one.spread is not None},
         sizes_bytes=_sizes(environment, policy) if pool else {},
         throughput=_throughput(systems, found[len(costs) :]),
         cost_failures={name: one.failure for name, one in found_costs.items() if one.failure is not None},
@@ -122,8 +122,7 @@ def bench(
 
 def _check(seconds: float, num_envs: Sequence[int], num_workers: Sequence[int], repeats: int) -> None:
     at_least("repeats", repeats, 1)
-    if not seconds > 0:
-        raise ConfigurationError(f"seconds must be positive, got {seconds!r}")
+    positive("seconds", seconds)
     for name, values in (("num_envs", num_envs), ("num_workers", num_workers)):
         if not values:
             raise ConfigurationError(f"{name} is empty: give at least one number")
@@ -153,12 +152,6 @@ def _sizes(environment: Environment, policy: Any) -> dict[str, float]:
 
 def _throughput(systems: Sequence[System], found: Sequence[Found]) -> tuple[Throughput, ...]:
     return tuple(
-        Throughput(
-            system.name,
-            system.num_envs,
-            system.num_workers,
-            Spread.of(one.values) if one.values and one.failure is None else None,
-            one.failure,
-        )
+        Throughput(system.name, system.num_envs, system.num_workers, one.spread, one.failure)
         for system, one in zip(systems, found, strict=True)
     )

@@ -6,10 +6,10 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from parenv.libraries import installed_version
 from parenv.process.cores import usable_cores
 
 PACKAGES = ("parenv", "gymnasium", "numpy", "torch", "stable_baselines3")
@@ -29,7 +29,7 @@ def machine() -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in PACKAGES if (version := installed_version(name)) is not None},
         "date": date.today().isoformat(),
     }
 
@@ -55,10 +55,3 @@ def _cpu() -> str:
         lines = []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

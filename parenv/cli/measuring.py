@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from parenv.cli.bench_report import Spread
 from parenv.cli.subjects import Opened, Subject
 
 
@@ -20,6 +21,11 @@ class Found:
 
     values: list[float] = field(default_factory=list)
     failure: str | None = None
+
+    @property
+    def spread(self) -> Spread | None:
+        """The values in short; ``None`` where there is none, or something failed."""
+        return Spread.of(self.values) if self.values and self.failure is None else None
 
 
 Watch = Callable[[str, int, Sequence[Found]], None]

@@ -11,13 +11,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parenv.argument_checks import at_least
 from parenv.cli.environment import environment_factory, is_env_id
 from parenv.cli.help import add_command
 from parenv.cli.writable import check_writable
 from parenv.errors import ConfigurationError
 from parenv.exporting.onnx_policy import OnnxPolicy
+from parenv.libraries import require
 from parenv.memory.spaces import flatten, leaves, unflatten
-from parenv.supervision.partition import at_least
 
 DEFAULT_FPS = 30
 
@@ -155,10 +156,7 @@ def _action(space: gym.Space[Any], actions: Any) -> Any:
 
 
 def _write_video(path: Path, frames: Sequence[Any], fps: float) -> None:
-    try:
-        import imageio.v3 as imageio
-    except ImportError as error:
-        raise ConfigurationError('a video needs imageio: pip install "parenv[export]"') from error
+    imageio = require("imageio.v3", "a video", "export")
     timing: dict[str, Any] = {"duration": 1000 / fps, "loop": 0} if path.suffix.lower() == ".gif" else {"fps": fps}
     try:
         imageio.imwrite(path, np.stack(frames), **timing)

@@ -10,6 +10,7 @@ from parenv.advice.recommendations import in_steps
 from parenv.cli.bench_report import BenchReport, Throughput
 from parenv.cli.tables import label
 from parenv.errors import ConfigurationError
+from parenv.libraries import require
 
 COLOURS = {
     "SyncVectorEnv": "#e6850d",
@@ -30,10 +31,9 @@ def check_plotting(path: Path | None = None) -> None:
     Raises:
         ConfigurationError: ``matplotlib`` is not installed, or has no such format.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError('a plot needs matplotlib: pip install "parenv[bench]"') from error
+    require("matplotlib.figure", "a plot", "bench")
+    from matplotlib.figure import Figure
+
     formats = sorted(Figure().canvas.get_supported_filetypes())
     if path is not None and path.suffix and path.suffix[1:].lower() not in formats:
         raise ConfigurationError(f"cannot write {path}: the formats of plots are {', '.join(formats)}")

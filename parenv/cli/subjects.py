@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 from gymnasium import Space
 
 from parenv.cli.environment import Environment
 from parenv.errors import ConfigurationError
-from parenv.memory.spaces import flatten, leaves
+from parenv.memory.spaces import leaves, stacked
 from parenv.policy.devices import on_device
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.worker.acting import Actor, check_actions
@@ -146,12 +145,7 @@ def acting(environment: Environment, policy: Any, batch: int, device: str = "cpu
 def random_rows(space: Space[Any], batch: int) -> list[Any]:
     """Random observations by leaf: arrays ``[batch, ...]``, or lists where they have no fixed size."""
     space.seed(0)
-    of = leaves(space)
-    samples = [flatten(of, space.sample()) for _ in range(batch)]
-    return [
-        list(values) if leaf.dtype is None else np.stack([np.asarray(value, leaf.dtype) for value in values])
-        for leaf, values in zip(of, zip(*samples, strict=True), strict=True)
-    ]
+    return stacked(leaves(space), [space.sample() for _ in range(batch)])
 
 
 def seconds_each(work: Callable[[], object], seconds: float) -> float:

@@ -76,7 +76,7 @@ class Loss:
 
     @property
     def who(self) -> str:
-        """In words."""
+        """Whose loss it was, in words."""
         return f"worker {self.worker}" if self.what == "worker" else f"{self.what} of worker {self.worker}"
 
 

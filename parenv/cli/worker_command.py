@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from parenv.argument_checks import at_least, positive
 from parenv.cli.help import add_command
-from parenv.errors import ConfigurationError
 from parenv.process.cores import usable_cores
 from parenv.remote.host import PATIENCE_S, serve
 from parenv.remote.net.host_keys import read_host_keys
@@ -47,10 +47,8 @@ def add_worker_command(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     num_workers = usable_cores() if options.num_workers is None else options.num_workers
-    if num_workers < 1:
-        raise ConfigurationError(f"--num-workers must be at least 1, got {num_workers}")
-    if not options.patience > 0:
-        raise ConfigurationError(f"--patience must be positive seconds, got {options.patience}")
+    at_least("--num-workers", num_workers, 1)
+    positive("--patience", options.patience, " seconds")
     return serve(
         options.connect,
         read_host_keys(options.key),

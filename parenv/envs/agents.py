@@ -33,11 +33,11 @@ class SingleAgent:
         self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """Of the agent."""
+        """What the agent observes."""
         return self.env.observation_space
 
     def action_space(self, agent: str) -> Space[Any]:
-        """Of the agent."""
+        """What the agent can do."""
         return self.env.action_space
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, Any]:

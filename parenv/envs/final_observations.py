@@ -92,7 +92,8 @@ class FinalObservations:
             if leaf.dtype is None:
                 finals[begin:] = [copied(values[column]) for column in columns.tolist()]
             else:
-                finals[begin : begin + len(columns)] = as_array(values)[columns]
+                chosen = values[columns] if hasattr(values, "detach") else as_array(values)[columns]
+                finals[begin : begin + len(columns)] = as_array(chosen)
 
     def _check_is_not_reset(self, columns: Any, observations: Any, infos: Any) -> None:
         """Where the final observation is given beside another one, the reset has happened in the same step."""
@@ -107,22 +108,6 @@ class FinalObservations:
                     f"{self._env} says that its autoreset mode is NEXT_STEP, but at the end of an episode it returns "
                     "the first observation of the next one, as in SAME_STEP, with the final one in its infos. Correct "
                     'metadata["autoreset_mode"]'
-                )
-
-
-def check_reset_with_mask(env: Any, before: Sequence[Any], after: Sequence[Any], others: Any) -> None:
-    """Check that a reset of some sub-environments has left the others as they were.
-
-    Raises:
-        ConfigurationError: it has not.
-    """
-    for old, new in zip(before, after, strict=True):
-        for column in np.flatnonzero(others).tolist():
-            if not np.array_equal(as_array(old[column]), as_array(new[column])):
-                raise ConfigurationError(
-                    f"{env} says that its autoreset mode is DISABLED, but reset(options={{'reset_mask': ...}}) has "
-                    f"also changed sub-environment {column}, whose episode goes on. Let reset heed the mask, or "
-                    'correct metadata["autoreset_mode"]'
                 )
 
 

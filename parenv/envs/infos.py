@@ -55,11 +55,6 @@ class InfoRows:
             if wanted.acted_on:
                 _put(self._seen[wanted.name], step + 1, column, value)
 
-    def write_own(self, step: int, column: int, info: Found) -> None:
-        """Write what a step returned that ended an episode, and not what came with the next observation."""
-        for wanted in self._infos:
-            _put(self._own[wanted.name], step, column, fitting(wanted, info.get(wanted.name)))
-
     def write_first(self, row: int, column: int, info: Found) -> None:
         """Write what a reset returned, as what came with the observation of a row."""
         for name, blocks in self._seen.items():

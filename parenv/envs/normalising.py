@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
+
+from parenv.envs.state import layers_of
 
 _OF_STATISTICS = ("mean", "var", "count")
 _SUMS = ("discounted_reward",)
@@ -44,11 +45,10 @@ def set_statistics(envs: Sequence[Any], saved: Statistics, updating: bool = True
 
 
 def _held_by(env: Any) -> Iterator[tuple[Any, str, Any]]:
-    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
-        for name, held in vars(env).items():
+    for layer in layers_of(env)[:-1]:
+        for name, held in vars(layer).items():
             if name in _SUMS or _is_running(held):
-                yield env, name, held
-        env = env.env
+                yield layer, name, held
 
 
 def _is_running(held: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymnasium import Wrapper
+from gymnasium.vector import VectorWrapper
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 _STATELESS = (OrderEnforcing, PassiveEnvChecker)
@@ -20,7 +21,7 @@ def get_state(env: Any) -> dict[str, Any] | None:
     if not hasattr(env.unwrapped, "get_state"):
         return None
     layers, unknown = [], []
-    for layer in _layers(env):
+    for layer in layers_of(env):
         if _has(layer, "get_state"):
             layers.append(layer.get_state())
         elif isinstance(layer, TimeLimit):
@@ -36,18 +37,19 @@ def set_state(env: Any, state: dict[str, Any]) -> None:
     """Bring an environment that has been reset into a state of :func:`get_state`."""
     if state["np_random"] is not None:
         env.unwrapped._np_random = state["np_random"]
-    for layer, value in zip(_layers(env), state["layers"], strict=True):
+    for layer, value in zip(layers_of(env), state["layers"], strict=True):
         if _has(layer, "set_state"):
             layer.set_state(value)
         elif isinstance(layer, TimeLimit):
             layer._elapsed_steps = value
 
 
-def _layers(env: Any) -> list[Any]:
-    layers = [env]
-    while isinstance(layers[-1], Wrapper):
-        layers.append(layers[-1].env)
-    return layers
+def layers_of(env: Any) -> list[Any]:
+    """The wrappers of an environment, single or vector, the outermost first, and what they wrap."""
+    found = [env]
+    while isinstance(found[-1], Wrapper | VectorWrapper):
+        found.append(found[-1].env)
+    return found
 
 
 def _has(layer: Any, method: str) -> bool:

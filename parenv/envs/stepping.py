@@ -36,6 +36,8 @@ class EnvStepper:
     """Which of them only reset in the next step: none ever."""
     spends_steps = False
     """Whether it has steps that only reset."""
+    writes_tensors = False
+    """Whether the rows that it writes observations to may be tensors."""
     sums_rewards = False
     """Whether it says returns and lengths of episodes, also where no wrapper does."""
 

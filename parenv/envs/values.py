@@ -28,6 +28,30 @@ def as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
+def as_tensor(value: Any) -> Any:
+    """Arrays, tensors and numbers of any library as torch's: where they are, over the same memory."""
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+    is_foreign = hasattr(value, "__dlpack__") and not hasattr(value, "detach")
+    return from_dlpack(value) if is_foreign else torch.as_tensor(value)
+
+
+def assign(block: Any, index: Any, values: Any) -> None:
+    """Write arrays, tensors or numbers to a part of a block of either kind, on whichever device; or lists to a list."""
+    if hasattr(block, "copy_"):
+        block[index].copy_(as_tensor(values))
+    else:
+        block[index] = values if type(values) is list else as_array(values)
+
+
+def own(rows: Any) -> Any:
+    """Rows with memory of their own."""
+    return rows.clone() if hasattr(rows, "clone") else rows.copy()
+
+
 def row_writer(of: Sequence[Leaf], fit: Fit | None = None) -> Callable[[Rows, int, Any], None]:
     """A function that writes one observation to index ``i`` of the given rows, and refuses what does not fit.
 

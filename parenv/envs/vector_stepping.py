@@ -10,19 +10,21 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from parenv.envs.final_observations import FinalObservations, check_reset_with_mask
+from parenv.envs.autoreset import Resets, autoreset_mode, check_reset_with_mask
+from parenv.envs.env_arrays import EnvArrays
+from parenv.envs.final_observations import FinalObservations
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found, row_of
 from parenv.envs.recorded import is_recorded, recorded_in_columns
 from parenv.envs.targets import End, Target
-from parenv.envs.values import Rows, as_array, check_finite, copied
+from parenv.envs.values import Rows, as_tensor, assign, check_finite, copied
 from parenv.errors import ConfigurationError, ObservationError
-from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+from parenv.memory.spaces import Leaf, flatten, is_single, leaves
 from parenv.memory.status_slot import StatusSlot
 
 WORKER_RESTARTED = "worker_restarted"
 """Among the infos of a :class:`~parenv.ParallelVectorEnv`: whose process was gone."""
-NOBODY: Any = np.zeros(0, np.int64)
+ALL = slice(None)
 
 
 class VectorStepper:
@@ -39,6 +41,8 @@ class VectorStepper:
         overlaps: whether :meth:`send` returns at once, by ``step_async`` of the environment.
     """
 
+    writes_tensors = True
+    """Whether the rows that it writes observations to may be tensors."""
     sums_rewards = True
     """Whether it says returns and lengths of episodes, also where no wrapper does."""
 
@@ -55,10 +59,11 @@ class VectorStepper:
         self.num_envs = batch = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
         self.action_space: Space[Any] = env.single_action_space
-        self._leaves, self._action_leaves = leaves(self.observation_space), leaves(self.action_space)
+        self._leaves = leaves(self.observation_space)
         self._first, self._fit, self._progress = first_env_id, fit or Fit(), progress
+        self._is_plain = is_single(self._leaves) and not self._fit.finite
         self._finals = FinalObservations(env, self._mode, self._leaves, self._fit)
-        self._arrays = Arrays(env)
+        self._arrays = EnvArrays(env, leaves(self.action_space))
         self._resets = Resets(env, first_env_id)
         self._episodes = EpisodeSums(batch, is_recorded(env))
 
@@ -90,22 +95,20 @@ class VectorStepper:
     def send(self, actions: Rows) -> None:
         """Have all take a step."""
         self._progress.begin("step")
-        batch = unflatten(self._action_leaves, self._arrays.actions([values.copy() for values in actions]))
-        self._split.send(batch)
+        self._split.send(self._arrays.actions(actions))
 
     def receive(self, rows: Rows, step: int, target: Target) -> None:
         """Wait until they have, and write what came of it."""
-        observations, rewards, *flags, infos = self._split.wait()
-        per_env = (self.num_envs,)
-        terminated, truncated = (self._arrays.read(name, of, per_env) for name, of in zip(_FLAGS, flags, strict=True))
+        observations, rewards, terminated, truncated, infos = self._split.wait()
+        per_env, read = (self.num_envs,), self._arrays.read
+        terminated, truncated = read("terminated", terminated, per_env), read("truncated", truncated, per_env)
         row = target.rewards[step]
-        row[:] = self._arrays.read("rewards", rewards, per_env)
+        row[:] = read("rewards", rewards, per_env)
         target.plain["terminated"][step], target.plain["truncated"][step] = terminated, truncated
         if target.infos:
             target.infos.write_batch(step, infos, np.arange(self.num_envs))
         ended = np.logical_or(terminated, truncated)
-        columns = np.flatnonzero(ended)
-        self._resets.begun = columns
+        self._resets.begun = columns = ended.nonzero()[0]
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets.take_step(ended, columns)
             row[self._resets.begun] = 0
@@ -180,65 +183,32 @@ class VectorStepper:
         return fresh
 
     def _write(self, rows: Rows, observations: Any) -> None:
+        if self._is_plain and type(observations) is type(rows[0]) is np.ndarray:
+            row = rows[0]
+            if observations.dtype is row.dtype and observations.shape == row.shape:
+                row[:] = observations
+                return
         for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
             if leaf.dtype is None:
                 row[:] = [copied(value) for value in values]
                 continue
-            array = self._arrays.read(f"observations{leaf.name}", values, row.shape)
+            name = f"observations{leaf.name}"
+            if not self._fit.finite and self._arrays.stay(name, values, row):
+                row.copy_(as_tensor(values))
+                continue
+            array = self._arrays.read(name, values, row.shape)
             if (problem := self._fit.problem("observation", leaf, array)) is not None:
                 raise ObservationError(
                     f"the VectorEnv returned an observation{leaf.name} of shape {array.shape} and dtype {array.dtype}; "
                     f"its space says {row.shape} and {row.dtype} ({problem})"
                 )
             self._check_finite(leaf, array)
-            row[:] = array
+            assign(row, ALL, array)
 
     def _check_finite(self, leaf: Leaf, values: Any) -> None:
         for column, value in enumerate(values if self._fit.finite else ()):
             self._progress.begin("step", self._first + column)
             check_finite(leaf, value, self._fit)
-
-
-class Resets:
-    """Which sub-environments have begun an episode, and which of them only reset in the next step.
-
-    Args:
-        env: for messages.
-        first_env_id: likewise.
-
-    Attributes:
-        pending: bool ``[B]``: those that only reset in the next step.
-        begun: int64 ``[K]``: those that have begun an episode in the last one.
-    """
-
-    def __init__(self, env: Any, first_env_id: int) -> None:
-        self._env, self._first = env, first_env_id
-        self.clear()
-
-    def clear(self) -> None:
-        """All have been reset."""
-        self.pending: Any = np.zeros(self._env.num_envs, bool)
-        self.begun: Any = NOBODY
-        self._ended: Any = NOBODY
-
-    def take_step(self, ended: Any, columns: Any) -> None:
-        """A step in ``NEXT_STEP`` mode.
-
-        Args:
-            ended: whose episodes it has ended, bool ``[B]``.
-            columns: the same as int64 ``[K]``.
-
-        Raises:
-            ConfigurationError: one that must only reset has ended an episode.
-        """
-        self.begun, self._ended, self.pending = self._ended, columns, ended
-        if ended[self.begun].any():
-            env_id = self._first + self.begun[ended[self.begun]][0]
-            raise ConfigurationError(
-                f"{self._env} says that its autoreset mode is NEXT_STEP, but the step after the end of an episode of "
-                f"env_id {env_id}, which must only reset, has ended an episode again. Correct "
-                'metadata["autoreset_mode"] (parenv.testing.check_vector_env says what it does)'
-            )
 
 
 class SplitStep:
@@ -272,7 +242,7 @@ class EpisodeSums:
     def __init__(self, batch: int, is_recorded: bool) -> None:
         self._returns, self._began = np.zeros(batch), np.zeros(batch)
         self._steps, self._steps_before = 0, np.zeros(batch, np.int64)
-        self._recorded = np.full(batch, is_recorded)
+        self._recorded, self._any_recorded = np.full(batch, is_recorded), is_recorded
 
     def begin(self) -> None:
         """All begin an episode."""
@@ -298,77 +268,15 @@ class EpisodeSums:
         records["seconds"] = now - self._began[columns]
         records["return"], records["length"] = self._returns[columns], self._steps - self._steps_before[columns]
         counted = columns
-        if self._recorded.any() or "episode" in infos or "final_info" in infos:
+        if self._any_recorded or "episode" in infos or "final_info" in infos:
             is_said, returns, lengths = recorded_in_columns(infos, columns)
             self._recorded[columns] |= is_said
+            self._any_recorded = bool(self._recorded.any())
             records["counts"] = counts = is_said | ~self._recorded[columns]
             records["return"][is_said], records["length"][is_said] = returns[is_said], lengths[is_said]
             counted = columns[counts]
         self._returns[columns], self._steps_before[columns] = 0.0, self._steps + later
         self._began[counted] = now
-
-
-class Arrays:
-    """Arrays between a ``VectorEnv`` of any library and numpy, as far as can be over the same memory.
-
-    Args:
-        env: for messages.
-    """
-
-    def __init__(self, env: Any) -> None:
-        self._env = env
-        self._devices: dict[str, str] = {}
-        self._like: Any = None
-
-    def settle(self, observations: Sequence[Any]) -> None:
-        """Find out from its first observations whether it is one of tensors, which then get tensors as actions."""
-        self._like = next((values for values in observations if hasattr(values, "detach")), None)
-
-    def read(self, name: str, values: Any, shape: tuple[int, ...]) -> Any:
-        """What the environment has returned, as numpy's.
-
-        Raises:
-            ObservationError: it has another shape, or has moved to another device.
-        """
-        if type(values) is not np.ndarray and (device := str(getattr(values, "device", ""))):
-            before = self._devices.setdefault(name, device)
-            if device != before:
-                raise ObservationError(
-                    f"the {name} of {self._env} were on {before} and are now on {device}: let the environment keep "
-                    "its arrays on one device"
-                )
-        array = as_array(values)
-        if array.shape != shape:
-            raise ObservationError(
-                f"the VectorEnv returned {name} of shape {array.shape}; for {shape[0]} sub-environments they must be "
-                f"of shape {shape} (the shapes differ)"
-            )
-        return array
-
-    def actions(self, values: list[Any]) -> list[Any]:
-        """Actions as the environment wants them."""
-        if self._like is None:
-            return values
-        import torch
-
-        return [part if isinstance(part, list) else torch.from_numpy(part).to(self._like.device) for part in values]
-
-
-def autoreset_mode(env: Any) -> AutoresetMode:
-    """When a ``VectorEnv`` resets what has ended.
-
-    Raises:
-        ConfigurationError: it does not say.
-    """
-    said = env.metadata.get("autoreset_mode")
-    for mode in AutoresetMode:
-        if said in (mode, mode.value):
-            return mode
-    raise ConfigurationError(
-        f"{env} has the autoreset mode {said}, so nobody can know which of its steps are real. Say it where it is "
-        'made, env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}, or SAME_STEP or DISABLED; '
-        "parenv.testing.check_vector_env(make) finds out which"
-    )
 
 
 def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
@@ -378,6 +286,3 @@ def _seed_of(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
     if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or hasattr(env.unwrapped, "parts"):
         return list(seeds)
     return int(seeds[0] or 0) % 2**31
-
-
-_FLAGS = ("terminated", "truncated")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Rollout, map_trees
+from parenv.experience.rollout import Rollout, map_trees, own_copy, to_tensors
 from parenv.experience.transitions import Transitions
 from parenv.memory.spaces import Tree
 
@@ -191,23 +191,18 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
         """The true next state of every step, ``[T, B, *state]``: the final one where an episode ended."""
         if self.shifted_states is None or not len(self.final_index[0]):
             return self.shifted_states
-        filled = self.shifted_states.clone() if hasattr(self.shifted_states, "clone") else self.shifted_states.copy()
+        filled = own_copy(self.shifted_states)
         filled[self.final_index] = self.final_states
         return filled
 
     def to(self, device: Any = "cpu", *, non_blocking: bool = False) -> RolloutsByPolicy:
         """The same as tensors. On the CPU they share the memory of the arrays."""
-        import torch
-
-        def tensor(value: Any) -> Any:
-            return None if value is None else torch.as_tensor(value).to(device, non_blocking=non_blocking)
-
         by_policy = {name: rows.to(device, non_blocking=non_blocking) for name, rows in self.items()}
-        return self._with(tensor, by_policy)
+        return self._with(to_tensors(device, non_blocking), by_policy)
 
     def copy(self) -> RolloutsByPolicy:
         """The same with memory of its own."""
-        return self._with(lambda value: None if value is None else value.copy(), {n: r.copy() for n, r in self.items()})
+        return self._with(own_copy, {name: rows.copy() for name, rows in self.items()})
 
     def _with(self, function: Callable[[Any], Any], by_policy: Any) -> RolloutsByPolicy:
         steps, columns = self.final_index

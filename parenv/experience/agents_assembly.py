@@ -10,7 +10,7 @@ import numpy as np
 
 from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, RolloutsByPolicy
 from parenv.experience.rollout import Ends, map_trees
-from parenv.memory.agent_layout import NOBODY, AgentsSpec
+from parenv.memory.agent_layout import NOBODY, AgentsSpec, RowGroup
 from parenv.memory.spaces import unflatten
 
 Arrays = Mapping[tuple[str, Any], Any]
@@ -50,6 +50,7 @@ def assemble_agents(
     worker: int | None,
     policy_version: int,
     num_steps: int,
+    first: int = 0,
 ) -> RolloutsByPolicy:
     """Build the rollouts of a slot. Arrays are copied only where a policy has rows in no regular order.
 
@@ -62,11 +63,12 @@ def assemble_agents(
         worker: the worker whose they are, or ``None``.
         policy_version: of all policies together.
         num_steps: env steps.
+        first: where the arrays are those of one worker alone, its first sub-environment in the slot.
     """
-    of_envs = _ends(arrays[0], widths, 1, spec.groups[0].spec.rollout_length)
+    of_envs = _ends(arrays[0], widths, spec.groups[0], first)
     by_policy: dict[str, AgentRollout] = {}
     for index in range(1, len(spec.groups)):
-        rows = _GroupOfRows(spec, index, arrays[index], widths, env_ids, worker)
+        rows = _GroupOfRows(spec, index, arrays[index], widths, env_ids, worker, first)
         for number in rows.policies(played, len(spec.policies)):
             by_policy[played[number].name] = rows.of(number, played[number])
     state = arrays[0].get(("observations", 0))
@@ -90,12 +92,19 @@ class _GroupOfRows:
     """The rows of a group in one slot."""
 
     def __init__(
-        self, spec: AgentsSpec, index: int, arrays: Arrays, widths: Sequence[int], env_ids: Any, worker: int | None
+        self,
+        spec: AgentsSpec,
+        index: int,
+        arrays: Arrays,
+        widths: Sequence[int],
+        env_ids: Any,
+        worker: int | None,
+        first: int,
     ) -> None:
         self._spec, self._index, self._group, self._arrays = spec, index, spec.groups[index], arrays
         self._env_ids, self._worker = np.repeat(env_ids, len(self._group.agents)), worker
         self._acted, self._assigned = arrays["policies", 0], arrays["assigned", 0]
-        self._ended = _ends(arrays, widths, len(self._group.agents), self._group.spec.rollout_length)
+        self._ended = _ends(arrays, widths, self._group, first)
 
     def policies(self, played: Mapping[int, Played], num_policies: int) -> list[int]:
         """Those that learn and act in these rows, and the frozen ones that did so in this slot."""
@@ -154,16 +163,17 @@ class _GroupOfRows:
         return ends, _episodes(records, self._ended.numbers[mine], self._env_ids[columns], agents)
 
 
-def _ends(arrays: Arrays, widths: Sequence[int], width: int, length: int) -> _Found:
+def _ends(arrays: Arrays, widths: Sequence[int], group: RowGroup, first: int) -> _Found:
     """What ended in the rows of all workers, one worker behind the other."""
-    parts, begin = [], 0
+    parts, begin, width = [], 0, len(group.agents)
     for position, num_envs in enumerate(widths):
         count = int(arrays["commits", 0]["num_ends"][position])
         parts.append(np.arange(begin, begin + count))
-        begin += length * num_envs * width
+        begin += group.spec.rollout_length * num_envs * width
     there = np.concatenate(parts)
     finals = [arrays[name][there] for name in arrays if name[0] == "finals"]
     records = arrays["ends", 0][there]
+    records["column"] -= first * width
     return _Found(records, arrays["numbers", 0][there], finals)
 
 

@@ -16,6 +16,8 @@ from parenv.experience.rollout import Rollout
 class GradientLayout:
     """The trainable parameters of a module, one after the other in the order of ``named_parameters()``.
 
+    Of policies by name it has those of all of them, with the policy's name before that of the parameter.
+
     Args:
         names: of the parameters.
         shapes: of each.
@@ -29,13 +31,13 @@ class GradientLayout:
     itemsize: int
 
     @classmethod
-    def of(cls, module: Any) -> GradientLayout:
-        """The layout of a module's gradient.
+    def of(cls, policy: Any) -> GradientLayout:
+        """The layout of the gradient of a module, of a policy that has one, or of a mapping of those.
 
         Raises:
             ConfigurationError: there are no trainable parameters, or they have several dtypes.
         """
-        named = _trainable(module)
+        named = _trainable(policy)
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in named.values()})
         if not named:
             raise ConfigurationError("the policy has no parameters that require a gradient, so there is none to send")
@@ -54,16 +56,16 @@ class GradientLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the flat gradient."""
+        """How many bytes the flat gradient takes."""
         return sum(self.sizes) * self.itemsize
 
-    def parameters(self, module: Any, whose: str) -> list[Any]:
-        """The trainable parameters of another module.
+    def parameters(self, policy: Any, whose: str) -> list[Any]:
+        """The trainable parameters of another one.
 
         Raises:
             ConfigurationError: they are not the ones of this layout.
         """
-        named = _trainable(module)
+        named = _trainable(policy)
         wanted = list(zip(self.names, self.shapes, strict=True))
         found = [(name, tuple(parameter.shape)) for name, parameter in named.items()]
         if found != wanted:
@@ -137,17 +139,20 @@ class Gradient:
         Two modules that are given the same gradient share its memory, and so does clipping in place.
 
         Args:
-            module: the learner's module, or the policy that holds it.
+            module: the learner's module, or the policy that holds it; where policies have names, a dict of all of them.
 
         Raises:
             ConfigurationError: its trainable parameters are not those of the pool's policy.
         """
-        module = module if hasattr(module, "named_parameters") else module.module
         parameters = self.layout.parameters(module, "the module")
         flat = self.flat.to(parameters[0].device)
         for parameter, view in zip(parameters, self.layout.views(flat), strict=True):
             parameter.grad = view
 
 
-def _trainable(module: Any) -> dict[str, Any]:
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+def _trainable(policy: Any) -> dict[str, Any]:
+    if isinstance(policy, Mapping):
+        return {f"{of}.{name}": parameter for of, one in policy.items() for name, parameter in _trainable(one).items()}
+    module = policy if hasattr(policy, "named_parameters") else getattr(policy, "module", None)
+    named = () if module is None else module.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.requires_grad}

@@ -195,7 +195,7 @@ class Rollout:
             values: ``V(o_t)``, ``[T, B]``, array or tensor as the rollout's fields are.
             value_fn: maps observations ``[N, *obs]`` to values ``[N]`` or ``[N, 1]``.
         """
-        following = _copy(values.detach() if hasattr(values, "detach") else values)
+        following = own_copy(values.detach() if hasattr(values, "detach") else values)
         following[:-1] = values[1:]
         following[-1] = _reshaped(value_fn(self.last_observations), values[-1])
         if len(self._ends.steps):
@@ -228,13 +228,7 @@ class Rollout:
             device: torch device.
             non_blocking: as in ``torch.Tensor.to``.
         """
-        import torch
-
-        def tensor(value: Any) -> Any:
-            if value is None or isinstance(value, list):
-                return value
-            return torch.as_tensor(value).to(device, non_blocking=non_blocking)
-
+        tensor = to_tensors(device, non_blocking)
         return self._with_each(tensor, [self._ends], env_ids=tensor(self.env_ids))
 
     def to_tensordict(self, device: Any = "cpu", *, names: Mapping[str, str] | None = None) -> Any:
@@ -260,7 +254,7 @@ class Rollout:
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
-        return self._with_each(_copy, self.ends)
+        return self._with_each(own_copy, self.ends)
 
     def _with_each(self, function: Callable[[Any], Any], ends: Sequence[Ends], **others: Any) -> Rollout:
         """The same rollout with what a function makes of each of its blocks."""
@@ -279,7 +273,7 @@ class Rollout:
         return any(bool(flag.any()) for flag in flags if flag is not None)
 
     def _with_finals(self, shifted: Any, finals: Any) -> Any:
-        filled = _copy(shifted)
+        filled = own_copy(shifted)
         steps, columns = self.final_index
         if isinstance(filled, list):
             for step, column, final in zip(steps, columns, finals, strict=True):
@@ -314,11 +308,24 @@ def map_trees(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return function(tree, *others)
 
 
-def _copy(value: Any) -> Any:
+def to_tensors(device: Any, non_blocking: bool) -> Callable[[Any], Any]:
+    """What makes a tensor on a device of an array; of nothing and of a list, the same."""
+    import torch
+
+    def tensor(value: Any) -> Any:
+        if value is None or isinstance(value, list):
+            return value
+        return torch.as_tensor(value).to(device, non_blocking=non_blocking)
+
+    return tensor
+
+
+def own_copy(value: Any) -> Any:
+    """An array, tensor or list with memory of its own; nothing of nothing."""
     if value is None:
         return None
     if isinstance(value, list):
-        return [_copy(item) if isinstance(item, list) else item for item in value]
+        return [own_copy(item) if isinstance(item, list) else item for item in value]
     return value.clone() if hasattr(value, "clone") else value.copy()
 
 
@@ -360,5 +367,11 @@ def _reshaped(values: Any, like: Any) -> Any:
 
 
 def concatenated(*parts: Any) -> Any:
-    """Arrays or lists, one behind the other."""
-    return [item for part in parts for item in part] if isinstance(parts[0], list) else np.concatenate(parts)
+    """Arrays, tensors or lists, one behind the other."""
+    if isinstance(parts[0], list):
+        return [item for part in parts for item in part]
+    if hasattr(parts[0], "detach"):
+        import torch
+
+        return torch.cat(parts)
+    return np.concatenate(parts)

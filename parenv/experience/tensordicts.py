@@ -7,6 +7,7 @@ from typing import Any
 
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
+from parenv.libraries import require
 
 _WITH_A_LAST_DIMENSION = {"state_value"}
 
@@ -17,11 +18,9 @@ def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> An
     Raises:
         ConfigurationError: ``tensordict`` is not installed, a field has no fixed size, or two have one key.
     """
-    try:
-        from tensordict import TensorDict
-    except ImportError as error:
-        raise ConfigurationError('to_tensordict needs tensordict: pip install "parenv[torchrl]"') from error
+    require("tensordict", "to_tensordict", "torchrl")
     import torch
+    from tensordict import TensorDict
 
     T, B = rollout.rewards.shape
     never = torch.zeros(B, T, 1, dtype=torch.bool, device=rollout.rewards.device)

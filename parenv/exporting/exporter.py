@@ -11,16 +11,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium import Space
 
+from parenv.argument_checks import at_least, one_of
 from parenv.errors import ConfigurationError, PolicyOutputError
 from parenv.experience.rollout import Rollout
 from parenv.exporting.graph import Graph, graph_of
-from parenv.exporting.onnx_policy import FORMAT, METADATA, as_data, opened
-from parenv.supervision.partition import at_least, one_of
+from parenv.exporting.onnx_policy import FORMAT, METADATA, opened
+from parenv.libraries import require
+from parenv.memory.layout import leaves_as_data
 
 Format = Literal["onnx", "torch"]
 _STEPS = 8
@@ -104,7 +106,7 @@ def export(
     >>> found.inputs, found.outputs, found.observations, found.differences
     (('observations',), ('actions',), 1000, {'actions': 0.0})
     """
-    one_of("format", format, ("onnx", "torch"))
+    one_of("format", format, get_args(Format))
     at_least("parity", parity, 0)
     target = _checked_target(Path(path))
     graph = graph_of(policy, observation_space)
@@ -131,10 +133,7 @@ def _checked_target(path: Path) -> Path:
 
 
 def _write_onnx(graph: Graph, path: Path) -> None:
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError('export needs onnxscript: pip install "parenv[export]"') from error
+    require("onnxscript", "export", "export")
     import torch
 
     with _quiet():
@@ -150,9 +149,9 @@ def _write_onnx(graph: Graph, path: Path) -> None:
     assert program is not None
     about = {
         "format": FORMAT,
-        "observations": [as_data(leaf) for leaf in graph.observations],
-        "actions": [as_data(leaf) for leaf in graph.actions],
-        "carry": [as_data(leaf) for leaf in graph.carry],
+        "observations": leaves_as_data(graph.observations),
+        "actions": leaves_as_data(graph.actions),
+        "carry": leaves_as_data(graph.carry),
         "initial_carry": [row.tolist() for row in graph.initial_carry],
     }
     program.model.metadata_props[METADATA] = json.dumps(about)
@@ -212,7 +211,7 @@ def _observations(graph: Graph, space: Space[Any], count: int, on: Rollout | Non
         return graph.rows_of(on, count)
     batch = -(-count // _STEPS)
     space.seed(0)
-    return [graph.stacked([space.sample() for _ in range(batch)], _FAR) for _ in range(_STEPS)]
+    return [graph.clipped([space.sample() for _ in range(batch)], _FAR) for _ in range(_STEPS)]
 
 
 def _differences(

@@ -13,10 +13,10 @@ from gymnasium import Space
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.exporting.onnx_policy import names_of
-from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+from parenv.memory.spaces import Leaf, flatten, leaves, stacked, unflatten
 from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import module_of
-from parenv.worker.acting import carry_of
+from parenv.worker.acting import arrays_in, carry_of, rows_as_leaves
 from parenv.worker.writing import to_array
 
 BATCH = 3
@@ -66,16 +66,10 @@ class Graph(NamedTuple):
                 raise ConfigurationError(f"the rollout has observations {values.shape[1:]}, not {shape[1:]}")
         return rows[: -(-count // wanted[0][0])]
 
-    def stacked(self, observations: Sequence[Any], far: float) -> list[Any]:
+    def clipped(self, observations: Sequence[Any], far: float) -> list[Any]:
         """Observations of the space as arrays ``[B, ...]``, one per leaf, numbers no farther from 0 than that."""
-        by_leaf = zip(*(flatten(self.observations, one) for one in observations), strict=True)
-        stacked = [
-            np.stack([np.asarray(value, leaf.dtype) for value in values]) for leaf, values in self._with(by_leaf)
-        ]
-        return [np.clip(values, -far, far) if values.dtype.kind == "f" else values for values in stacked]
-
-    def _with(self, values: Any) -> Iterator[tuple[Leaf, Any]]:
-        return zip(self.observations, values, strict=True)
+        rows = stacked(self.observations, observations)
+        return [np.clip(values, -far, far) if values.dtype.kind == "f" else values for values in rows]
 
 
 def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
@@ -86,7 +80,10 @@ def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
     """
     of = leaves(observation_space)
     if any(leaf.dtype is None for leaf in of):
-        raise ConfigurationError(f"{observation_space} has parts without a fixed size, which no graph can take")
+        raise ConfigurationError(
+            f"{observation_space} has parts without a fixed size, which no graph can take: pad them to arrays in the "
+            "environment"
+        )
     policy = _policy(given)
     carry = policy.initial_carry(1)
     carry_leaves = carry_of(carry, 1)
@@ -95,7 +92,7 @@ def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
     example = _example(of, carry_leaves, rows)
     first = _acted(module, example, observation_space)
     _check_same(first, module.named(example))
-    actions = _leaves_of(first["actions"])
+    actions = rows_as_leaves(arrays_in(first["actions"]))
     module.actions = actions
     outputs = (*names_of("actions", actions), *first["extras"], *names_of("next_carry", carry_leaves))
     inputs = (*names_of("observations", of), *names_of("carry", carry_leaves))
@@ -126,7 +123,8 @@ def _policy(given: Any) -> Policy:
     if infos := policy.infos_taken() - _NO_INFOS:
         taken = ", ".join(sorted(infos))
         raise ConfigurationError(
-            f"the policy acts on infos ({taken}), which are not among the inputs of an exported one"
+            f"the policy acts on infos ({taken}), which are not among the inputs of an exported one: have the "
+            "environment put them into its observations"
         )
     policy.module.to("cpu").eval()
     apply_settings(policy, {**policy.settings, "deterministic": True})
@@ -147,7 +145,7 @@ def _dtype(leaf: Leaf) -> Any:
         return torch.from_numpy(np.zeros(0, leaf.dtype)).dtype
     except TypeError as error:
         raise ConfigurationError(
-            f"torch has no tensors of dtype {leaf.dtype}, as observations{leaf.name} are"
+            f"torch has no tensors of dtype {leaf.dtype}, as observations{leaf.name} are: cast them in the environment"
         ) from error
 
 
@@ -191,19 +189,10 @@ def _unchecked_distributions() -> Iterator[None]:
 
 def _check_same(first: Mapping[str, Any], again: Mapping[str, Any]) -> None:
     """An exported policy that drew its actions could not be compared, and would draw the same ones in every run."""
-    of = _leaves_of(first["actions"])
+    of = rows_as_leaves(arrays_in(first["actions"]))
     for one, other in zip(flatten(of, first["actions"]), flatten(of, again["actions"]), strict=True):
         if not np.array_equal(to_array(one), to_array(other), equal_nan=True):
             raise ConfigurationError(
                 "the policy draws its actions also where settings['deterministic'] is true, which cannot be exported: "
                 'give TorchPolicy(..., deterministic_method="..."), or heed that setting in Policy.act'
             )
-
-
-def _leaves_of(tree: Any, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
-    if isinstance(tree, Mapping):
-        return tuple(leaf for key, part in tree.items() for leaf in _leaves_of(part, (*path, str(key))))
-    if isinstance(tree, tuple):
-        return tuple(leaf for i, part in enumerate(tree) for leaf in _leaves_of(part, (*path, i)))
-    array = np.asarray(to_array(tree))
-    return (Leaf(path, array.shape[1:], array.dtype.str),)

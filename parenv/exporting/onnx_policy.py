@@ -12,6 +12,8 @@ import numpy as np
 from gymnasium import Space
 
 from parenv.errors import ConfigurationError
+from parenv.libraries import require
+from parenv.memory.layout import leaves_as_data, leaves_from_data
 from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
 from parenv.policy.policy import Action, Policy
 
@@ -72,7 +74,7 @@ class OnnxPolicy(Policy):
             ConfigurationError: it was made for others.
         """
         found = leaves(space)
-        if [as_data(leaf) for leaf in found] != [as_data(leaf) for leaf in self.observations]:
+        if leaves_as_data(found) != leaves_as_data(self.observations):
             raise ConfigurationError(
                 f"{self._path} acts on {_in_words(self.observations)}, but the environment has {_in_words(found)}: it "
                 "needs the environment, with its wrappers, that the agent was trained in"
@@ -94,7 +96,7 @@ class OnnxPolicy(Policy):
                 f"{self._path} does not say what it acts on: it is no file of parenv.export in format {FORMAT}"
             )
         self.observations, self._actions, self._carry = (
-            [leaf_of(one) for one in about[name]] for name in ("observations", "actions", "carry")
+            leaves_from_data(about[name]) for name in ("observations", "actions", "carry")
         )
         self._initial = [
             np.array(row, leaf.dtype).reshape(leaf.shape)
@@ -110,12 +112,7 @@ def opened(path: Path, threads: int = 1) -> Any:
     Raises:
         ConfigurationError: it is not installed, or cannot read the file.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ConfigurationError(
-            'files of parenv.export run in ONNX Runtime, which is not installed: pip install "parenv[export]"'
-        ) from error
+    onnxruntime = require("onnxruntime", "what parenv.export has written", "export")
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
     options = onnxruntime.SessionOptions()
@@ -134,17 +131,6 @@ def names_of(what: str, of: Sequence[Leaf]) -> list[str]:
     ['carry', 'carry.lstm.0']
     """
     return [".".join([what, *map(str, leaf.path)]) for leaf in of]
-
-
-def as_data(leaf: Leaf) -> list[Any]:
-    """A leaf as JSON has it."""
-    return [list(leaf.path), list(leaf.shape), leaf.dtype]
-
-
-def leaf_of(data: Any) -> Leaf:
-    """The inverse."""
-    path, shape, dtype = data
-    return Leaf(tuple(path), tuple(shape), dtype)
 
 
 def _in_words(of: Sequence[Leaf]) -> str:

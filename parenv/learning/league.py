@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from parenv.argument_checks import one_of, positive
 from parenv.errors import ConfigurationError
 
 Sampling = Literal["newest", "uniform", "prioritised"]
-_SAMPLINGS = ("newest", "uniform", "prioritised")
 _PER_ELO = np.log(10.0) / 400.0
 
 
@@ -103,8 +103,7 @@ class League:
             prior_games: drawn games that each player is thought to have played against one of rating 0, so that who
                 has won or lost all of them has a rating too; above 0.
         """
-        if not prior_games > 0:
-            raise ConfigurationError(f"prior_games must be positive, got {prior_games!r}")
+        positive("prior_games", prior_games)
         games = self.games * (1 - np.eye(len(self.players)))
         ratings = _likeliest(self.scores * (games > 0), games, prior_games) / _PER_ELO
         return dict(zip(self.players, ratings.tolist(), strict=True))
@@ -125,8 +124,7 @@ class League:
         Raises:
             ConfigurationError: there is nobody to play, or somebody is no player of this league.
         """
-        if sampling not in _SAMPLINGS:
-            raise ConfigurationError(f"sampling must be one of {', '.join(map(repr, _SAMPLINGS))}, got {sampling!r}")
+        one_of("sampling", sampling, get_args(Sampling))
         me = self._index(player)
         there = sorted({self._index(name) for name in (self.players if among is None else among)} - {me})
         if not there:

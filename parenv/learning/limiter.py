@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from fractions import Fraction
 
+from parenv.argument_checks import at_least
 from parenv.errors import ConfigurationError
 
 
@@ -51,7 +51,7 @@ class RateLimiter:
 
     def __init__(self, samples_per_insert: float, min_size_to_sample: int, error_buffer: float) -> None:
         self._samples_per_insert = _positive("samples_per_insert", samples_per_insert)
-        self._min_size = _whole("min_size_to_sample", min_size_to_sample, at_least=1)
+        self._min_size = at_least("min_size_to_sample", min_size_to_sample, 1)
         self._error_buffer = _positive("error_buffer", error_buffer)
         least = max(Fraction(1), self._samples_per_insert)
         if self._error_buffer < least:
@@ -89,11 +89,11 @@ class RateLimiter:
 
     def inserted(self, n: int = 1) -> None:
         """Count ``n`` inserts. What was not allowed is counted too, and brought back into balance afterwards."""
-        self._inserts += _whole("n", n)
+        self._inserts += at_least("n", n, 0)
 
     def sampled(self, n: int = 1) -> None:
         """Count ``n`` samples, as :meth:`inserted` counts inserts."""
-        self._samples += _whole("n", n)
+        self._samples += at_least("n", n, 0)
 
     def check_sizes(self, insert_size: int, sample_size: int) -> None:
         """Make sure that a loop with these steps never comes to a stop.
@@ -105,8 +105,8 @@ class RateLimiter:
         Raises:
             ConfigurationError: there are counts at which neither an insert nor a sample would be allowed.
         """
-        inserted = _whole("insert_size", insert_size, at_least=1) * self._samples_per_insert
-        sampled = _whole("sample_size", sample_size, at_least=1)
+        inserted = at_least("insert_size", insert_size, 1) * self._samples_per_insert
+        sampled = at_least("sample_size", sample_size, 1)
         least = max((inserted + sampled) / 2, inserted - self._samples_per_insert)
         if self._error_buffer < least:
             raise ConfigurationError(
@@ -127,7 +127,7 @@ class RateLimiter:
         """
         if missing := {"inserts", "samples"} - set(state):
             raise ConfigurationError(f"the state of a RateLimiter needs {sorted(missing)}, got {sorted(state)}")
-        inserts, samples = _whole("inserts", state["inserts"]), _whole("samples", state["samples"])
+        inserts, samples = at_least("inserts", state["inserts"], 0), at_least("samples", state["samples"], 0)
         self._inserts, self._samples = inserts, samples
 
     def _above_target(self, inserts: int = 0, samples: int = 0) -> Fraction:
@@ -139,13 +139,3 @@ def _positive(name: str, value: float) -> Fraction:
     if not (math.isfinite(value) and value > 0):
         raise ConfigurationError(f"{name} must be a finite number above 0, got {value!r}")
     return Fraction(repr(float(value)))
-
-
-def _whole(name: str, value: int, at_least: int = 0) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = at_least - 1
-    if number < at_least:
-        raise ConfigurationError(f"{name} must be a whole number, at least {at_least}, got {value!r}")
-    return number

@@ -9,7 +9,7 @@ from itertools import islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parenv.errors import ConfigurationError
+from parenv.argument_checks import at_least
 from parenv.experience.rollout import Rollout
 from parenv.learning.pinning import Pins
 
@@ -40,8 +40,7 @@ def prefetch(rollouts: Iterable[Rollout], device: Any, *, ahead: int = 1) -> Gen
     """
     import torch
 
-    if ahead < 1:
-        raise ConfigurationError(f"ahead must be at least 1, got {ahead!r}; rollout.to(device) copies without it")
+    at_least("ahead", ahead, 1, "; rollout.to(device) copies without it")
     target = torch.device(device)
     source = iter(rollouts)
     if target.type == "cuda":

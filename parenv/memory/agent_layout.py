@@ -118,6 +118,7 @@ def agents_spec(
     action_spaces: spaces.Dict,
     policies: Sequence[str],
     about: Mapping[str, Any],
+    gradient_bytes: int = 0,
 ) -> AgentsSpec:
     """Put together what rollouts consist of.
 
@@ -128,11 +129,12 @@ def agents_spec(
         policies: names of the policies.
         about: what a worker has found out: ``state``, the leaf of ``env.state()`` or ``None``; ``turns``; and by policy
             ``found``: its group, extras and carry.
+        gradient_bytes: the flat gradient that each worker adds.
     """
     agents = tuple(observation_spaces.spaces)
     found = {name: _policy_found(*said) for name, said in about["found"].items()}
     own_length = rollout_length * len(agents) if about["turns"] else rollout_length
-    of_envs = RolloutSpec(own_length, leaves_from_data(about["state"]), ())
+    of_envs = RolloutSpec(own_length, leaves_from_data(about["state"]), (), gradient_bytes=gradient_bytes)
     groups = [RowGroup(("",), of_envs)]
     for index, mine in enumerate(agent_groups(observation_spaces, action_spaces), start=1):
         observed, acted = leaves(observation_spaces[mine[0]]), leaves(action_spaces[mine[0]])

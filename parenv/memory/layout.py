@@ -108,6 +108,7 @@ class RolloutSpec:
         carry: leaves of the policy's carry, each ``[B, *shape]``.
         gradient_bytes: the flat gradient that each worker adds; 0 for experience.
         infos: what the user named.
+        on_device: whether :data:`ON_DEVICE` lies in memory of a device.
     """
 
     rollout_length: int
@@ -117,6 +118,7 @@ class RolloutSpec:
     carry: tuple[Leaf, ...] = ()
     gradient_bytes: int = 0
     infos: tuple[Info, ...] = ()
+    on_device: bool = False
 
 
 class Axes(Enum):
@@ -173,6 +175,9 @@ ROLLOUT_FIELDS: dict[str, RolloutField] = {
 """Everything in a slot: ``infos`` as each step returned them, ``seen`` what of them came with each observation,
 ``finals`` the observations that episodes ended with."""
 
+ON_DEVICE = ("observations", "actions", "extras")
+"""What of it may lie in memory of a device: what a policy on that device takes and returns."""
+
 PLAIN = {
     name: field.axes
     for name, field in ROLLOUT_FIELDS.items()
@@ -200,11 +205,15 @@ class SlotLayout:
         reserved_bytes: the part that every rollout uses; behind it lie the final observations, of which only as
             many pages are ever touched as there were episode ends at once.
         total_bytes: the whole slot.
+        device_fields: those that lie in memory of a device.
+        device_bytes: what they take there.
     """
 
     fields: tuple[Field, ...]
     reserved_bytes: int
     total_bytes: int
+    device_fields: tuple[Field, ...] = ()
+    device_bytes: int = 0
 
     def arrays(self, buffer: Any) -> dict[tuple[str, Any], npt.NDArray[Any]]:
         """Every field as an array over ``buffer``, which holds one slot."""
@@ -212,6 +221,23 @@ class SlotLayout:
             field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset)  # type: ignore[call-overload,unused-ignore]
             for field in self.fields
         }
+
+    def tensors(self, block: Any) -> dict[tuple[str, Any], Any]:
+        """Every field of a device as a tensor over ``block``, a tensor of the bytes that one slot has there."""
+        return {field.name: _tensor(block, field) for field in self.device_fields}
+
+
+def _tensor(block: Any, field: Field) -> Any:
+    nbytes = math.prod(field.shape) * np.dtype(field.dtype).itemsize
+    return block[field.offset : field.offset + nbytes].view(torch_dtype(field.dtype)).view(field.shape)
+
+
+@lru_cache(maxsize=64)
+def torch_dtype(dtype: Any) -> Any:
+    """What torch calls a dtype of numpy's."""
+    import torch
+
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def extras_and_carry(extras: Sequence[Any], carry: Sequence[Any]) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
@@ -298,14 +324,17 @@ def slot_layout(spec: RolloutSpec, num_envs: int, num_workers: int) -> SlotLayou
     }
     always: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
     sparse: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
+    elsewhere: list[tuple[tuple[str, Any], tuple[int, ...], Any]] = []
     for name, field in ROLLOUT_FIELDS.items():
-        (sparse if field.axes is Axes.ENDS else always).extend(
+        here = sparse if field.axes is Axes.ENDS else always
+        (elsewhere if spec.on_device and name in ON_DEVICE else here).extend(
             ((name, key), (*sizes[field.axes], *shape), dtype)
             for key, shape, dtype in (field.of(spec) if callable(field.of) else [(0, (), field.of)])
         )
     placed, reserved = place(always, 0)
     more, total = place(sparse, reserved)
-    return SlotLayout((*placed, *more), reserved, aligned(total, 4096))
+    on_device, device_bytes = place(elsewhere, 0)
+    return SlotLayout((*placed, *more), reserved, aligned(total, 4096), tuple(on_device), device_bytes)
 
 
 @lru_cache(maxsize=1024)

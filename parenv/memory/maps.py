@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from parenv.memory.agent_layout import AgentsSpec
 from parenv.memory.board import BoardSpec
 from parenv.memory.layout import RolloutSpec
 
@@ -21,15 +23,17 @@ class SlotMap:
         together: whether all workers fill one slot.
         shares: sub-environments of each worker.
         credits: how many rollouts of one worker can be under way at once.
+        policies: where policies have names: by index, the one that each is a version of.
     """
 
     memory: Any
-    spec: RolloutSpec
+    spec: RolloutSpec | AgentsSpec
     offset: int
     slot_bytes: int
     together: bool
     shares: tuple[int, ...]
     credits: int
+    policies: Callable[[], Mapping[int, str]] = dict
 
 
 @dataclass(frozen=True)
@@ -64,3 +68,48 @@ class WeightsMap:
     offset: int
     nbytes: int
     float32: tuple[tuple[int, int], ...]
+
+    def needed(self, policy_version: int, weights_slot: int) -> Iterator[WeightsPlace]:
+        """What a version consists of."""
+        yield WeightsPlace(weights_slot, policy_version, self, weights_slot)
+
+
+class WeightsPlace(NamedTuple):
+    """The weights of one policy in one version.
+
+    Args:
+        key: of the place where they lie.
+        version: of the policy.
+        weights: where versions of it lie.
+        slot: which of these places it is.
+    """
+
+    key: Any
+    version: int
+    weights: WeightsMap
+    slot: int
+
+
+@dataclass(frozen=True)
+class WeightsByName:
+    """Where the versions of several policies lie.
+
+    Args:
+        policies: their names.
+        weights: of those that have some.
+        table: by version of all together, the rows of what it consists of.
+    """
+
+    policies: tuple[str, ...]
+    weights: Mapping[str, WeightsMap]
+    table: Callable[[int], Mapping[str, Any]]
+
+    def needed(self, policy_version: int, weights_slot: int) -> Iterator[WeightsPlace]:
+        """What a version of all together consists of."""
+        for row in self.table(policy_version).values():
+            if row.of in self.weights:
+                yield WeightsPlace((row.of, row.place), row.number, self.weights[row.of], row.place)
+
+
+AnyWeights = WeightsMap | WeightsByName | None
+"""``None``: the policy has none."""

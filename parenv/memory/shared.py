@@ -24,7 +24,7 @@ class SharedMemory:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """How many bytes there are."""
         return os.fstat(self.fd).st_size
 
     def grow(self, size: int) -> None:

@@ -6,6 +6,9 @@ import ctypes
 import mmap
 import weakref
 from collections import deque
+from typing import Any
+
+from parenv.memory.device_memory import DeviceMemory
 
 
 class Slots:
@@ -16,10 +19,21 @@ class Slots:
         offset: where the first begins, in bytes.
         stride: distance between two, in bytes.
         count: how many there are.
+        device: where the other part of each lies, or ``None``.
+        device_stride: distance between two there, in bytes.
     """
 
-    def __init__(self, memory: mmap.mmap, offset: int, stride: int, count: int) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        offset: int,
+        stride: int,
+        count: int,
+        device: DeviceMemory | None = None,
+        device_stride: int = 0,
+    ) -> None:
         self._memory = memory
+        self.device, self.device_stride = device, device_stride
         self._offset = offset
         self._stride = stride
         self._free = list(range(count))[::-1]
@@ -42,6 +56,9 @@ class Slots:
     def claim(self) -> int:
         """Take a free slot, the one used last, whose memory is warm. Only while :attr:`free` is positive."""
         self._collect()
+        if self.device is not None:
+            # Whoever let go of it may have asked the device to read it first.
+            self.device.finish()
         return self._free.pop()
 
     def release(self, slot: int) -> None:
@@ -61,6 +78,13 @@ class Slots:
         self._leased += 1
         weakref.finalize(root, self._returned.append, slot).atexit = False
         return root
+
+    def arrays(self, layout: Any, slot: int, root: Any) -> dict[Any, Any]:
+        """All arrays of a slot, given its memory, which those on a device hold."""
+        arrays: dict[Any, Any] = layout.arrays(root)
+        if self.device is not None:
+            arrays |= layout.tensors(self.device.tensor(slot * self.device_stride, layout.device_bytes, root))
+        return arrays
 
     def _collect(self) -> None:
         while self._returned:

@@ -114,6 +114,15 @@ def flatten(of: Sequence[Leaf], tree: Tree) -> list[Any]:
     return [_at(tree, leaf.path) for leaf in of]
 
 
+def stacked(of: Sequence[Leaf], trees: Iterable[Tree]) -> list[Any]:
+    """The values of several trees by leaf, arrays ``[n, ...]``; lists where they have no fixed size."""
+    by_leaf = zip(*(flatten(of, tree) for tree in trees), strict=True)
+    return [
+        list(values) if leaf.dtype is None else np.stack([np.asarray(value, leaf.dtype) for value in values])
+        for leaf, values in zip(of, by_leaf, strict=True)
+    ]
+
+
 def unflatten(of: Sequence[Leaf], values: Sequence[Any]) -> Tree:
     """Nest values again as the space does: the inverse of :func:`flatten`."""
     return _nest([leaf.path for leaf in of], values)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from parenv.memory.maps import BoardMap, SlotMap
 from parenv.protocol.frames import Sender
@@ -58,6 +59,7 @@ class Traffic:
     refused: Mapping[str, int] = field(default_factory=dict)
 
 
+T = TypeVar("T")
 KILL_TIMEOUT_S = 60.0
 """What is given to the kernel for ending a process that was killed: far more than a busy machine takes."""
 
@@ -165,3 +167,10 @@ class SteppingPlacement(Placement, Protocol):
 
     def poller(self, descriptor: int) -> Poller:
         """What waits for a descriptor, and for workers that may have ended without a message."""
+
+
+def drained(queue: deque[T]) -> list[T]:
+    """What is in a queue, which has nothing in it afterwards."""
+    found = list(queue)
+    queue.clear()
+    return found

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from parenv.placement.base import Event, Launch, Placement, Received
+from parenv.placement.base import Event, Launch, Placement, Received, drained
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 
@@ -69,9 +69,7 @@ class InlinePlacement(Placement):
             if worker is not None and worker.answering < 0:
                 worker.give_up()
             raise
-        events = list(self._events)
-        self._events.clear()
-        return events
+        return drained(self._events)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Not for this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from parenv.errors import ConfigurationError
@@ -20,12 +21,21 @@ def accelerator(policy: Any) -> str | None:
     return "mps" if torch.backends.mps.is_available() else None
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that torch does not find on this machine.
+def check_devices(devices: Iterable[str], option: str = "device") -> None:
+    """Refuse devices that torch does not find on this machine.
+
+    Args:
+        devices: their names.
+        option: of the workers, by which the user has named them.
 
     Raises:
         ConfigurationError: there is none, or it is no name of a device.
     """
+    for device in devices:
+        _check(device, option)
+
+
+def _check(device: str, option: str) -> None:
     if device == "cpu":
         return
     import torch
@@ -33,12 +43,12 @@ def check_device(device: str) -> None:
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigurationError(f"WorkerOptions.device={device!r} is no torch device: {error}") from None
+        raise ConfigurationError(f"WorkerOptions.{option}={device!r} is no torch device: {error}") from None
     there: dict[str, int] = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if (wanted.index or 0) >= (count := there.get(wanted.type, 1 << 30)):
         raise ConfigurationError(
-            f"WorkerOptions.device={device!r}, but torch {torch.__version__} finds {count} devices of that type on "
-            'this machine: use device="cpu", or a build of torch for the devices that there are'
+            f"WorkerOptions.{option}={device!r}, but torch {torch.__version__} finds {count} devices of that type on "
+            f"this machine: leave {option} out, or use a build of torch for the devices that there are"
         )
 
 

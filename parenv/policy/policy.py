@@ -135,7 +135,9 @@ class TorchPolicy(Policy):
     ) -> None:
         for name in (method, deterministic_method):
             if name is not None and not callable(getattr(module, name, None)):
-                raise ConfigurationError(f"{type(module).__name__} has no method {name!r} for TorchPolicy to call")
+                raise ConfigurationError(
+                    f"{type(module).__name__} has no method {name!r} for TorchPolicy to call: name another"
+                )
         if "actions" not in outputs:
             raise ConfigurationError(f'TorchPolicy.outputs must name "actions", got {outputs!r}')
         self.module = module

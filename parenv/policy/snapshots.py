@@ -52,7 +52,9 @@ def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
     placed, offset = [], 0
     for name, tensor in tensors_of(module).items():
         if tensor.is_sparse or tensor.is_quantized or tensor.is_meta:
-            raise ConfigurationError(f"the tensor {name!r} of the policy is not dense, so it cannot be published")
+            raise ConfigurationError(
+                f"the tensor {name!r} of the policy is not dense, and cannot be published: make it dense"
+            )
         nbytes = tensor.numel() * tensor.element_size()
         placed.append(FlatTensor(name, tuple(tensor.shape), tensor.dtype, offset, nbytes))
         offset = aligned(offset + nbytes)
@@ -72,6 +74,14 @@ def float32_parts(module: Any) -> tuple[tuple[int, int], ...]:
     return tuple(parts)
 
 
+def _flat(memory: Any, offset: int, nbytes: int) -> Any:
+    """Bytes of a memory as a tensor over it; torch makes none over nothing."""
+    import torch
+
+    kind: Any = torch.uint8
+    return torch.frombuffer(memory, dtype=kind, count=nbytes, offset=offset) if nbytes else torch.empty(0, dtype=kind)
+
+
 def _views(flat: Any, layout: Sequence[FlatTensor]) -> list[Any]:
     return [flat[t.offset : t.offset + t.nbytes].view(t.dtype).view(t.shape) for t in layout]
 
@@ -87,7 +97,6 @@ class WeightsWriter:
     """
 
     def __init__(self, module: Any, memory: Any, offset: int, places: int) -> None:
-        import torch
 
         self._layout, nbytes = flat_layout(module)
         self._blocks = [memoryview(memory)[offset + i * nbytes : offset + (i + 1) * nbytes] for i in range(places)]
@@ -96,13 +105,7 @@ class WeightsWriter:
         self._not_persistent = set(self._names) - in_state_dict
         self._tied = in_state_dict - set(self._names)
         self._names_in_state_dict = names_in_state_dict(module)
-        self._places = []
-        for place in range(places):
-            if nbytes:
-                flat = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset + place * nbytes)
-                self._places.append(_views(flat, self._layout))
-            else:
-                self._places.append([])
+        self._places = [_views(_flat(memory, offset + i * nbytes, nbytes), self._layout) for i in range(places)]
 
     def block(self, place: int) -> memoryview:
         """The bytes of the version at a place."""
@@ -142,7 +145,7 @@ class WeightsWriter:
         if missing or unexpected:
             raise ConfigurationError(
                 f"what was published is not the policy that the pool was made with: missing {missing}, "
-                f"unexpected {unexpected}"
+                f"unexpected {unexpected}. Publish a module of the same architecture, or its state dict"
             )
         tensors = [given.get(name) for name in self._names]
         for name, tensor, view in zip(self._names, tensors, views, strict=True):
@@ -177,11 +180,7 @@ class WeightsReader:
 
     def load(self, place: int) -> None:
         """Copy the version at a place behind the module."""
-        import torch
-
-        if self._nbytes:
-            offset = self._offset + place * self._nbytes
-            self._flat.copy_(torch.frombuffer(self._memory, dtype=torch.uint8, count=self._nbytes, offset=offset))
+        self._flat.copy_(_flat(self._memory, self._offset + place * self._nbytes, self._nbytes))
 
 
 class SharedWeights:
@@ -202,12 +201,7 @@ class SharedWeights:
 
     def load(self, place: int) -> None:
         """Have the module be the version at a place, which must stay there."""
-        import torch
-
-        if not self._nbytes:
-            return
-        offset = self._offset + place * self._nbytes
-        flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=self._nbytes, offset=offset)
+        flat = _flat(self._memory, self._offset + place * self._nbytes, self._nbytes)
         parameters = dict(self._module.named_parameters())
         for (name, tensor), view in zip(tensors_of(self._module).items(), _views(flat, self._layout), strict=True):
             tensor.data = view.to(self._device) if name in parameters else view.to(self._device, copy=True)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from parenv.errors import ConfigurationError
 from parenv.experience.agents_assembly import Played, assemble_agents
-from parenv.memory.agent_layout import AgentsSpec, agents_layout, agents_spec
+from parenv.memory.agent_layout import AgentsSpec, agents_spec
 from parenv.memory.layout import aligned
+from parenv.memory.maps import WeightsByName, WeightsMap
 from parenv.memory.shared import SharedMemory
-from parenv.memory.spaces import rebuild
 from parenv.memory.status_slot import StatusSlot
-from parenv.policy.snapshots import WeightsWriter, module_of
+from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts, module_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
-from parenv.pool.blocks import Block, blocks_of
-from parenv.pool.laying_out import SYNC_LEASES, LaidOut
+from parenv.pool.blocks import Block
+from parenv.pool.laying_out import LaidOut, checked_spaces, make_room
 from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.pool_plan import Plan
-from parenv.protocol.data import pack
-from parenv.protocol.messages import Commit, Layout, Ready
+from parenv.protocol.messages import Commit, Ready
 from parenv.supervision.workers import Workers
 from parenv.worker.job import AgentsJob
 
@@ -47,13 +45,18 @@ class AgentsArena(Arena):
             for name, module in modules.items()
             if module is not None
         }
-        self.weights, self.weights_map, self.loading = None, None, None
+        self.maps = {
+            name: WeightsMap(head, offsets[name], flat_layout(module)[1], float32_parts(module))
+            for name, module in modules.items()
+            if module is not None
+        }
 
 
 def agents_memory(plan: Plan, job: AgentsJob) -> tuple[AgentsArena, PolicyVersions]:
     """Memory and versions of a pool with policies by name."""
     arena = AgentsArena(job)
     versions = PolicyVersions(job.policy, arena.writers, job.places, job.settings, plan.max_frozen, len(job.shares))
+    arena.weights_map = WeightsByName(tuple(job.policy), arena.maps, lambda number: versions.tables[number])
     return arena, versions
 
 
@@ -72,33 +75,16 @@ def lay_out_agents(
     Raises:
         ConfigurationError: sub-environments have different agents or spaces, or there is not enough memory.
     """
-    described = _same_spaces(ready)
-    spec = agents_spec(plan.job.rollout_length, *described, list(plan.job.policy), ready[0].extras)
-    num_workers, together = len(ready), plan.mode == "sync"
-    env_ids_of = [workers.env_ids(worker) for worker in range(num_workers)]
-    blocks = blocks_of(partial(agents_layout, spec), env_ids_of, together)
-    largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
-    leases = SYNC_LEASES if together else num_workers + 2
-    num_slots = leases + (1 if together else num_workers * plan.credits)
-    arena.check_fits(largest, num_slots, spec)
-    slots = arena.add_slots(largest, num_slots)
-    layouts = []
-    for worker, block in enumerate(blocks):
-        mine = block.columns[block.workers.index(worker)]
-        layouts.append(
-            Layout(
-                slots_offset=arena.slots_offset,
-                slot_bytes=largest.total_bytes,
-                slot_envs=len(block.env_ids),
-                slot_workers=len(block.workers),
-                first_column=mine.first,
-                position=mine.position,
-                first_env_id=workers.env_ids(worker).start,
-                extras=ready[0].extras,
-                carry=[],
-            )
-        )
-    return LaidOut(described, partial(_arrival_of, spec, versions), blocks, slots, leases, layouts)
+    job, spaces = plan.job, checked_spaces(ready, None, "agents and spaces")
+    observed, acted = cast(tuple[Any, Any], spaces)
+    spec = agents_spec(job.rollout_length, observed, acted, list(job.policy), ready[0].extras, job.gradient_bytes)
+    room = make_room(plan, workers, arena, ready, spec, partial(_policies, versions, range(len(job.policy))))
+    return LaidOut(spaces, partial(_arrival_of, spec, versions), room)
+
+
+def _policies(versions: PolicyVersions, learning: Iterable[int]) -> dict[int, str]:
+    """By index, what every policy that there has been is a version of."""
+    return {index: of for index, (_, of, *_) in versions.played(dict.fromkeys(learning, 0)).items()}
 
 
 def _arrival_of(
@@ -112,7 +98,7 @@ def _arrival_of(
 ) -> Arrival:
     """What came of the credits for one slot."""
     for worker, said in zip(block.workers, commits, strict=True):
-        versions.heard(worker, *said.report[1:])
+        versions.heard(worker, *said.report[1:3])
     written = dict(enumerate(arrays[0]["versions", 0][0].tolist()))
     played = {
         index: Played(name, of, version, lag) for index, (name, of, version, lag) in versions.played(written).items()
@@ -126,22 +112,9 @@ def _arrival_of(
         workers=block.workers,
         env_ids=block.env_ids_of,
         samples=samples,
-        gradients=None,
+        gradients=arrays[0].get(("gradients", 0)),
         norms=stamps["gradient_norm"].tolist(),
-        metrics=[{} for _ in commits],
+        metrics=[said.report[3] for said in commits],
         commits=stamps,
         replaced=[said.replaced for said in commits],
     )
-
-
-def _same_spaces(ready: Sequence[Ready]) -> tuple[Any, Any]:
-    mine = rebuild(ready[0].spaces[0]), rebuild(ready[0].spaces[1])
-    first = pack(ready[0].spaces)
-    for worker, other in enumerate(ready):
-        if pack(other.spaces) != first:
-            theirs = rebuild(other.spaces[0]), rebuild(other.spaces[1])
-            raise ConfigurationError(
-                f"all sub-environments must have the same agents and spaces, but worker {worker} has observations "
-                f"{theirs[0]} and actions {theirs[1]}, and worker 0 has observations {mine[0]} and actions {mine[1]}"
-            )
-    return mine

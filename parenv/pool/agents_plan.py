@@ -78,11 +78,10 @@ def _check_settings(settings: Any) -> None:
 
 def _check_not_yet(given: SimpleNamespace) -> None:
     refused = {
-        'parallelism="gradient": take experience, and compute the losses in the loop': given.parallelism == "gradient",
+        'rollout_length="episode": whole episodes are of one agent': given.rollout_length == "episode",
         "postprocess: compute what you need in the loop": given.postprocess is not None,
         "infos: put what a policy needs into the observation": bool(given.infos),
         "spaces": given.spaces is not None,
-        "placement: workers run on this machine": given.placement is not None,
         'on_env_error="restart_env": use "restart_worker"': getattr(given.workers, "on_env_error", None)
         == "restart_env",
     }

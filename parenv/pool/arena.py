@@ -6,8 +6,9 @@ import mmap
 from typing import Any
 
 from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
+from parenv.memory.device_memory import DeviceMemory, allocated
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights, WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.status_slot import StatusSlot, header_bytes
@@ -28,7 +29,16 @@ class Arena:
         module: the torch module whose weights will be published, or ``None``.
         versions: how many versions may be in use at once; there are fewer places where they would take too much
             memory, and whoever publishes waits.
+
+    Attributes:
+        device_memory: where a part of every rollout lies, if not here.
+        loading: has workers load what was written, where they are on this machine.
     """
+
+    device_memory: DeviceMemory | None = None
+    loading: Loading | None = None
+    weights: WeightsWriter | None = None
+    weights_map: AnyWeights = None
 
     def __init__(self, num_workers: int, module: Any, versions: int) -> None:
         self.weights_offset = header_bytes(num_workers)
@@ -40,10 +50,6 @@ class Arena:
         self.memory = SharedMemory(self.slots_offset)
         head = self.memory.map()
         self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
-        self.loading: Loading | None = None
-        """Has workers load what was written, where they are on this machine."""
-        self.weights: WeightsWriter | None = None
-        self.weights_map: WeightsMap | None = None
         if module is not None:
             self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
             self.weights_map = WeightsMap(head, self.weights_offset, nbytes, float32_parts(module))
@@ -65,16 +71,22 @@ class Arena:
             "uint8 where they are float32",
         )
 
-    def add_slots(self, layout: AnyLayout, count: int) -> Slots:
-        """Make room for rollout slots, and claim the memory that every rollout needs."""
+    def add_slots(self, layout: AnyLayout, count: int, device: str | None = None) -> Slots:
+        """Make room for rollout slots, on a device too where a part lies there; claim what every rollout needs."""
         self.memory.grow(self.slots_offset + count * layout.total_bytes)
         for slot in range(count):
             self.memory.reserve(self.slots_offset + slot * layout.total_bytes, layout.reserved_bytes)
         self.mapping: mmap.mmap = self.memory.map()
-        return Slots(self.mapping, self.slots_offset, layout.total_bytes, count)
+        about = self.mapping, self.slots_offset, layout.total_bytes, count
+        if device is None or not isinstance(layout, SlotLayout):
+            return Slots(*about)
+        self.device_memory = allocated(device, count * layout.device_bytes)
+        return Slots(*about, self.device_memory, layout.device_bytes)
 
     def close(self) -> None:
         """Give the descriptors back; the memory goes with the last array over it. Idempotent."""
         self.memory.close()
+        if self.device_memory is not None:
+            self.device_memory.close()
         if self.loading is not None:
             self.loading.close()

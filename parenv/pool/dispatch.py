@@ -21,7 +21,7 @@ from parenv.errors import PolicyLagError
 
 
 class CreditKey(NamedTuple):
-    """One credit: of this worker, the so-manieth."""
+    """Names a credit: whose it is, and how many that worker had before it."""
 
     worker: int
     sequence: int

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.pool.events import Evaluated
@@ -76,16 +75,7 @@ class Evaluator:
         return self._done(answers, newest, self._counters.env_steps, began, beside=False).episodes
 
     def begin(self, episodes: int, deterministic: bool) -> EvaluationOutcome:
-        """Have workers do so beside the training; where they do already, nothing more is begun.
-
-        Raises:
-            ConfigurationError: policies have names.
-        """
-        if isinstance(self._versions, PolicyVersions):
-            raise ConfigurationError(
-                "what runs beside the training is an evaluation of one policy, and here they have names: use "
-                "evaluate() as it is, which waits"
-            )
+        """Have workers do so beside the training; where they do already, nothing more is begun."""
         if self._under_way is None:
             newest = self._versions.newest
             questions = self._questions(episodes, deterministic, True)
@@ -127,7 +117,7 @@ class Evaluator:
         self, answers: Mapping[int, Any], version: Version, env_steps: int, began: float, beside: bool
     ) -> EvaluationResult:
         episodes = evaluated([answers[worker] for worker in sorted(answers)])
-        weights = self._versions.weights_of(version) if beside and isinstance(self._versions, Versions) else {}
+        weights = self._versions.weights_of(version) if beside else {}
         self.last = EvaluationResult(version.number, env_steps, episodes, weights)
         self._tell(Evaluated(self.last, began, beside))
         return self.last

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 
-from parenv.memory.maps import WeightsMap
-from parenv.memory.shared import SharedMemory
+from parenv.memory.maps import AnyWeights
 from parenv.placement.base import Launch, Placement
-from parenv.placement.inline import InlinePlacement
 from parenv.policy.devices import on_device
 from parenv.pool.pool_plan import Plan
-from parenv.supervision.launch import local_launch, worker_placement
+from parenv.supervision.launch import inline_placement, local_launch, worker_placement
 from parenv.supervision.pickling import pickled
-from parenv.worker.worker import Worker
 
 
 def launch_for(plan: Plan) -> Callable[[int], Launch]:
@@ -38,10 +34,11 @@ def launch_for(plan: Plan) -> Callable[[int], Launch]:
         "workers": job.options,
     }
     payload = pickled(named, replace(job, policy=on_device(job.policy, "cpu")))
-    return local_launch(payload, job.options, torch=job.postprocess is not None)
+    needs_torch = job.postprocess is not None or job.options.rollout_device is not None
+    return local_launch(payload, job.options, torch=needs_torch)
 
 
-def placement_for(plan: Plan, weights: WeightsMap | None) -> Placement:
+def placement_for(plan: Plan, weights: AnyWeights) -> Placement:
     """In this process, in processes on this machine, or on others.
 
     Raises:
@@ -50,15 +47,7 @@ def placement_for(plan: Plan, weights: WeightsMap | None) -> Placement:
     if not plan.inline:
         return worker_placement(plan.placement, weights, plan.job.options)
     policy = on_device(plan.job.policy, "cpu")
-    return InlinePlacement(
-        lambda sender, launch, say: Worker(
-            sender,
-            SharedMemory(fd=os.dup(launch.memory_fd)),
-            lambda: replace(plan.job, policy=_another(policy)),
-            say,
-            owns_process=False,
-        )
-    )
+    return inline_placement(lambda: replace(plan.job, policy=_another(policy)))
 
 
 def _another(policy: Any) -> Any:

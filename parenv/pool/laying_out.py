@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parenv.envs.factories import Spaces
 from parenv.errors import ConfigurationError
+from parenv.memory.agent_layout import AgentsSpec, agents_layout
+from parenv.memory.device_memory import DeviceMemory
 from parenv.memory.layout import RolloutSpec, extras_and_carry, infos_from_data, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.slots import Slots
 from parenv.memory.spaces import alike, leaves, rebuild
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import ArrivalOf, arrival_of
-from parenv.pool.blocks import Block, blocks_of
+from parenv.pool.blocks import Block, LayOut, blocks_of
 from parenv.pool.pool_plan import Plan
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Layout, Ready
@@ -23,24 +25,34 @@ from parenv.supervision.workers import Workers
 SYNC_LEASES = 3
 
 
+class Room(NamedTuple):
+    """Slots for rollouts.
+
+    Args:
+        blocks: by worker, what one slot has of it, and of whom else.
+        slots: themselves.
+        leases: how many of them the user may hold.
+        layouts: what each worker is told of them.
+    """
+
+    blocks: Sequence[Block]
+    slots: Slots
+    leases: int
+    layouts: list[Layout]
+
+
 class LaidOut(NamedTuple):
     """What has been laid out.
 
     Args:
         spaces: of a sub-environment: observations and actions.
         arrival_of: makes an arrival of what lies in a slot.
-        blocks: by worker, what one slot has of it, and of whom else.
-        slots: for rollouts.
-        leases: how many of them the user may hold.
-        layouts: what each worker is told of them.
+        room: for rollouts.
     """
 
     spaces: Spaces
     arrival_of: ArrivalOf
-    blocks: Sequence[Block]
-    slots: Slots
-    leases: int
-    layouts: list[Layout]
+    room: Room
 
 
 def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) -> LaidOut:
@@ -55,22 +67,46 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
     Raises:
         ConfigurationError: sub-environments have different spaces, or there is not enough memory.
     """
-    described = _checked_spaces(ready, plan.spaces)
+    described = checked_spaces(ready, plan.spaces)
     spec = RolloutSpec(
         plan.job.rollout_length,
         leaves(described[0]),
         leaves(described[1]),
         *extras_and_carry(ready[0].extras, ready[0].carry),
-        gradient_bytes=plan.job.gradient.layout.nbytes if plan.job.gradient else 0,
+        gradient_bytes=plan.job.gradient_bytes,
         infos=infos_from_data(ready[0].infos),
+        on_device=plan.job.options.rollout_device is not None,
     )
+    room = make_room(plan, workers, arena, ready, spec)
+    return LaidOut(plan.spaces or described, partial(arrival_of, spec), room)
+
+
+def make_room(
+    plan: Plan,
+    workers: Workers,
+    arena: Arena,
+    ready: Sequence[Ready],
+    spec: RolloutSpec | AgentsSpec,
+    policies: Callable[[], Mapping[int, str]] = dict,
+) -> Room:
+    """Make the slots, and what each worker is told of them; see :func:`lay_out`.
+
+    Args:
+        plan: of the pool.
+        workers: its workers.
+        arena: its memory.
+        ready: what each worker says of its sub-environments.
+        spec: what a slot holds.
+        policies: see :class:`~parenv.memory.maps.SlotMap`.
+    """
     num_workers, together = len(ready), plan.mode == "sync"
-    blocks = blocks_of(partial(slot_layout, spec), [workers.env_ids(worker) for worker in range(num_workers)], together)
+    layout_of: LayOut = partial(agents_layout, spec) if isinstance(spec, AgentsSpec) else partial(slot_layout, spec)
+    blocks = blocks_of(layout_of, [workers.env_ids(worker) for worker in range(num_workers)], together)
     largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
     leases = SYNC_LEASES if together else num_workers + 2
     num_slots = leases + (1 if together else num_workers * plan.credits)
     arena.check_fits(largest, num_slots, spec)
-    slots = arena.add_slots(largest, num_slots)
+    slots = arena.add_slots(largest, num_slots, plan.job.options.rollout_device)
     workers.lay_out(
         SlotMap(
             memory=arena.mapping,
@@ -80,6 +116,7 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
             together=together,
             shares=tuple(workers.shares),
             credits=plan.credits,
+            policies=policies,
         )
     )
     layouts = []
@@ -97,13 +134,20 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
                 extras=ready[0].extras,
                 carry=ready[0].carry,
                 infos=ready[0].infos,
+                **_on_device(slots.device, slots.device_stride),
             )
         )
-    return LaidOut(plan.spaces or described, partial(arrival_of, spec), blocks, slots, leases, layouts)
+    return Room(blocks, slots, leases, layouts)
 
 
-def _checked_spaces(ready: Sequence[Ready], given: Spaces | None) -> Spaces:
-    """The spaces that workers describe: all the same, and those that are given."""
+def _on_device(memory: DeviceMemory | None, slot_bytes: int) -> dict[str, Any]:
+    if memory is None:
+        return {}
+    return {"device": memory.device, "device_memory": memory.handle, "device_slot_bytes": slot_bytes}
+
+
+def checked_spaces(ready: Sequence[Ready], given: Spaces | None, what: str = "spaces") -> Spaces:
+    """The spaces that workers describe, all the same, and those that are given."""
     mine = rebuild(ready[0].spaces[0]), rebuild(ready[0].spaces[1])
     if given is not None and not all(map(alike, given, mine)):
         raise ConfigurationError(
@@ -115,7 +159,7 @@ def _checked_spaces(ready: Sequence[Ready], given: Spaces | None) -> Spaces:
         theirs = rebuild(other.spaces[0]), rebuild(other.spaces[1])
         if pack(other.spaces) != first and not (given is not None and all(map(alike, given, theirs))):
             raise ConfigurationError(
-                f"all sub-environments must have the same spaces, but worker {worker} has observations {theirs[0]} and "
+                f"all sub-environments must have the same {what}, but worker {worker} has observations {theirs[0]} and "
                 f"actions {theirs[1]}, and worker 0 has observations {mine[0]} and actions {mine[1]}"
             )
     return mine

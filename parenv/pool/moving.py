@@ -7,11 +7,29 @@ import math
 from typing import Any
 
 from parenv.errors import ConfigurationError
+from parenv.experience.agent_rollouts import AgentRollout
 from parenv.experience.rollout import Rollout, map_trees
 from parenv.policy.policy import Policy, TorchPolicy, as_policy, is_module
 
 _MAX_LOG_RATIO = 80.0
 """Exp of more overflows float32."""
+
+
+def has_moved(on: Any, given: Any, first: Any, min_kl: Any, settings: Any) -> bool:
+    """Whether a policy is far enough from what acted in a rollout to be published; also where nobody can say.
+
+    Args:
+        on: the rollout.
+        given: what is to be published.
+        first: what the pool was made with.
+        min_kl: how far is enough, in nats.
+        settings: that are to be published too: where there are some, that is enough.
+
+    Raises:
+        ConfigurationError: this cannot be computed.
+    """
+    limit = check_min_kl(min_kl, on)
+    return bool(settings) or not kl_from(on, given, first) < limit
 
 
 def check_min_kl(min_kl: Any, on: Any) -> float:
@@ -59,7 +77,9 @@ def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
     with torch.no_grad():
         now = torch.as_tensor(log_prob(observations, actions)).reshape(-1)
         log_ratio = now - torch.as_tensor(block.extras["log_prob"]).reshape(-1).to(now)
-        return float((log_ratio.clamp(max=_MAX_LOG_RATIO).exp() - 1 - log_ratio).mean())
+        each = log_ratio.clamp(max=_MAX_LOG_RATIO).exp() - 1 - log_ratio
+        there = block.alive if isinstance(block, AgentRollout) else block.valid
+        return float(each[there.reshape(-1)].mean())
 
 
 def _acting(given: Any, first: Any) -> Policy:

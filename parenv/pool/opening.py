@@ -70,15 +70,15 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
             laid_out = lay_out_agents(plan, workers, arena, versions, ready)
         else:
             laid_out = lay_out(plan, workers, arena, ready)
-        layouts += laid_out.layouts
+        layouts += laid_out.room.layouts
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
         queue = RolloutQueue(
             _scheduler(plan, len(workers.shares)),
             laid_out.arrival_of,
-            laid_out.blocks,
-            laid_out.slots,
-            laid_out.leases,
+            laid_out.room.blocks,
+            laid_out.room.slots,
+            laid_out.room.leases,
             plan.max_policy_lag if plan.on_stale == "drop" else None,
             supervisor,
             versions,

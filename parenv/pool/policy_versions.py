@@ -14,6 +14,7 @@ from parenv.errors import ConfigurationError
 from parenv.policy.assignment import PolicyRow, PolicyTable
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of
+from parenv.pool.moving import has_moved
 from parenv.pool.versions import Version
 
 
@@ -30,11 +31,14 @@ class PolicyVersions:
         settings: of version 0, by policy, beside those that it has.
         max_frozen: how many versions may be frozen at once.
         num_workers: how many workers.
+
+    Attributes:
+        tables: by number of a version of all together, what it consists of.
     """
 
     newest: Version
     _kept: dict[int, Version]
-    _tables: dict[int, PolicyTable]
+    tables: dict[int, PolicyTable]
 
     def __init__(
         self,
@@ -72,7 +76,7 @@ class PolicyVersions:
     @property
     def table(self) -> PolicyTable:
         """The newest."""
-        return self._tables[self.newest.number]
+        return self.tables[self.newest.number]
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -99,7 +103,7 @@ class PolicyVersions:
         """Whether another version of each policy can be written, if of the old ones only these are still needed."""
         needed = {*in_use, self.newest.number}
         self._kept = {number: version for number, version in self._kept.items() if number in needed}
-        self._tables = {number: table for number, table in self._tables.items() if number in needed}
+        self.tables = {number: table for number, table in self.tables.items() if number in needed}
         return all(len(self._taken(name)) < self._places for name in self._policies)
 
     def add(self, given: Any, settings: Mapping[str, Any], number: Callable[[], int]) -> int:
@@ -131,6 +135,23 @@ class PolicyVersions:
         self._take(number(), rows)
         return self.newest.number
 
+    def moved(self, given: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> dict[str, Any] | None:
+        """What of this is to be published, having moved from what acted in a rollout or with settings, or ``None``."""
+        self._check_given(given)
+        if not isinstance(on, Mapping):
+            raise ConfigurationError(f"min_kl needs on=rollout, with what each policy did, got on={on!r}")
+        mine = self._policies
+        return {n: p for n, p in given.items() if has_moved(on.get(n), p, mine[n], min_kl, settings)} or None
+
+    def weights_of(self, version: Version) -> dict[str, Any]:
+        """By policy with a module, the state dict of its version in a version of all that is kept."""
+        table = self.tables[version.number]
+        return {name: writer.state_dict(table[name].place) for name, writer in self._weights.items()}
+
+    def named(self) -> PolicyVersions:
+        """These."""
+        return self
+
     def resume(self, number: int, settings: Mapping[str, Any]) -> None:
         """Go on counting, from what the pool was made with, with what :attr:`settings` were."""
         if list(settings["policies"]) != list(self._policies):
@@ -147,7 +168,7 @@ class PolicyVersions:
             version, mine = settings["policies"][name]
             snapshot = cloudpickle.dumps((dict(mine), None)) if mine else b""
             rows[name] = PolicyRow(index, name, version, 0, bytes(snapshot), dict(mine))
-        self._kept, self._tables = {}, {}
+        self._kept, self.tables = {}, {}
         self._take(number, dict(rows))
         for name, kept in settings["frozen"].items():
             rows[name] = self._frozen_again(*kept)
@@ -201,11 +222,11 @@ class PolicyVersions:
         """Have these be the newest of all."""
         self._serial += 1
         self.newest = Version(number, self._serial, bytes(cloudpickle.dumps(dict(rows))))
-        self._kept[number], self._tables[number] = self.newest, rows
+        self._kept[number], self.tables[number] = self.newest, rows
         self._names |= {row.index: (name, row.of, row.number) for name, row in rows.items()}
 
     def _taken(self, name: str) -> set[int]:
-        return {row.place for table in self._tables.values() for row in table.values() if row.of == name}
+        return {row.place for table in self.tables.values() for row in table.values() if row.of == name}
 
     def _free_place(self, name: str) -> int:
         taken = self._taken(name)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from gymnasium import Space
 
-from parenv.errors import ConfigurationError, PoolClosedError
+from parenv.argument_checks import at_least, options_of
+from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
@@ -18,19 +17,18 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.pool.evaluating import PendingEvaluation
 from parenv.pool.events import Observer
-from parenv.pool.pool_plan import Given, make_plan
+from parenv.pool.pool_plan import make_plan
 from parenv.pool.pool_session import PoolSession
+from parenv.pool.session_holder import SessionHolder
 from parenv.pool.statistics import PoolStatistics
-from parenv.pool.streams import Item, criteria, stream
-from parenv.pool.threads import OneThread, StreamKey
-from parenv.supervision.partition import at_least
-from parenv.supervision.shortening import Shortened
+from parenv.pool.streams import Item, stream
+from parenv.supervision.partition import by_name
 
 if TYPE_CHECKING:
     from parenv.advice import Advice
 
 
-class AsyncWorkerPool:
+class AsyncWorkerPool(SessionHolder[PoolSession]):
     """Workers that step environments and act, while this process learns.
 
     The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by letting go
@@ -55,14 +53,15 @@ class AsyncWorkerPool:
         rollout_length: ``T``, env steps per sub-environment and rollout; ``"episode"``, for Monte-Carlo policy
             gradients with ``mode="sync"``: a whole episode of each sub-environment, one behind the other, ``[N, 1]``.
         loss_fn: ``(policy, rollout) -> loss | (loss, metrics)``, called on the worker with its copy of ``policy`` and a
-            rollout of tensors; the loss is a scalar tensor, the metrics a dict of numbers.
+            rollout of tensors; the loss is a scalar tensor, the metrics a dict of numbers. Where policies have names it
+            is called with all of them by name, and its loss is of all together.
         gradient: how the workers' gradients become one.
         postprocess: ``(policy, rollout) -> {name: array [T, B, ...]}``, called on the worker with tensors and without
             gradients; the arrays join ``Rollout.extras``.
         infos: names of infos, numbers or arrays, that come along in ``Rollout.infos``, such as ``("is_success",)``. One
             whose name is that of a parameter of the policy, such as ``action_mask``, is also given to it when it acts.
         prefetch: async: rollouts that a worker may run ahead of the learner; 0: it waits for the learner's update.
-        max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what comes of it.
+        max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what workers and prefetch allow.
         on_stale: ``"pace"``: keep that bound by waiting for the worker that needs it; ``"drop"``: by dropping, counted.
         seed: root of all seeds, for environments by env_id and for policies by worker; ``None`` draws one, see
             :attr:`seed`.
@@ -115,19 +114,8 @@ class AsyncWorkerPool:
         max_frozen: int = 8,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
-        # By name, so that an argument is spelled here and where it is checked, and nowhere between.
-        given = dict(locals())
-        del given["self"]
-        plan = make_plan(Given(**given))
-        self._one_thread = OneThread()
-        with Shortened(contextlib.nullcontext()):
-            self._session = PoolSession(plan)
-        self._close = weakref.finalize(self, self._session.close, plan.job.options.close_timeout_s)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the pool is closed."""
-        return not self._close.alive
+        plan = make_plan(by_name(locals()))
+        super().__init__("the pool", lambda: PoolSession(plan), plan.job.options.close_timeout_s)
 
     @property
     def num_envs(self) -> int:
@@ -162,7 +150,7 @@ class AsyncWorkerPool:
     @property
     def policy_versions(self) -> dict[str, int]:
         """Where policies have names: the newest version of each."""
-        return self._session.named_versions().numbers
+        return self._session.versions.named().numbers
 
     @overload
     def rollouts(self, stop: Stop | None = None) -> Iterator[Rollout]: ...
@@ -208,7 +196,7 @@ class AsyncWorkerPool:
                 estimate of the mean Kullback-Leibler divergence, or if there are settings; otherwise it is counted in
                 ``statistics().skipped_publishes``. The rollout needs the extra ``log_prob``, the policy a method
                 ``log_prob(observations, actions)``, which a :class:`~parenv.TorchPolicy` has if its method takes
-                ``action``. Not with policies by name.
+                ``action``. Where policies have names, those are published that have moved.
             on: the rollout for ``min_kl``.
             **settings: reach the workers as ``policy.settings`` with this version, and stay until they are changed.
 
@@ -222,9 +210,9 @@ class AsyncWorkerPool:
             PolicyLagError: rollouts under way would become older than ``max_policy_lag``.
         """
         with self._using() as session:
-            if (min_kl, on) == (None, None) or session.has_moved(policy, settings, min_kl, on):
-                return session.publish(policy, settings)
-            return session.version
+            if (min_kl, on) != (None, None):
+                policy = session.moved(policy, settings, min_kl, on)
+            return session.version if policy is None else session.publish(policy, settings)
 
     def freeze(self, name: str) -> str:
         """Keep the newest version of a policy as an opponent, say: ``policy_of`` may return the name of it, for good.
@@ -241,7 +229,7 @@ class AsyncWorkerPool:
             ConfigurationError: there is no such policy, or ``max_frozen`` are frozen already.
         """
         with self._using() as session:
-            return session.named_versions().freeze(name)
+            return session.versions.named().freeze(name)
 
     def release(self, name: str) -> None:
         """Give a frozen version up: no episode that begins from now on may have it.
@@ -255,7 +243,7 @@ class AsyncWorkerPool:
             ConfigurationError: it is not frozen.
         """
         with self._using() as session:
-            session.named_versions().release(name)
+            session.versions.named().release(name)
 
     def synchronize(self) -> int:
         """Have every worker load the newest version now, and wait until all have; its number."""
@@ -314,7 +302,7 @@ class AsyncWorkerPool:
             self.num_envs,
             "episode" if plan.job.rollout_length == WHOLE_EPISODES else plan.job.rollout_length,
         )
-        return advise(costs_of(self.statistics(), setting, plan.job.policy, plan.job.options.device))
+        return advise(costs_of(self.statistics(), setting, plan.job.policy, plan.job.options.devices[0]))
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.
@@ -388,10 +376,6 @@ class AsyncWorkerPool:
         with self._using() as session:
             return resume_pool(session, state)
 
-    def close(self) -> None:
-        """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
-        self._close()
-
     def __repr__(self) -> str:
         plan, about = self._session.plan, self._session.plan.about
         where = "in this process" if plan.inline else f"on {self.num_workers} workers"
@@ -400,12 +384,6 @@ class AsyncWorkerPool:
             f"rollouts of {about['rollout_length'] or 'whole episodes'}, policy version {self.policy_version}"
             f"{', closed' if self.closed else ''}>"
         )
-
-    def __enter__(self) -> AsyncWorkerPool:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def _stream(
         self,
@@ -419,29 +397,12 @@ class AsyncWorkerPool:
         if mine != parallelism:
             raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
         self._check_open()
-        return stream(criteria(stop), self._using, take, wait)
+        return stream(options_of("stop", stop, Stop), self._using, take, wait)
 
     def _finish_evaluation(self) -> None:
         with self._using() as session:
             session.finish_evaluation()
 
-    def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[PoolSession]:
-        return Shortened(self._used(stream))
-
-    @contextlib.contextmanager
-    def _used(self, stream: StreamKey | None) -> Iterator[PoolSession]:
-        self._check_open()
-        with self._one_thread.using(stream):
-            try:
-                yield self._session
-            finally:
-                if self._session.is_over:
-                    self.close()
-
     def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
         with self._using() as session:
             return session.ask_environments(method, env_ids, *arguments)
-
-    def _check_open(self) -> None:
-        if refusal := self._session.owner.refusal or (self.closed and "the pool is closed"):
-            raise PoolClosedError(refusal)

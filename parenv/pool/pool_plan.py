@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from parenv.argument_checks import at_least, is_callable, one_of, options_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
+from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
-from parenv.policy.devices import check_device
+from parenv.policy.devices import check_devices
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import at_least, instance_of, one_of, part_of, placed_workers
+from parenv.supervision.partition import Given, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.AsyncWorkerPool`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,9 @@ def make_plan(given: Given) -> Plan:
     Raises:
         ConfigurationError: one of them is wrong; the message says what would be right.
     """
-    one_of("mode", given.mode, ("sync", "async"))
-    one_of("parallelism", given.parallelism, ("experience", "gradient"))
+    one_of("mode", given.mode, get_args(Mode))
+    one_of("parallelism", given.parallelism, get_args(Parallelism))
+    is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
     if isinstance(given.policy, Mapping):
         check_policies(given)
     elif given.policy_of is not None:
@@ -103,7 +102,7 @@ def make_plan(given: Given) -> Plan:
         gradient=gradient,
         prefetch=at_least("prefetch", given.prefetch, 0),
         max_policy_lag=_max_policy_lag(given),
-        on_stale=one_of("on_stale", given.on_stale, ("pace", "drop")),
+        on_stale=one_of("on_stale", given.on_stale, get_args(OnStale)),
         recorder=recorder,
         placement=given.placement,
         spaces=given_spaces(given.spaces, job.factories),
@@ -113,13 +112,20 @@ def make_plan(given: Given) -> Plan:
 
 def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None, seed: int | None) -> Job:
     factories, num_envs = _factories(given)
-    num_workers = 1 if options.step_workers and given.num_workers is None else _num_workers(given)
+    if given.num_workers is not None:
+        at_least("num_workers", given.num_workers, 0)
+    is_one = options.step_workers and given.num_workers is None
+    num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
     part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
     names = isinstance(given.policy, Mapping)
+    if not names:
+        as_policy(given.policy)
+    if given.placement is None:  # A host may have other devices than this machine.
+        check_devices(options.devices)
     return (partial(agents_job, given) if names else Job)(
         factories=_stepped(factories, options, part.shares, part.first_env_id),
-        policy=_policy(given, options),
-        postprocess=_postprocess(given.postprocess),
+        policy=given.policy,
+        postprocess=given.postprocess,
         options=options,
         rollout_length=_rows(given.rollout_length, given.mode, given.parallelism, given.postprocess),
         shares=part.shares,
@@ -143,7 +149,7 @@ def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int]
 
 
 def _options(given: Given) -> WorkerOptions:
-    options = WorkerOptions() if given.workers is None else instance_of("workers", given.workers, WorkerOptions)
+    options = options_of("workers", given.workers, WorkerOptions)
     if given.num_workers == 0 and options.on_env_error == "restart_worker":
         raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
     if given.rollout_length == "episode" and options.on_env_error == "restart_env":
@@ -151,12 +157,25 @@ def _options(given: Given) -> WorkerOptions:
             'on_env_error="restart_env" would cut an episode short, and rollout_length="episode" is for whole ones: '
             'use "restart_worker"'
         )
+    if options.rollout_device is not None:
+        _check_rollout_device(given, options, options.rollout_device)
     return options
+
+
+def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> None:
+    if given.parallelism == "gradient" or isinstance(given.policy, Mapping) or given.placement is not None:
+        raise ConfigurationError(
+            'rollout_device is for parallelism="experience" of one policy, with workers on this machine: leave it out'
+        )
+    if options.on_env_error == "restart_env":
+        raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')
+    check_memory(device)
+    check_devices([device], "rollout_device")
 
 
 def _gradient(given: Given) -> GradientOptions | None:
     if given.parallelism == "gradient":
-        return GradientOptions() if given.gradient is None else instance_of("gradient", given.gradient, GradientOptions)
+        return options_of("gradient", given.gradient, GradientOptions)
     if given.loss_fn is not None:
         raise ConfigurationError('loss_fn is for parallelism="gradient"; with experience, the driver has the loss')
     if given.gradient is not None:
@@ -188,13 +207,6 @@ def _factories(given: Given) -> tuple[Factories, int | None]:
     return factories, factories.count or num_envs
 
 
-def _num_workers(given: Given) -> int | None:
-    if given.num_workers is not None:
-        at_least("num_workers", given.num_workers, 0)
-    num_workers: int | None = placed_workers(given.placement, given.num_workers)
-    return num_workers
-
-
 def _max_policy_lag(given: Given) -> int | None:
     if given.max_policy_lag is None:
         return None
@@ -203,20 +215,6 @@ def _max_policy_lag(given: Given) -> int | None:
             'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
         )
     return at_least("max_policy_lag", given.max_policy_lag, 0)
-
-
-def _policy(given: Given, options: WorkerOptions) -> Any:
-    if not isinstance(given.policy, Mapping):
-        as_policy(given.policy)
-    if given.placement is None:  # A host may have other devices than this machine.
-        check_device(options.device)
-    return given.policy
-
-
-def _postprocess(postprocess: Any) -> Any:
-    if postprocess is not None and not callable(postprocess):
-        raise ConfigurationError(f"postprocess must be a callable (policy, rollout) -> dict, got {postprocess!r}")
-    return postprocess
 
 
 def _seed(seed: Any, recorded: int | None) -> int:
@@ -264,10 +262,9 @@ def _names(infos: Any) -> tuple[str, ...]:
 def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mode) -> GradientJob:
     if loss_fn is None:
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
-    if not callable(loss_fn):
-        raise ConfigurationError(f"loss_fn must be a callable (policy, rollout) -> loss, got {loss_fn!r}")
-    module = module_of(policy)
-    if module is None:
+    is_callable("loss_fn", loss_fn, "a callable (policy, rollout) -> loss")
+    policies = policy.values() if isinstance(policy, Mapping) else [policy]
+    if all(module_of(one) is None for one in policies):
         raise ConfigurationError(
             'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
             f"a module attribute; got {policy!r}"
@@ -276,4 +273,4 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
         raise ConfigurationError(
             'num_arrivals is for mode="async": with mode="sync" a gradient is reduced over all workers; use batch_size'
         )
-    return GradientJob(loss_fn, GradientLayout.of(module), options.worker_max_norm)
+    return GradientJob(loss_fn, GradientLayout.of(policy), options.worker_max_norm)

@@ -16,11 +16,9 @@ from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.env_questions import EnvQuestion
 from parenv.pool.evaluating import EvaluationOutcome, Evaluator
 from parenv.pool.events import Asked, Delivered, Observer, Published, Questioned, telling
-from parenv.pool.moving import check_min_kl, kl_from
 from parenv.pool.opening import opened
-from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.pool_plan import Plan
-from parenv.pool.statistics import Counters, PoolStatistics, mean
+from parenv.pool.statistics import Counters, PoolStatistics
 from parenv.process.forks import Owner
 
 
@@ -34,6 +32,7 @@ class PoolSession:
         owner: the process that may use and close it.
         observation_space: of a sub-environment.
         action_space: likewise.
+        versions: of the policy, or of each by name.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -44,7 +43,7 @@ class PoolSession:
         self._observers = [plan.recorder, Observer()]  # The second one can be exchanged: see observe.
         self._tell = telling(self._observers)
         parts = opened(plan, self._counters, self._tell)
-        self._arena, self._versions = parts.arena, parts.versions
+        self._arena, self.versions = parts.arena, parts.versions
         self.workers, self._supervisor = parts.workers, parts.supervisor
         self._queue, self._accumulator = parts.queue, parts.accumulator
         self._evaluator = Evaluator(parts.supervisor, parts.versions, self._counters, self._tell)
@@ -58,20 +57,7 @@ class PoolSession:
     @property
     def version(self) -> int:
         """The newest version."""
-        return self._versions.newest.number
-
-    def named_versions(self) -> PolicyVersions:
-        """Those of policies that have names.
-
-        Raises:
-            ConfigurationError: there is one policy, without a name.
-        """
-        if not isinstance(self._versions, PolicyVersions):
-            raise ConfigurationError(
-                "the pool has one policy, without a name: give policies by name, "
-                'AsyncWorkerPool(env_fn, {"runner": policy})'
-            )
-        return self._versions
+        return self.versions.newest.number
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -85,8 +71,10 @@ class PoolSession:
 
     def next_rollout(self, deadline: float) -> Rollout | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
-        arrival = self._next(deadline)
-        return arrival and arrival.rollout
+        arrival, memory = self._next(deadline), self._arena.device_memory
+        if arrival is None or memory is None:
+            return arrival and arrival.rollout
+        return arrival.rollout.to(memory.device)
 
     def next_gradient(self, deadline: float) -> Gradient | None:
         """The next gradient, or ``None`` if there is none until the deadline on the monotonic clock."""
@@ -101,25 +89,22 @@ class PoolSession:
         """Write a new version, once there is room for it."""
         began = time.perf_counter()
         with self._timer.during("publishing"):
-            while not self._versions.has_room(self._versions_in_use()):
+            while not self.versions.has_room(self._versions_in_use()):
                 self._queue.listen()
-            version = self._versions.add(policy, settings, self._queue.scheduler.publish)
+            version = self.versions.add(policy, settings, self._queue.scheduler.publish)
         self._tell(Published(version, began))
         return version
 
-    def has_moved(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> bool:
-        """Whether a policy is far enough from what acted in a rollout to be published; counts where it is not."""
-        if isinstance(self._versions, PolicyVersions):
-            raise ConfigurationError("min_kl is for a pool with one policy; here they have names: publish without it")
-        limit = check_min_kl(min_kl, on)
+    def moved(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> Any:
+        """What of this is to be published, or ``None``, which is counted; see :meth:`Versions.moved`."""
         with self._timer.during("publishing"):
-            moved = bool(settings) or not kl_from(on, policy, self.plan.job.policy) < limit
-        self._counters.skipped_publishes += not moved
+            moved = self.versions.moved(policy, settings, min_kl, on)
+        self._counters.skipped_publishes += moved is None
         return moved
 
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
-        newest = self._versions.newest
+        newest = self.versions.newest
         loading = self._arena.loading
         if loading is not None and loading.can_load(newest):
             with self._timer.during("calling"):
@@ -178,52 +163,28 @@ class PoolSession:
         """The figures so far."""
         counters, traffic = self._counters, self.workers.traffic()
         collecting_s = self._timer.collecting_s
-        rollout_s, spread_s = counters.rollout_seconds()
         return PoolStatistics(
-            env_steps=counters.env_steps,
-            rollouts=counters.rollouts,
-            episodes=counters.episodes,
-            mean_return=mean(counters.returns),
-            mean_length=mean(counters.lengths),
+            **counters.figures(),
             seconds=self._timer.seconds,
             env_steps_per_second=counters.env_steps / collecting_s if collecting_s > 0 else 0.0,
             policy_version=self.version,
-            policy_lag=dict(sorted(counters.lag.items())),
-            copied_rollouts=counters.copied,
-            gradients=counters.gradients,
-            skipped_gradients=counters.skipped,
-            dropped_rollouts=counters.dropped,
             workers_alive=self.workers.alive,
             worker_restarts=self._supervisor.restarts,
-            env_restarts=counters.env_restarts,
-            environment_seconds=counters.environment_s,
-            acting_seconds=counters.acting_s,
-            learning_seconds=counters.learning_s,
-            committing_seconds=counters.busy_s - counters.environment_s - counters.acting_s - counters.learning_s,
-            waiting_seconds=counters.waiting_s,
-            processor_seconds=counters.processor_s,
-            sleeping_seconds=counters.sleeping_s,
-            contended_seconds=counters.contended_s,
-            rollout_seconds=rollout_s,
-            rollout_seconds_spread=spread_s,
-            driver_seconds=dict(counters.driver_s),
-            driver_processor_seconds=dict(counters.driver_processor_s),
             messages=self.workers.messages,
             hosts=traffic.hosts,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             refused_connections=dict(traffic.refused),
-            skipped_publishes=counters.skipped_publishes,
             evaluations=self._evaluator.begun,
             evaluation=self._evaluator.last,
-            frozen_policies=self._versions.frozen,
+            frozen_policies=self.versions.frozen,
         )
 
     def state(self) -> dict[str, Any]:
         """What is counted here, as plain data."""
         return {
             "policy_version": self.version,
-            "settings": dict(self._versions.settings),
+            "settings": dict(self.versions.settings),
             "evaluations": self._evaluator.begun,
             "worker_restarts": self._supervisor.restarts,
             "statistics": self._counters.state(),
@@ -235,7 +196,7 @@ class PoolSession:
         """Go on counting where another pool was."""
         if not math.isnan(self._timer.collecting_s) or self.version:
             raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
-        self._versions.resume(state["policy_version"], state["settings"])
+        self.versions.resume(state["policy_version"], state["settings"])
         self._queue.scheduler.version = state["policy_version"]
         self._evaluator.begun, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])

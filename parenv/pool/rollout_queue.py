@@ -123,7 +123,8 @@ class RolloutQueue:
         """The rollout in a slot: over the slot itself, or a copy if the user holds too many."""
         block, version = self._blocks[key.worker], self.scheduler.version_of(key)
         lend = self._slots.leased < self._max_leases
-        arrays = block.layout.arrays(self._slots.lease(slot) if lend else self._slots.peek(slot))
+        root = self._slots.lease(slot) if lend else self._slots.peek(slot)
+        arrays = self._slots.arrays(block.layout, slot, root)
         arrival = self._arrival_of(block, arrays, commits, version, lag)
         if not lend:
             arrival = arrival.copy()

@@ -151,6 +151,10 @@ def _fractions(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {part / total:.0%}" for name, part in seconds.items() if total > 0 and part > 0)
 
 
+_SAME_NAMES = ("env_steps", "rollouts", "episodes", "gradients", "env_restarts", "skipped_publishes")
+_PARTS = ("environment", "acting", "learning", "waiting", "processor", "sleeping", "contended")
+
+
 @dataclass
 class Counters:
     """What has been yielded so far, and what it took, in figures."""
@@ -223,7 +227,24 @@ class Counters:
             self.busy_s += busy_s
             self.squared_busy_s += busy_s * busy_s
 
-    def rollout_seconds(self) -> tuple[float, float]:
+    def figures(self) -> dict[str, Any]:
+        """What :class:`PoolStatistics` says of all this, by the names there."""
+        return {
+            **{name: getattr(self, name) for name in _SAME_NAMES},
+            **{f"{part}_seconds": getattr(self, f"{part}_s") for part in _PARTS},
+            "mean_return": mean(self.returns),
+            "mean_length": mean(self.lengths),
+            "policy_lag": dict(sorted(self.lag.items())),
+            "copied_rollouts": self.copied,
+            "dropped_rollouts": self.dropped,
+            "skipped_gradients": self.skipped,
+            "committing_seconds": self.busy_s - self.environment_s - self.acting_s - self.learning_s,
+            "driver_seconds": dict(self.driver_s),
+            "driver_processor_seconds": dict(self.driver_processor_s),
+            **dict(zip(("rollout_seconds", "rollout_seconds_spread"), self._rollout_seconds(), strict=True)),
+        }
+
+    def _rollout_seconds(self) -> tuple[float, float]:
         """Mean and standard deviation of the time that a worker takes for a rollout; NaN of nothing."""
         if not self.commits:
             return math.nan, math.nan

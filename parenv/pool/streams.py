@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from parenv.errors import ConfigurationError
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import Stop
@@ -18,17 +17,6 @@ from parenv.pool.pool_session import PoolSession
 from parenv.pool.threads import StreamKey
 
 Item = TypeVar("Item", Rollout, Gradient)
-
-
-def criteria(stop: Stop | None) -> Stop:
-    """What the user gave, or criteria that never hold.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
-    if stop is not None and not isinstance(stop, Stop):
-        raise ConfigurationError(f"stop must be a parenv.Stop, got {stop!r}")
-    return stop or Stop()
 
 
 def stream(

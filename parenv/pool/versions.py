@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import cloudpickle
 
 from parenv.errors import ConfigurationError
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import WeightsWriter, module_of
+from parenv.pool.moving import has_moved
 
 NONE: Mapping[str, Any] = {}
 
@@ -47,7 +48,7 @@ class Versions:
     def __init__(
         self, policy: Any, weights: WeightsWriter | None, places: int, settings: Mapping[str, Any] = NONE
     ) -> None:
-        self._weights, self._num_places = weights, places
+        self._policy, self._weights, self._num_places = policy, weights, places
         self.resume(0, {**getattr(policy, "settings", {}), **settings})
         if weights is not None:
             weights.write(module_of(policy), 0, None)
@@ -86,9 +87,24 @@ class Versions:
         self._kept[self.newest.number] = self.newest
         return self.newest.number
 
+    def moved(self, given: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> Any:
+        """What of this is to be published, having moved from what acted in a rollout or with settings, or ``None``."""
+        return given if has_moved(on, given, self._policy, min_kl, settings) else None
+
     def weights_of(self, version: Version) -> dict[str, Any]:
         """The weights of a version that is kept, as a state dict with memory of its own; empty without a module."""
         return {} if self._weights is None else self._weights.state_dict(version.place)
+
+    def named(self) -> NoReturn:
+        """Those of policies that have names.
+
+        Raises:
+            ConfigurationError: there is one policy, without a name.
+        """
+        raise ConfigurationError(
+            "the pool has one policy, without a name: give policies by name, "
+            'AsyncWorkerPool(env_fn, {"runner": policy})'
+        )
 
     def resume(self, number: int, settings: Mapping[str, Any]) -> None:
         """Go on counting from a version, which is what the pool was made with, with these settings."""

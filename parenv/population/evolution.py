@@ -164,10 +164,10 @@ class Evolution:
         self._hold(turn.source, turn.target)
         return turn
 
-    def lost(self, member: int) -> bool:
-        """The worker with a member's turn is gone: it is begun again, unless that has happened too often."""
+    def lost(self, member: int, blamed: bool = True) -> bool:
+        """The worker with a member's turn is gone: it is begun again, unless that may be its doing too often."""
         one = self.members[member]
-        one.lost += 1
+        one.lost += blamed
         if one.lost < MAX_LOST:
             self._again.append(member)
         return one.lost < MAX_LOST

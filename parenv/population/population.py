@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parenv.errors import ConfigurationError, PoolClosedError
+from parenv.argument_checks import options_of
+from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
-from parenv.options import Mode, Stop, WorkerOptions
-from parenv.pool.streams import criteria
-from parenv.pool.threads import OneThread, StreamKey
+from parenv.options import Mode, Placing, Stop, WorkerOptions
+from parenv.pool.session_holder import SessionHolder
+from parenv.pool.threads import StreamKey
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range
-from parenv.population.population_plan import Given, make_plan
+from parenv.population.population_plan import make_plan
 from parenv.population.population_session import PopulationSession
 from parenv.population.turn_report import PopulationStatistics, Report
-from parenv.supervision.shortening import Shortened
+from parenv.supervision.partition import by_name
 from parenv.worker.member import Fitness, Member
 
 
-class Population:
-    """Many policies that learn side by side on workers of this machine, of which the better ones are copied.
+class Population(SessionHolder[PopulationSession]):
+    """Many policies that learn side by side on workers, of which the better ones are copied.
 
     Members learn in turns: a worker makes the member, loads its state from shared memory, has it act and learn for
     ``evolve.every`` env steps, measures it by episodes of their own, and writes its state down. The driver hears of
@@ -52,6 +51,8 @@ class Population:
             that a run repeats bit for bit, whatever the number of workers, and whichever of them die.
         seed: root of all seeds; ``None`` draws one.
         workers: how workers are set up and how long they may take.
+        placement: where workers run; ``None``: on this machine. To and from a host, a member's state crosses the
+            network with each of its turns.
         lineage: a file for every turn and every copy, a line of JSON each; one that is there is replaced, unless
             :meth:`load_state_dict` goes on with it.
 
@@ -93,21 +94,11 @@ class Population:
         mode: Mode = "async",
         seed: int | None = None,
         workers: WorkerOptions | None = None,
+        placement: Placing = None,
         lineage: str | os.PathLike[str] | None = None,
     ) -> None:
-        # By name, so that an argument is spelled here and where it is checked, and nowhere between.
-        given = dict(locals())
-        del given["self"]
-        plan = make_plan(Given(**given))
-        self._one_thread = OneThread()
-        with Shortened(contextlib.nullcontext()):
-            self._session = PopulationSession(plan)
-        self._close = weakref.finalize(self, self._session.close, plan.job.options.close_timeout_s)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the population is closed."""
-        return not self._close.alive
+        plan = make_plan(by_name(locals()))
+        super().__init__("the population", lambda: PopulationSession(plan), plan.job.options.close_timeout_s)
 
     @property
     def size(self) -> int:
@@ -146,7 +137,7 @@ class Population:
                 they were measured, and a score for ``mean_return``, whatever the window.
         """
         self._check_open()
-        return self._stream(criteria(stop))
+        return self._stream(options_of("stop", stop, Stop))
 
     def member(self, number: int) -> Member:
         """A member as it was after its last turn, or its parent after its own if it has been copied since.
@@ -185,20 +176,10 @@ class Population:
         with self._using() as session:
             session.resume(state)
 
-    def close(self) -> None:
-        """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
-        self._close()
-
     def __repr__(self) -> str:
         plan = self._session.plan
         where = "in this process" if plan.inline else f"on {len(plan.job.shares)} workers"
         return f"<Population of {self.size} members {where}: {plan.evolve}{', closed' if self.closed else ''}>"
-
-    def __enter__(self) -> Population:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def _stream(self, stop: Stop) -> Iterator[Report]:
         key, began = StreamKey(), time.monotonic()
@@ -217,20 +198,3 @@ class Population:
             episodes += len(report.episodes)
             best = report.score if not best >= report.score else best
             yield report
-
-    def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[PopulationSession]:
-        return Shortened(self._used(stream))
-
-    @contextlib.contextmanager
-    def _used(self, stream: StreamKey | None) -> Iterator[PopulationSession]:
-        self._check_open()
-        with self._one_thread.using(stream):
-            try:
-                yield self._session
-            finally:
-                if self._session.is_over:
-                    self.close()
-
-    def _check_open(self) -> None:
-        if refusal := self._session.owner.refusal or (self.closed and "the population is closed"):
-            raise PoolClosedError(refusal)

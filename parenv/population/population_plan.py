@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
 
+from parenv.argument_checks import at_least, one_of, options_of
 from parenv.envs.factories import Factories, as_factories
 from parenv.envs.seeding import evolution_seed
 from parenv.errors import ConfigurationError
-from parenv.options import Mode, WorkerOptions
-from parenv.policy.devices import check_device
+from parenv.options import Mode, Placing, RemotePlacement, WorkerOptions
+from parenv.policy.devices import check_devices
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range, check_values, checked_ranges
 from parenv.process.cores import recommended_num_workers
-from parenv.supervision.partition import at_least, instance_of, one_of
+from parenv.supervision.partition import Given, leave_to_pools, placed_workers
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Fitness
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.Population`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,7 @@ class PopulationPlan:
         first: those of each member at the beginning.
         in_order: whether turns count in the order in which they began.
         lineage: a file, or ``None``.
+        placement: where workers run; ``None``: on this machine.
     """
 
     job: MemberJob
@@ -46,6 +44,14 @@ class PopulationPlan:
     first: list[dict[str, float]]
     in_order: bool
     lineage: str | os.PathLike[str] | None
+    placement: Placing
+
+    @property
+    def num_local(self) -> int:
+        """How many workers, the first ones, are on this machine and share its memory."""
+        if isinstance(self.placement, RemotePlacement):
+            return self.placement.num_local
+        return len(self.job.shares) if self.placement is None else 0
 
     @property
     def size(self) -> int:
@@ -86,6 +92,7 @@ def make_plan(given: Given) -> PopulationPlan:
         first=first,
         in_order=given.mode == "sync",
         lineage=given.lineage,
+        placement=given.placement,
     )
 
 
@@ -126,8 +133,8 @@ def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list
 
 def _job(given: Given, evolve: Evolve, first: list[dict[str, float]], seed: int) -> MemberJob:
     factories = _factories(given.env_fn, "env_fn")
-    fitness = Fitness() if given.fitness is None else instance_of("fitness", given.fitness, Fitness)
-    num_workers = given.num_workers
+    fitness = options_of("fitness", given.fitness, Fitness)
+    num_workers = placed_workers(given.placement, given.num_workers)
     if num_workers is None:
         num_workers = min(recommended_num_workers(), len(first))
     if at_least("num_workers", num_workers, 0) > len(first):
@@ -137,7 +144,7 @@ def _job(given: Given, evolve: Evolve, first: list[dict[str, float]], seed: int)
         )
     return MemberJob(
         factories=factories,
-        options=_options(given.workers),
+        options=_options(given.workers, given.placement),
         shares=(at_least("num_envs", given.num_envs, 1),) * max(1, num_workers),
         seed=seed,
         make_member=given.make_member,
@@ -160,12 +167,16 @@ def _factories(env_fn: Any, name: str) -> Factories:
     return factories
 
 
-def _options(workers: Any) -> WorkerOptions:
-    options = WorkerOptions() if workers is None else instance_of("workers", workers, WorkerOptions)
-    if options.on_env_error != "raise":
-        raise ConfigurationError(
-            f"on_env_error={options.on_env_error!r} is for pools: in a population a member in whose turn "
-            "something raises dies, and is replaced when it is due"
-        )
-    check_device(options.device)
+_FOR_POOLS = {
+    "on_env_error": "in a population a member in whose turn something raises dies, and is replaced when it is due",
+    "step_workers": "the worker that has a member steps its sub-environments",
+    "rollout_device": "a member learns from rollouts in the worker that has it",
+}
+
+
+def _options(workers: Any, placement: Placing) -> WorkerOptions:
+    options = options_of("workers", workers, WorkerOptions)
+    leave_to_pools(options, _FOR_POOLS)
+    if placement is None:  # A host may have other devices than this machine.
+        check_devices(options.devices)
     return options

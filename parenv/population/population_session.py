@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, HostLostError
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.placement.base import Launch, Placement
-from parenv.placement.inline import InlinePlacement
 from parenv.population.evolution import NOWHERE, Copied, Evolution, Turn, TurnEnded, TurnOutcome
 from parenv.population.lineage_file import Lineage
 from parenv.population.population_plan import PopulationPlan
@@ -25,13 +23,12 @@ from parenv.process.forks import Owner
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure, Layout
 from parenv.supervision.failures import from_failure
-from parenv.supervision.launch import local_launch, worker_placement
+from parenv.supervision.launch import inline_placement, local_launch, worker_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Event, Lost, Product, Supervisor
 from parenv.supervision.workers import FOREVER_S, Workers
 from parenv.worker.member import Member, made, restore
-from parenv.worker.worker import Worker
 
 _log = logging.getLogger("parenv")
 
@@ -143,8 +140,16 @@ class PopulationSession:
             if turn is None:
                 break
             self._idle.discard(worker)
-            self._under_way[worker] = _UnderWay(turn, self._supervisor.questions.begin("turn", {worker: tuple(turn)}))
+            arguments = {worker: self._told(worker, turn)}
+            self._under_way[worker] = _UnderWay(turn, self._supervisor.questions.begin("turn", arguments))
         self._figures = self._figures.plus(evolving_seconds=time.perf_counter() - began)
+
+    def _told(self, worker: int, turn: Turn) -> tuple[Any, ...]:
+        """What a worker is told of a turn: on a host it begins from a state itself, and gives back another."""
+        if worker < self.plan.num_local:
+            return tuple(turn)
+        source = turn.source if turn.source == NOWHERE else self._places.read(turn.source)
+        return (*turn[:3], source, NOWHERE)
 
     def _note(self, events: list[Event]) -> None:
         for event in events:
@@ -161,7 +166,7 @@ class PopulationSession:
             return
         self._supervisor.questions.forget(one.question)
         self._figures = self._figures.plus(lost_turns=1)
-        if not self.evolution.lost(one.turn.member):
+        if not self.evolution.lost(one.turn.member, blamed=not isinstance(lost.reason, HostLostError)):
             self._count(one.turn.member, _died_of(lost.reason))
 
     def _hear(self) -> None:
@@ -170,17 +175,19 @@ class PopulationSession:
             if questions.answered(one.question):
                 del self._under_way[worker]
                 self._idle.add(worker)
-                self._count(one.turn.member, self._outcome(worker, one.question))
+                self._count(one.turn.member, self._outcome(worker, one))
 
-    def _outcome(self, worker: int, question: Question) -> TurnOutcome:
+    def _outcome(self, worker: int, one: _UnderWay) -> TurnOutcome:
         try:
-            answer = self._supervisor.questions.answers(question)[worker]
+            answer = self._supervisor.questions.answers(one.question)[worker]
         except Exception as error:  # Such as SystemExit, which is none of the user's errors, and came as one of ours.
             return _died_of(error)
         if "failure" in answer:
             workers = self._supervisor.workers
             failure = Failure(*answer["failure"])
             return _died_of(from_failure(failure, worker, workers.pid(worker), workers.env_ids(worker)))
+        if worker >= self.plan.num_local:
+            answer["state_bytes"] = self._places.write(one.turn.target, answer.pop("state"))
         self._check_memory(int(answer["state_bytes"]))
         return TurnOutcome(float(answer["score"]), int(answer["env_steps"]), about=answer)
 
@@ -274,12 +281,8 @@ def _launch_for(plan: PopulationPlan) -> Any:
 
 def _placement_for(plan: PopulationPlan) -> Placement:
     if not plan.inline:
-        return worker_placement(None, None, plan.job.options)
-    return InlinePlacement(
-        lambda sender, launch, say: Worker(
-            sender, SharedMemory(fd=os.dup(launch.memory_fd)), lambda: plan.job, say, owns_process=False
-        )
-    )
+        return worker_placement(plan.placement, None, plan.job.options)
+    return inline_placement(lambda: plan.job)
 
 
 def _layout(shares: tuple[int, ...], worker: int) -> Layout:

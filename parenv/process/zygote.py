@@ -228,8 +228,7 @@ def die_with_parent(parent: int) -> None:
 def _run_child(
     become_child: Callable[[], None], shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]
 ) -> NoReturn:
-    code = 1
-    try:
+    def begin() -> None:
         become_child()
         if shared["spawn"]:
             _become_interpreter(shared, arguments, descriptors)
@@ -237,48 +236,40 @@ def _run_child(
             os.environ.clear()
             os.environ.update(shared["environment"])
         sys.path[:] = shared["sys_path"]
-        sys.argv[:] = shared["argv"]
-        with contextlib.suppress(OSError):
-            os.chdir(shared["directory"])
-        code = _call(shared["entry"], arguments, descriptors)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        _leave(code)
+
+    run_entry(shared, arguments, descriptors, begin)
 
 
 def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Leave everything behind but the descriptors, and do the same in a fresh interpreter."""
     for descriptor in descriptors:
         os.set_inheritable(descriptor, True)
+    # Without the environment, which others may not read, as they may a command line.
+    told = {name: shared[name] for name in ("argv", "directory", "entry")}
     command = (
-        f"import sys; sys.path[:] = {shared['sys_path']!r}; from parenv.process.zygote import run_fresh; "
-        f"run_fresh({shared['argv']!r}, {shared['directory']!r}, {shared['entry']!r}, {arguments!r}, {descriptors!r})"
+        f"import sys; sys.path[:] = {shared['sys_path']!r}; from parenv.process.zygote import run_entry; "
+        f"run_entry({told!r}, {arguments!r}, {descriptors!r})"
     )
     options = [f"-W{option}" for option in sys.warnoptions]
     os.execve(sys.executable, [sys.executable, *options, "-c", command], shared["environment"])
 
 
-def run_fresh(
-    argv: list[str], directory: str, entry: str, arguments: dict[str, Any], descriptors: list[int]
+def run_entry(
+    shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int], begin: Callable[[], None] = lambda: None
 ) -> NoReturn:
-    """What a worker that is a fresh interpreter runs."""
+    """What a worker runs, forked or in a fresh interpreter, from its beginning to its end."""
     code = 1
     try:
-        sys.argv[:] = argv
+        begin()
+        sys.argv[:] = shared["argv"]
         with contextlib.suppress(OSError):
-            os.chdir(directory)
-        code = _call(entry, arguments, descriptors)
+            os.chdir(shared["directory"])
+        module, _, name = shared["entry"].partition(":")
+        code = getattr(importlib.import_module(module), name)(arguments, *descriptors)
     except BaseException:
         traceback.print_exc()
     finally:
         _leave(code)
-
-
-def _call(entry: str, arguments: dict[str, Any], descriptors: list[int]) -> int:
-    module, _, name = entry.partition(":")
-    code: int = getattr(importlib.import_module(module), name)(arguments, *descriptors)
-    return code
 
 
 def _leave(code: int) -> NoReturn:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
 from parenv.protocol.messages import KINDS, Failure, Reply, SideData
 
 PROTOCOL_VERSION = 3
+T = TypeVar("T")
 _MAGIC = b"PENV"
 _LEAST_INTEGER, _LARGEST_INTEGER = -(1 << 63), (1 << 63) - 1
 _HEADER = struct.Struct("!4sHHII")
@@ -67,10 +68,15 @@ def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Any]:
         raise ProtocolError(f"unknown kind of message: {index}")
     kind = _kinds[index]
     values = unpack(memoryview(frames[0])[_HEADER.size :], frames[1:], writable=kind in _FOR_USERS)
-    return Sender(worker, generation), _build(kind, values)
+    return Sender(worker, generation), build(kind, values)
 
 
-def _build(kind: type[Any], values: Any) -> Any:
+def build(kind: type[T], values: Any) -> T:
+    """A message from its fields, as they have come.
+
+    Raises:
+        ProtocolError: there are others, or they are of other types.
+    """
     expected = _fields[kind]
     if not isinstance(values, list) or len(values) != len(expected):
         raise ProtocolError(f"{kind.__name__} has {len(expected)} fields")

@@ -65,6 +65,9 @@ class Layout:
         extras: as the first worker said.
         carry: likewise.
         infos: likewise.
+        device: where a part of every slot lies in memory of its own, such as ``"cuda:0"``; empty: nowhere.
+        device_memory: by which that is opened.
+        device_slot_bytes: distance between two slots there.
     """
 
     slots_offset: int
@@ -77,6 +80,9 @@ class Layout:
     extras: Any
     carry: Any
     infos: Any = field(default_factory=list)
+    device: str = ""
+    device_memory: bytes = b""
+    device_slot_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ class Commit:
         sequence: that of the credit.
         objects: values of spaces without a fixed size, which do not lie in the slot.
         report: for gradients: samples, metrics, and, of whole episodes, their returns, lengths, seconds and env_ids.
-            Where policies have names: env steps, the count of the table, and which policies still play.
+            Where policies have names: env steps, the count of the table, which policies still play, and metrics.
         replaced: ``[env_id, doing, exception as text]`` of sub-environments that were replaced meanwhile.
     """
 
@@ -252,36 +258,25 @@ class State(Enum):
 
 DRIVER, WORKER = "driver", "worker"
 
-TRANSITIONS: dict[tuple[State, str, type[Message]], State] = {
-    (State.STARTING, WORKER, Ready): State.READY,
-    (State.STARTING, WORKER, StepReady): State.READY,
-    (State.STARTING, WORKER, Failure): State.FAILED,
-    (State.STARTING, DRIVER, Close): State.CLOSING,
-    (State.READY, DRIVER, Layout): State.RUNNING,
-    (State.READY, DRIVER, Rows): State.STEPPING,
-    (State.READY, WORKER, Failure): State.FAILED,
-    (State.READY, DRIVER, Close): State.CLOSING,
-    (State.RUNNING, DRIVER, Credit): State.RUNNING,
-    (State.RUNNING, DRIVER, Call): State.RUNNING,
-    (State.RUNNING, DRIVER, Close): State.CLOSING,
-    (State.RUNNING, WORKER, Commit): State.RUNNING,
-    (State.RUNNING, WORKER, Reply): State.RUNNING,
-    (State.RUNNING, WORKER, Failure): State.FAILED,
-    (State.STEPPING, DRIVER, Actions): State.STEPPING,
-    (State.STEPPING, DRIVER, Call): State.STEPPING,
-    (State.STEPPING, DRIVER, Close): State.CLOSING,
-    (State.STEPPING, WORKER, SideData): State.STEPPING,
-    (State.STEPPING, WORKER, Reply): State.STEPPING,
-    (State.STEPPING, WORKER, Failure): State.FAILED,
-    (State.FAILED, DRIVER, Actions): State.FAILED,
-    (State.FAILED, DRIVER, Credit): State.FAILED,
-    (State.FAILED, DRIVER, Call): State.FAILED,
-    (State.FAILED, DRIVER, Close): State.CLOSING,
-    (State.CLOSING, WORKER, Ready): State.CLOSING,
-    (State.CLOSING, WORKER, StepReady): State.CLOSING,
-    (State.CLOSING, WORKER, Commit): State.CLOSING,
-    (State.CLOSING, WORKER, SideData): State.CLOSING,
-    (State.CLOSING, WORKER, Reply): State.CLOSING,
-    (State.CLOSING, WORKER, Failure): State.CLOSING,
-}
+_ALLOWED: tuple[tuple[State, str, tuple[type[Message], ...], State], ...] = (
+    (State.STARTING, WORKER, (Ready, StepReady), State.READY),
+    (State.STARTING, WORKER, (Failure,), State.FAILED),
+    (State.STARTING, DRIVER, (Close,), State.CLOSING),
+    (State.READY, DRIVER, (Layout,), State.RUNNING),
+    (State.READY, DRIVER, (Rows,), State.STEPPING),
+    (State.READY, WORKER, (Failure,), State.FAILED),
+    (State.READY, DRIVER, (Close,), State.CLOSING),
+    (State.RUNNING, DRIVER, (Credit, Call), State.RUNNING),
+    (State.RUNNING, DRIVER, (Close,), State.CLOSING),
+    (State.RUNNING, WORKER, (Commit, Reply), State.RUNNING),
+    (State.RUNNING, WORKER, (Failure,), State.FAILED),
+    (State.STEPPING, DRIVER, (Actions, Call), State.STEPPING),
+    (State.STEPPING, DRIVER, (Close,), State.CLOSING),
+    (State.STEPPING, WORKER, (SideData, Reply), State.STEPPING),
+    (State.STEPPING, WORKER, (Failure,), State.FAILED),
+    (State.FAILED, DRIVER, (Actions, Credit, Call), State.FAILED),
+    (State.FAILED, DRIVER, (Close,), State.CLOSING),
+    (State.CLOSING, WORKER, (Ready, StepReady, Commit, SideData, Reply, Failure), State.CLOSING),
+)
+TRANSITIONS = {(state, role, kind): following for state, role, kinds, following in _ALLOWED for kind in kinds}
 """``(state, who speaks, what) -> next state``; any other triple is an error."""

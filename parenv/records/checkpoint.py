@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.protocol.data import pack, unpack
+from parenv.protocol.tensors import with_tensors, without_tensors
 
 _MAGIC = b"parenv checkpoint 1\n"
 _LENGTH = struct.Struct("<Q")
-_TENSOR = "torch.Tensor"
 
 
 def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
@@ -33,7 +32,7 @@ def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
     ...     load_checkpoint(file.name)
     {'env_steps': 1024, 'weights': (1.0, 2.5)}
     """
-    text, buffers = pack(_without_tensors(data))
+    text, buffers = pack(without_tensors(data, "value"))
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -66,28 +65,6 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Any:
             if at > len(content):
                 raise ProtocolError("it is cut off")
             parts.append(content[at - length : at])
-        return _with_tensors(unpack(parts[0], parts[1:]))
+        return with_tensors(unpack(parts[0], parts[1:], writable=True))
     except (ProtocolError, struct.error, IndexError) as error:
         raise ConfigurationError(f"{path} is no checkpoint that can be read: {error}") from error
-
-
-def _without_tensors(value: Any) -> Any:
-    if hasattr(value, "detach"):
-        return {_TENSOR: value.detach().cpu().numpy()}
-    if isinstance(value, Mapping):
-        return {key: _without_tensors(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_without_tensors(item) for item in value)
-    return value
-
-
-def _with_tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {_TENSOR}:
-            import torch
-
-            return torch.tensor(value[_TENSOR])
-        return {key: _with_tensors(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_with_tensors(item) for item in value)
-    return value

@@ -12,14 +12,15 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
+from parenv.envs.values import as_array
 from parenv.experience.agent_rollouts import AgentRollout, RolloutsByPolicy
 from parenv.experience.rollout import NAMED, TREES
+from parenv.libraries import installed_version
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
 from parenv.pool.events import Delivered, Event, Observer, Questioned
@@ -121,8 +122,8 @@ def digest(arrival: Arrival) -> dict[str, Any]:
 def _hash(tree: Any) -> str:
     found = hashlib.blake2b(digest_size=8)
     for value in _values(tree):
-        if isinstance(value, np.ndarray):
-            found.update(value.tobytes())
+        if isinstance(value, np.ndarray) or hasattr(value, "detach"):
+            found.update(as_array(value).tobytes())
         else:
             text, buffers = pack(value)
             for part in (text, *buffers):
@@ -142,10 +143,5 @@ def _values(tree: Any) -> Iterator[Any]:
 
 def versions() -> str:
     """What a run depends on beside its own code."""
-    import importlib.metadata
-
-    found = [f"Python {platform.python_version()} on {platform.machine()}"]
-    for name in ("numpy", "gymnasium", "torch"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return ", ".join(found)
+    libraries = [f"{name} {installed_version(name)}" for name in ("numpy", "gymnasium", "torch")]
+    return ", ".join([f"Python {platform.python_version()} on {platform.machine()}", *libraries])

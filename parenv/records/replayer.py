@@ -73,7 +73,9 @@ class Replayer(Observer):
         """
         for name, mine in about.items():
             if self._about.get(name) != mine:
-                raise ConfigurationError(f"the recorded run has {name} {self._about.get(name)!r}, this one {mine!r}")
+                raise ConfigurationError(
+                    f"the recorded run has {name} {self._about.get(name)!r}, this one {mine!r}: make the pool alike"
+                )
 
     def dispatch(self, *arguments: Any, **more: Any) -> Dispatch:
         """What decides as it was decided then."""

@@ -43,10 +43,14 @@ def resume_pool(session: PoolSession, state: Mapping[str, Any]) -> list[str]:
 
 def _check(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     if state.get("format") != STATE_FORMAT:
-        raise ConfigurationError(f"this is no state of a pool: its format is {state.get('format')!r}")
+        raise ConfigurationError(
+            f"this is no state of a pool: its format is {state.get('format')!r}. Give what state_dict() has returned"
+        )
     for name, value in mine["layout"].items():
         if state["layout"][name] != value:
-            raise ConfigurationError(f"the state has {name} = {state['layout'][name]!r}, but this pool has {value!r}")
+            raise ConfigurationError(
+                f"the state has {name} = {state['layout'][name]!r}, but this pool has {value!r}: make it like that"
+            )
     if state["seed"] != mine["seed"]:
         raise ConfigurationError(
             f"the state is of a pool with seed={state['seed']}, but this one has {mine['seed']}: make it with "

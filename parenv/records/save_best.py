@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.argument_checks import at_least
 from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EvaluationResult
 from parenv.policy.snapshots import module_of
@@ -19,7 +20,6 @@ from parenv.pool.pool import AsyncWorkerPool
 from parenv.process.cores import own_file
 from parenv.protocol.data import pack
 from parenv.records.checkpoint import load_checkpoint, save_checkpoint
-from parenv.supervision.partition import at_least
 
 FORMAT = 1
 _KIND = "parenv best agent"

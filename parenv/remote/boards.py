@@ -72,33 +72,33 @@ class HostsPoller:
 class Boards:
     """What crosses between the driver's board and those of hosts.
 
+    Args:
+        num_local: workers on this machine, the first ones.
+        max_message_bytes: what a host may send in one message.
+
     Attributes:
         used: whether workers step, and have doorbells.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_local: int, max_message_bytes: int) -> None:
+        self._num_local, self._max_message_bytes = num_local, max_message_bytes
         self.used = False
         self._board: BoardMap | None = None
         self._rows: dict[int, WorkerRows] = {}
 
-    def lay_out(self, board: BoardMap, num_local: int, max_message_bytes: int) -> None:
-        """Hear where the board is.
-
-        Args:
-            board: the driver's.
-            num_local: workers on this machine, the first ones.
-            max_message_bytes: what a host may send in one message.
+    def lay_out(self, board: BoardMap) -> None:
+        """Hear where the driver's board is.
 
         Raises:
             ConfigurationError: a row is larger.
         """
         self._board = board
-        for worker in range(num_local, len(board.shares)):
+        for worker in range(self._num_local, len(board.shares)):
             rows = WorkerRows(board.memory, row_plan(board, worker), flags_of(board))
-            if rows.row_bytes > max_message_bytes:
+            if rows.row_bytes > self._max_message_bytes:
                 raise ConfigurationError(
                     f"a sub-environment's observation, reward and info have {rows.row_bytes:,} bytes, more than "
-                    f"RemotePlacement(max_message_bytes={max_message_bytes:,}) lets cross: raise it"
+                    f"RemotePlacement(max_message_bytes={self._max_message_bytes:,}) lets cross: raise it"
                 )
             self._rows[worker] = rows
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parenv.errors import ProtocolError
+from parenv.memory.agent_layout import AgentsSpec
 from parenv.memory.maps import SlotMap
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout
+from parenv.remote.agents_validation import check_agents_commit
 from parenv.remote.host_messages import Chunks, SlotPlan
 from parenv.remote.slot_transfer import SlotTransfer
 from parenv.remote.validation import check_commit
@@ -45,10 +47,14 @@ class Deliveries:
             slot_bytes=self._slot_bytes,
             count=self._slots.credits,
             fixed_bytes=transfer.layout.reserved_bytes,
-            ends_offset=transfer.ends_offset,
-            per_end=transfer.per_end,
+            ends=transfer.ends,
         )
-        alone = {"slot_envs": self._slots.shares[worker], "slot_workers": 1, "first_column": 0, "position": 0}
+        alone: dict[str, Any] = {
+            "slot_envs": self._slots.shares[worker],
+            "slot_workers": 1,
+            "first_column": 0,
+            "position": 0,
+        }
         return plan, replace(layout, slot_bytes=self._slot_bytes, **alone)
 
     def expect(self, worker: Sender, credit: Credit) -> Credit:
@@ -78,7 +84,10 @@ class Deliveries:
         if oldest != commit.sequence:
             raise ProtocolError(f"a worker commits credit {commit.sequence}, but not credit {oldest} before it")
         num_ends = self._transfers[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
-        check_commit(commit, self._slots.spec, self._slots.shares[worker.worker], num_ends)
+        if isinstance(spec := self._slots.spec, AgentsSpec):
+            check_agents_commit(commit, spec, self._slots.shares[worker.worker])
+        else:
+            check_commit(commit, spec, self._slots.shares[worker.worker], num_ends)
         del self._expected[worker, commit.sequence]
 
     def forget(self, worker: Sender) -> None:

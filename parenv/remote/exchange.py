@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
+from parenv.memory.maps import AnyWeights, SlotMap, WeightsByName
 from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
 from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
@@ -27,10 +27,11 @@ from parenv.protocol.messages import (
     SideData,
     StepReady,
 )
+from parenv.remote.agents_validation import check_agents_ready
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
-from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure
+from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure, harmless_turn
 from parenv.remote.weight_transfer import chunks_of
 
 
@@ -42,16 +43,17 @@ class Exchange:
         weights: the policy's weights, or ``None``.
     """
 
-    def __init__(self, placing: RemotePlacement, weights: WeightsMap | None) -> None:
+    def __init__(self, placing: RemotePlacement, weights: AnyWeights) -> None:
         self._placing, self._weights = placing, weights
-        self._boards = Boards()
+        self.boards = Boards(placing.num_local, placing.max_message_bytes)
         self._deliveries: Deliveries | None = None
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
         self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
         """Those that wait for an answer: the method, and how many sub-environments each is about."""
-        self._brought: dict[bytes, dict[int, int]] = {}
-        self._snapshots: dict[bytes, int] = {}
-        """By host, the version of the last snapshot that it was sent."""
+        self._brought: dict[bytes, dict[Any, int]] = {}
+        self._names = weights.policies if isinstance(weights, WeightsByName) else ()
+        self._snapshots: dict[bytes, tuple[int, int]] = {}
+        """By host, the version of the last snapshot that it was sent, and where its weights lie."""
 
     def welcome(self, entry: str, launch: Launch, head_bytes: int) -> Welcome:
         """What a host that has joined has to know.
@@ -69,25 +71,13 @@ class Exchange:
             threads=launch.threads,
             head_bytes=head_bytes,
             max_message_bytes=self._placing.max_message_bytes,
-            doorbells=int(self._boards.used),
+            doorbells=int(self.boards.used),
             spawn=int(launch.spawn),
         )
-
-    def use_doorbells(self) -> None:
-        """From now on workers listen at doorbells and answer on a board."""
-        self._boards.used = True
 
     def lay_out(self, slots: SlotMap) -> None:
         """Hear where rollouts lie."""
         self._deliveries = Deliveries(slots, self._placing.num_local)
-
-    def lay_out_board(self, board: BoardMap) -> None:
-        """Hear where the rows of a vector env lie.
-
-        Raises:
-            ConfigurationError: a row has more bytes than a host may send in one message.
-        """
-        self._boards.lay_out(board, self._placing.num_local, self._placing.max_message_bytes)
 
     def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """What to say to a host in place of a message to one of its workers, each with what its header names."""
@@ -100,21 +90,18 @@ class Exchange:
         elif isinstance(message, Credit) and self._deliveries is not None:
             yield from self._missing_weights(host, message.policy_version, message.weights_slot)
             message = self._deliveries.expect(to, message)
-            if self._snapshots.get(host) == message.policy_version:
+            version = message.policy_version, message.weights_slot
+            if self._snapshots.get(host) == version:
                 message = replace(message, snapshot=b"")
             elif message.snapshot:
-                self._snapshots[host] = message.policy_version
+                self._snapshots[host] = version
         elif isinstance(message, Rows):
-            yield self._boards.plan(to.worker), to
-        elif isinstance(message, Call) and self._boards.used:
-            yield self.requests(to.worker, 0), to
+            yield self.boards.plan(to.worker), to
+        elif isinstance(message, Call) and self.boards.used:
+            yield self.boards.requests(to.worker, 0), to
         elif isinstance(message, Call) and message.policy_version >= 0:
             yield from self._missing_weights(host, message.policy_version, message.weights_slot)
         yield message, to
-
-    def requests(self, worker: int, number: int) -> AnyMessage:
-        """What is requested of a worker on its board now, and a number to ring."""
-        return self._boards.requests(worker, number)
 
     def take(self, head: Any, sender: Sender, message: Any) -> Any:
         """Take in what comes of a worker.
@@ -133,7 +120,7 @@ class Exchange:
         if not isinstance(message, Answers | Chunks):
             self._conversations[sender].say(WORKER, message)
         if isinstance(message, Answers):
-            self._boards.take(head, sender.worker, message)
+            self.boards.take(head, sender.worker, message)
             return None
         if isinstance(message, Chunks | Commit):
             if self._deliveries is None:
@@ -144,11 +131,16 @@ class Exchange:
             self._deliveries.finish(sender, message)
             return harmless_commit(message)
         elif isinstance(message, SideData):
-            self._boards.check(sender.worker, message)
+            self.boards.check(sender.worker, message)
         elif isinstance(message, Ready | StepReady):
-            check_ready(message, self._boards.used)
+            if self._names:
+                check_agents_ready(message, self._names, first=sender.worker == 0)
+            else:
+                check_ready(message, self.boards.used)
         elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
-            check_reply(*self._calls.pop((sender, message.sequence)), message.value)
+            method, asked = self._calls.pop((sender, message.sequence))
+            check_reply("evaluate by name" if self._names and method == "evaluate" else method, asked, message.value)
+            return replace(message, value=harmless_turn(message.value)) if method == "turn" else message
         elif isinstance(message, Failure):
             if not message.more:
                 self._calls.pop((sender, message.call), None)
@@ -172,11 +164,11 @@ class Exchange:
     ) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
         """A version, unless the host has it: it crosses once for all workers there."""
         brought = self._brought.setdefault(host, {})
-        if self._weights is None or brought.get(weights_slot) == version:
-            return
-        brought[weights_slot] = version
-        for chunk in chunks_of(self._weights, weights_slot, self._placing.weights, CHUNK_BYTES):
-            yield chunk, HOST
+        for place in () if self._weights is None else self._weights.needed(version, weights_slot):
+            if brought.get(place.key) != place.version:
+                brought[place.key] = place.version
+                for chunk in chunks_of(place.weights, place.slot, self._placing.weights, CHUNK_BYTES):
+                    yield chunk, HOST
 
 
 def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:

@@ -231,8 +231,10 @@ class HostSession:
         """What a worker has written for a credit, in chunks, as many at a time as one message may have."""
         begin = plan.offset + sequence % plan.count * plan.slot_bytes
         slot = memoryview(self._mapping)[begin : begin + plan.slot_bytes]
-        (ends,) = _NUM_ENDS.unpack_from(slot, plan.ends_offset)
-        parts = [(0, plan.fixed_bytes), *((offset, ends * each) for offset, each in plan.per_end)]
+        parts = [(0, plan.fixed_bytes)]
+        for ends_offset, per_end in plan.ends:
+            (count,) = _NUM_ENDS.unpack_from(slot, ends_offset)
+            parts += [(offset, count * each) for offset, each in per_end]
         return in_chunks(slot, parts, wire.CHUNK_BYTES)
 
     def _report_pids(self) -> None:
@@ -277,7 +279,7 @@ class HostSession:
                 StatusSlot(self._mapping, sender.worker).closing[0] = True
             elif isinstance(message, Credit) and message.snapshot:
                 self._snapshot = message
-            elif isinstance(message, Credit) and message.policy_version == self._snapshot.policy_version:
+            elif isinstance(message, Credit) and _is_of_one_version(message, self._snapshot):
                 message = replace(message, snapshot=self._snapshot.snapshot)
             local.send(sender, message)
 
@@ -308,3 +310,7 @@ class HostSession:
         for slot in range(plan.count):
             memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
         self._mapping = memory.map()
+
+
+def _is_of_one_version(one: Credit, other: Credit) -> bool:
+    return (one.policy_version, one.weights_slot) == (other.policy_version, other.weights_slot)

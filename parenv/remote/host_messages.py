@@ -110,16 +110,15 @@ class SlotPlan:
         slot_bytes: distance between two.
         count: how many; the rollout of a credit lies in the slot of its sequence modulo this.
         fixed_bytes: the part of a slot that every rollout fills.
-        ends_offset: where in a slot the number of episode ends is.
-        per_end: ``[offset, bytes]`` of what there is for each of these.
+        ends: where in a slot a number of episode ends is, and ``[offset, bytes]`` of what there is for each of these;
+            several where policies have names.
     """
 
     offset: int
     slot_bytes: int
     count: int
     fixed_bytes: int
-    ends_offset: int
-    per_end: Any
+    ends: Any
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from parenv.protocol.frames import Sender
 
 
@@ -73,8 +75,7 @@ class HostScheduler:
         return placed
 
     def _roomiest(self) -> bytes | None:
-        room = dict(self._capacity)
-        for host in self._host_of.values():
-            room[host] -= 1
+        room = Counter(self._capacity)
+        room.subtract(self._host_of.values())
         best = max(room, key=lambda host: room[host], default=None)
         return best if best is not None and room[best] > 0 else None

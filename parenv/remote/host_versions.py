@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from parenv.protocol.frames import PROTOCOL_VERSION
+import cloudpickle
 
-MUST_AGREE = ("protocol", "parenv", "python", "cloudpickle")
+from parenv.libraries import installed_version
+from parenv.protocol.frames import PROTOCOL_VERSION
 
 
 def own_versions() -> dict[str, str]:
     """The versions here."""
     return {
         "protocol": str(PROTOCOL_VERSION),
-        "parenv": _installed("parenv"),
+        "parenv": installed_version("parenv") or "unknown",
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "cloudpickle": ".".join(_installed("cloudpickle").split(".")[:2]),
+        "cloudpickle": ".".join(cloudpickle.__version__.split(".")[:2]),
     }
 
 
@@ -31,13 +31,6 @@ def disagreement(theirs: Any) -> str:
     mine = own_versions()
     if not isinstance(theirs, Mapping):
         return "it does not say its versions"
-    said = {name: theirs.get(name) for name in MUST_AGREE}
+    said = {name: theirs.get(name) for name in mine}
     said = {name: version if type(version) is str else "unknown" for name, version in said.items()}
     return "; ".join(f"{name} is {said[name]} there and {mine[name]} here" for name in said if said[name] != mine[name])
-
-
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

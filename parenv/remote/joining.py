@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights
 from parenv.options import RayPlacement, RemotePlacement, WorkerOptions
 from parenv.remote.net.curve import HostListener
-from parenv.remote.net.host_keys import AllowList, DriverKeys, ephemeral_keys, read_driver_keys
+from parenv.remote.net.host_keys import AllowList, ephemeral_keys, read_driver_keys
 from parenv.remote.placement import HostsPlacement
 from parenv.remote.ray import RayHosts
 
@@ -13,7 +13,7 @@ HOST_ENTRY = "parenv.remote.host:serve"
 
 
 def remote_placement(
-    entry: str, placing: RemotePlacement | RayPlacement, weights: WeightsMap | None, options: WorkerOptions
+    entry: str, placing: RemotePlacement | RayPlacement, weights: AnyWeights, options: WorkerOptions
 ) -> HostsPlacement:
     """Listen for hosts; those of Ray are started as well.
 
@@ -26,28 +26,13 @@ def remote_placement(
     Raises:
         ConfigurationError: a key cannot be read, nobody can listen at that address, or Ray refuses the resources.
     """
+    hosts = None
     if isinstance(placing, RemotePlacement):
-        return _listening(entry, placing, read_driver_keys(placing.key), AllowList(placing.hosts), weights, None)
-    hosts = RayHosts(placing, HOST_ENTRY, options.restart)
-    driver, key = ephemeral_keys()
-    settings = RemotePlacement(hosts.listen, key="", hosts=())
-    placement = _listening(entry, settings, driver, AllowList([key.public.decode()]), weights, hosts)
-    try:
-        hosts.start(placement.address, key)
-    except BaseException:
-        placement.close(0.0)
-        raise
-    return placement
-
-
-def _listening(
-    entry: str,
-    placing: RemotePlacement,
-    keys: DriverKeys,
-    allowed: AllowList,
-    weights: WeightsMap | None,
-    provider: RayHosts | None,
-) -> HostsPlacement:
+        keys, allowed = read_driver_keys(placing.key), AllowList(placing.hosts)
+    else:
+        hosts = RayHosts(placing, HOST_ENTRY, options.restart)
+        keys, key = ephemeral_keys()
+        placing, allowed = RemotePlacement(hosts.listen, key="", hosts=()), AllowList([key.public.decode()])
     listener = HostListener(
         placing.listen,
         keys,
@@ -56,4 +41,11 @@ def _listening(
         max_connections=placing.max_connections,
         silence_s=placing.silence_s,
     )
-    return HostsPlacement(entry, listener, placing, weights, provider)
+    placement = HostsPlacement(entry, listener, placing, weights, hosts)
+    if hosts is not None:
+        try:
+            hosts.start(placement.address, key)
+        except BaseException:
+            placement.close(0.0)
+            raise
+    return placement

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.maps import BoardMap, SlotMap, WeightsMap
+from parenv.memory.maps import AnyWeights, BoardMap, SlotMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import RemotePlacement
-from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic
+from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.protocol.frames import Sender, from_frames, to_frames
@@ -56,7 +56,7 @@ class HostsPlacement:
         entry: str,
         listener: HostListener,
         placing: RemotePlacement,
-        weights: WeightsMap | None,
+        weights: AnyWeights,
         provider: RayHosts | None,
     ) -> None:
         self.silence_s = placing.silence_s
@@ -102,7 +102,7 @@ class HostsPlacement:
 
     def bell(self, worker: int) -> Bell:
         """Make the doorbell of the next process of a worker, on this machine or for its host, wherever that will be."""
-        self._exchange.use_doorbells()
+        self._exchange.boards.used = True
         if self._local is not None and worker < self._num_local:
             return self._local.bell(worker)
         return HostBell(partial(self._request, worker))
@@ -113,7 +113,7 @@ class HostsPlacement:
         Raises:
             ConfigurationError: a row has more bytes than a host may send in one message.
         """
-        self._exchange.lay_out_board(board)
+        self._exchange.boards.lay_out(board)
 
     def poller(self, descriptor: int) -> Poller:
         """What waits for a descriptor, and for hosts."""
@@ -139,9 +139,7 @@ class HostsPlacement:
             self._listener.wait(patience_s)
         self._hear()
         self._probe()
-        events = list(self._events)
-        self._events.clear()
-        return events
+        return drained(self._events)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
@@ -219,7 +217,7 @@ class HostsPlacement:
         """Have a worker on a host see what is requested of it, and ring its doorbell; of one that is gone, nothing."""
         host = self._scheduler.host_of(self._present[worker])
         if host is not None:
-            self._tell(host, self._exchange.requests(worker, number), self._present[worker])
+            self._tell(host, self._exchange.boards.requests(worker, number), self._present[worker])
 
     def _place(self) -> None:
         for worker, host in [] if self._closed else self._scheduler.place():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parenv.errors import ConfigurationError
+from parenv.libraries import require
 from parenv.options import RayPlacement, RestartPolicy
 from parenv.placement.base import KILL_TIMEOUT_S
 from parenv.process.restart_limit import RestartLimit
@@ -95,7 +96,7 @@ class RayHosts:
     """
 
     def __init__(self, options: RayPlacement, entry: str, restart: RestartPolicy | None) -> None:
-        self._ray = ray = _import_ray()
+        self._ray = ray = require("ray", "RayPlacement", "ray")
         self._options, self._entry = options, entry
         self._address = ""
         self._keys: HostKeys | None = None
@@ -251,10 +252,3 @@ def obstacle(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], fr
 
 def _listed(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{name}: {amount:g}" for name, amount in resources.items())
-
-
-def _import_ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ConfigurationError('RayPlacement needs Ray, which is not installed: pip install "parenv[ray]"') from error

@@ -7,14 +7,25 @@ workers share a slot, it is put together from a slot's worth of memory beside it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from parenv.errors import ProtocolError
-from parenv.memory.layout import ROLLOUT_FIELDS, Axes, SlotLayout, part_of_slot, slot_layout
+from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
+from parenv.memory.layout import ROLLOUT_FIELDS, Axes, RolloutSpec, SlotLayout, part_of_slot, slot_layout
 from parenv.memory.maps import SlotMap
+
+Arrays = Mapping[tuple[str, Any], Any]
+_LIKE = {
+    "policies": "rewards",
+    "assigned": "restarted",
+    "first_versions": "restarted",
+    "numbers": "ends",
+    "versions": "commits",
+}
+"""By field that only slots with several agents have, one of a rollout's that lies as it does."""
 
 
 class SlotTransfer:
@@ -26,27 +37,22 @@ class SlotTransfer:
 
     Attributes:
         layout: of the worker's slots on its host.
-        per_end: ``[offset, bytes]`` of what there is for each episode end.
-        ends_offset: where in a slot the number of these is.
+        ends: of each group of rows, where the number of its episode ends is, and ``[offset, bytes]`` of what there is
+            for each of these.
     """
 
     def __init__(self, slots: SlotMap, worker: int) -> None:
         self._slots, self._num_envs = slots, slots.shares[worker]
-        self.layout = slot_layout(slots.spec, self._num_envs, 1)
-        fields = {field.name: field for field in self.layout.fields}
-        commits = fields["commits", 0]
-        self.ends_offset = commits.offset + np.dtype(commits.dtype).fields["num_ends"][1]  # type: ignore[index]
-        self.per_end = [
-            [field.offset, np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))]
-            for field in self.layout.fields
-            if field.offset >= self.layout.reserved_bytes
-        ]
+        spec = slots.spec
+        self._groups = spec.groups if isinstance(spec, AgentsSpec) else (RowGroup(("",), spec),)
+        self.layout = _layout(spec, self._num_envs, 1)
+        self.ends = [_ends(layout) for layout in self.layout.layouts]
         self._position, self._first = (worker, sum(slots.shares[:worker])) if slots.together else (0, 0)
         self._beside: tuple[Any, Any] | None = None
         self._laid_out: dict[int, tuple[Any, Any]] = {}
-        self._whole: SlotLayout | None = None
+        self._whole: AgentsLayout | None = None
         if slots.together and len(slots.shares) > 1:
-            self._whole = slot_layout(slots.spec, sum(slots.shares), len(slots.shares))
+            self._whole = _layout(spec, sum(slots.shares), len(slots.shares))
             beside = np.zeros(self.layout.total_bytes, np.uint8)
             self._beside = beside, self.layout.arrays(beside)
 
@@ -70,34 +76,51 @@ class SlotTransfer:
             received: bytes in all chunks.
 
         Returns:
-            How many episodes end in it.
+            How many episodes of sub-environments end in it.
 
         Raises:
             ProtocolError: they are not the rollout of this credit.
         """
-        _, arrays = self._mine(slot)
-        record, T, B = arrays["commits", 0], self._slots.spec.rollout_length, self._num_envs
-        count = int(record["num_ends"][0])
-        expected = transfer_bytes(self.layout.reserved_bytes, self.per_end, count) if 0 <= count <= T * B else -1
-        if record["sequence"][0] != sequence or received != expected:
+        _, mine = self._mine(slot)
+        counts = [int(arrays["commits", 0]["num_ends"][0]) for arrays in mine]
+        fits = all(0 <= count <= self._rows(i) * self._length(i) for i, count in enumerate(counts))
+        expected = transfer_bytes(self.layout.reserved_bytes, self.ends, counts) if fits else -1
+        if mine[0]["commits", 0]["sequence"][0] != sequence or received != expected:
             raise ProtocolError(
-                f"{received} bytes, where the rollout of credit {sequence} with {count} episode ends has {expected}"
+                f"{received} bytes, where the rollout of credit {sequence} with {sum(counts)} episode ends has "
+                f"{expected}"
             )
+        for index, arrays in enumerate(mine):
+            self._check(index, arrays, counts[index])
+        if self._whole is not None:
+            whole = self._slot(slot, self._whole)[1]
+            for index, arrays in enumerate(mine):
+                self._put_together(index, arrays, whole[index], counts[index])
+        return counts[0]
+
+    def _length(self, index: int) -> int:
+        return self._groups[index].spec.rollout_length
+
+    def _rows(self, index: int) -> int:
+        return self._num_envs * len(self._groups[index].agents)
+
+    def _check(self, index: int, arrays: Arrays, count: int) -> None:
         ends = arrays["ends", 0][:count]
-        if count and not _within(ends["step"], T) & _within(ends["column"], B):
+        if count and not _within(ends["step"], self._length(index)) & _within(ends["column"], self._rows(index)):
             raise ProtocolError("an episode ends outside its rollout")
         for (name, _), values in arrays.items():
             if values.dtype == bool and (values[: _used(name, count)].view(np.uint8) > 1).any():
                 raise ProtocolError(f"truth values are 0 or 1, and not all in {name} are")
-        if self._whole is not None:
-            self._put_together(arrays, self._slot(slot, self._whole)[1], count)
-        return count
+        if index and isinstance(spec := self._slots.spec, AgentsSpec):  # Nobody acts in rows of sub-environments.
+            known = [i for i, of in self._slots.policies().items() if spec.found[of].group == index]
+            if not all(np.isin(arrays[name, 0], [NOBODY, *known]).all() for name in ("policies", "assigned")):
+                raise ProtocolError("a policy acts that is none of these agents'")
 
-    def _mine(self, slot: int) -> tuple[Any, Any]:
+    def _mine(self, slot: int) -> tuple[Any, Sequence[Arrays]]:
         """The bytes that chunks are written to, and the arrays there."""
         return self._slot(slot, self.layout) if self._beside is None else self._beside
 
-    def _slot(self, slot: int, layout: SlotLayout) -> tuple[Any, Any]:
+    def _slot(self, slot: int, layout: AgentsLayout) -> tuple[Any, Any]:
         """The bytes and the arrays of a slot of the pool, which stay where they are."""
         if slot not in self._laid_out:
             begin = self._slots.offset + slot * self._slots.slot_bytes
@@ -105,22 +128,41 @@ class SlotTransfer:
             self._laid_out[slot] = there, layout.arrays(there)
         return self._laid_out[slot]
 
-    def _put_together(self, mine: Any, whole: Any, count: int) -> None:
-        T, stop = self._slots.spec.rollout_length, self._first + self._num_envs
-        part = part_of_slot(T, self._position, self._first, stop)
+    def _put_together(self, index: int, mine: Arrays, whole: Arrays, count: int) -> None:
+        first = self._first * len(self._groups[index].agents)
+        part = part_of_slot(self._length(index), self._position, first, first + self._rows(index))
         for (name, key), values in mine.items():
             used = _used(name, count)
-            whole[name, key][part[name]][:used] = values[:used]
-        whole["ends", 0][part["ends"]]["column"][:count] += self._first
+            whole[name, key][part[_LIKE.get(name, name)]][:used] = values[:used]
+        whole["ends", 0][part["ends"]]["column"][:count] += first
 
 
-def transfer_bytes(fixed_bytes: int, per_end: Sequence[Sequence[int]], ends: int) -> int:
-    """What a rollout with so many episode ends has, in bytes.
+def _layout(spec: RolloutSpec | AgentsSpec, num_envs: int, num_workers: int) -> AgentsLayout:
+    """Of several groups, or of the only one."""
+    if isinstance(spec, AgentsSpec):
+        return agents_layout(spec, num_envs, num_workers)
+    alone = slot_layout(spec, num_envs, num_workers)
+    return AgentsLayout((alone,), alone.reserved_bytes, alone.total_bytes)
 
-    >>> transfer_bytes(1000, [[1024, 32], [2048, 16]], 3)
+
+def _ends(layout: SlotLayout) -> list[Any]:
+    commits = next(field for field in layout.fields if field.name == ("commits", 0))
+    per_end = [
+        [field.offset, np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))]
+        for field in layout.fields
+        if field.offset >= layout.reserved_bytes
+    ]
+    return [commits.offset + np.dtype(commits.dtype).fields["num_ends"][1], per_end]  # type: ignore[index]
+
+
+def transfer_bytes(fixed_bytes: int, ends: Sequence[Any], counts: Sequence[int]) -> int:
+    """What a rollout with so many episode ends in each group of rows has, in bytes.
+
+    >>> transfer_bytes(1000, [[64, [[1024, 32], [2048, 16]]]], [3])
     1144
     """
-    return fixed_bytes + ends * sum(nbytes for _, nbytes in per_end)
+    sparse: int = sum(count * nbytes for count, (_, per_end) in zip(counts, ends, strict=True) for _, nbytes in per_end)
+    return fixed_bytes + sparse
 
 
 def in_chunks(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -> Iterator[list[Any]]:
@@ -155,7 +197,7 @@ def in_chunks(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -
 
 def _used(name: str, count: int) -> int | None:
     """How much of a field's arrays is used where so many episodes end; ``None``: all."""
-    return count if ROLLOUT_FIELDS[name].axes is Axes.ENDS else None
+    return count if ROLLOUT_FIELDS[_LIKE.get(name, name)].axes is Axes.ENDS else None
 
 
 def _within(values: Any, stop: int) -> bool:

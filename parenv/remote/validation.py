@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from parenv.errors import ProtocolError
 from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec, extras_and_carry, infos_from_data
 from parenv.memory.spaces import leaves, rebuild
+from parenv.protocol.frames import build
 from parenv.protocol.messages import Commit, Failure, Ready, StepReady
 
 MAX_ENVS = 1 << 20
@@ -77,6 +78,10 @@ def check_reply(method: str, asked: int, value: Any) -> None:
         fits = (
             type(value) is tuple and len(value) == 4 and all(map(_is_column, value)) and len(set(map(len, value))) == 1
         )
+    elif method == "evaluate by name":
+        fits = type(value) is tuple and len(value) == 5 and _are_episodes(value[:4]) and _are_by_name(value[4])
+    elif method == "turn":
+        fits = type(value) is dict and (_is_turn(value) or list(value) == ["failure"])
     elif method == "set_state":
         fits = type(value) is list and _are_counts(value)
     elif method == "get_state":
@@ -84,6 +89,19 @@ def check_reply(method: str, asked: int, value: Any) -> None:
     else:
         fits = {"reset": value == [], "load": type(value) is int}.get(method, True)
     _require(fits, f"answers to {method} what was not asked for")
+
+
+def harmless_turn(value: dict[str, Any]) -> dict[str, Any]:
+    """What came of a turn, already checked; of one that raised, with texts that people can be shown.
+
+    Raises:
+        ProtocolError: no worker says so of what it raised.
+    """
+    if "failure" not in value:
+        return value
+    _require(type(value["failure"]) is list, "does not say what was raised")
+    failure = harmless_failure(build(Failure, value["failure"]))
+    return {"failure": [getattr(failure, one.name) for one in fields(Failure)]}
 
 
 def harmless(text: str) -> str:
@@ -181,13 +199,61 @@ def _check_report(report: Sequence[Any], rollout_length: int, share: int) -> Non
     samples, metrics, columns = report
     # By their number the gradient of one worker weighs against those of others.
     _require(type(samples) is int and 0 < samples <= most_steps * share, "does not have as many samples as it says")
-    _require(type(metrics) is dict and _are(str, metrics) and _are_numbers(metrics.values()), "has other metrics")
+    check_metrics(metrics)
     if not has_episodes:
         _require(columns is None, "reports what it was not asked for")
         return
     _require(_is_list_of(list, columns, 4) and len(set(map(len, columns))) == 1, "does not say how its episodes went")
     _require(len(columns[0]) <= share and all(map(_are_numbers, columns)), "does not say how its episodes went")
     _require(_are_counts(columns[1], most_steps) and _are_counts(columns[3]), "does not say how its episodes went")
+
+
+def check_metrics(metrics: Any) -> None:
+    """Check what ``loss_fn`` has returned beside a loss.
+
+    Raises:
+        ProtocolError: these are no numbers by name.
+    """
+    _require(type(metrics) is dict and _are(str, metrics) and _are_numbers(metrics.values()), "has other metrics")
+
+
+def _is_turn(value: dict[Any, Any]) -> bool:
+    kinds = {"score": float, "env_steps": int, "mean_return": float, "metrics": dict, "episodes": list}
+    kinds |= {"seconds": list, "state": dict}
+    if {name: type(part) for name, part in value.items()} != kinds:
+        return False
+    state = {name: type(part) for name, part in value["state"].items() if name != "policy"}
+    return (
+        _are(str, value["metrics"])
+        and _are_numbers([value["env_steps"], *value["metrics"].values()])
+        and _is_list_of(list, value["episodes"], 4)
+        and _are_episodes(value["episodes"])
+        and _is_list_of(float, value["seconds"], 3)
+        and state == {"hyperparameters": dict, "tensors": dict, "parts": dict, "normalising": list}
+    )
+
+
+def _are_by_name(value: Any) -> bool:
+    """Whether these are the episodes of agents by policy, with whose they are and the numbers of the episodes."""
+    return type(value) is dict and all(
+        type(name) is str
+        and _is_list_of(list, columns, 6)
+        and len(columns[4]) == len(columns[5]) == len(columns[0])
+        and _are_episodes(columns[:4])
+        and _are(str, columns[4])
+        and _are_counts(columns[5])
+        for name, columns in value.items()
+    )
+
+
+def _are_episodes(columns: Any) -> bool:
+    """Whether these are returns, lengths, seconds and env_ids."""
+    return (
+        _are(list, columns)
+        and len(set(map(len, columns))) == 1
+        and all(map(_are_numbers, columns))
+        and _are_counts([*columns[1], *columns[3]])
+    )
 
 
 def _is_list_of(kind: Any, values: Any, length: int) -> bool:

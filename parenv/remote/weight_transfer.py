@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from parenv.memory.maps import WeightsMap
+from parenv.options import WeightsEncoding
 from parenv.remote.host_messages import Weights
 
-Encoding = Literal["exact", "bfloat16"]
 
-
-def chunks_of(weights: WeightsMap, weights_slot: int, encoding: Encoding, chunk_bytes: int) -> Iterator[Weights]:
+def chunks_of(weights: WeightsMap, weights_slot: int, encoding: WeightsEncoding, chunk_bytes: int) -> Iterator[Weights]:
     """The version in a weight slot in messages of at most so many bytes. Exact ones are views of the memory."""
     base = weights.offset + weights_slot * weights.nbytes
     for begin, stop, is_float32 in _parts(weights):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
-from parenv.memory.maps import WeightsMap
+from parenv.memory.maps import AnyWeights
+from parenv.memory.shared import SharedMemory
 from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
+from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.launcher import occupy_standard_descriptors
 from parenv.worker.process import WORKER_ENTRY
+from parenv.worker.worker import Worker
 
 PRELOAD = (WORKER_ENTRY.partition(":")[0], "gymnasium.envs.classic_control")
 """What is imported once for all workers, beside what they ask for: what each would import for CartPole takes it longer
@@ -27,7 +31,8 @@ def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Cal
     """
     occupy_standard_descriptors()
     with_torch = ("torch",) if torch or b"torch" in job else ()
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
+    on_cpu = {*options.devices, options.rollout_device or "cpu"} == {"cpu"}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
     return lambda memory_fd: Launch(
         memory_fd=memory_fd,
         job=job,
@@ -44,7 +49,7 @@ def _shared_device() -> dict[str, str]:
     return {} if name in os.environ else {name: "false"}
 
 
-def worker_placement(placing: Placing, weights: WeightsMap | None, options: WorkerOptions) -> SteppingPlacement:
+def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptions) -> SteppingPlacement:
     """Where worker processes run: on this machine, or where hosts join.
 
     This is the only way from one machine to many. What that takes is imported when it is wanted.
@@ -62,3 +67,12 @@ def worker_placement(placing: Placing, weights: WeightsMap | None, options: Work
     from parenv.remote.joining import remote_placement
 
     return remote_placement(WORKER_ENTRY, placing, weights, options)
+
+
+def inline_placement(load_job: Callable[[], Any]) -> InlinePlacement:
+    """The only worker, in this process, with the job that a function gives it."""
+    return InlinePlacement(
+        lambda sender, launch, say: Worker(
+            sender, SharedMemory(fd=os.dup(launch.memory_fd)), load_job, say, owns_process=False
+        )
+    )

@@ -1,17 +1,24 @@
-"""Checks of arguments that pool and vector env have in common, and which worker gets how many sub-environments."""
+"""Which worker gets how many sub-environments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar, get_args
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from parenv.errors import ConfigurationError
-from parenv.options import Parallelism, Placing
+from parenv.options import Parallelism, Placing, WorkerOptions
 from parenv.process.cores import Learner, recommended_num_workers
 
-T = TypeVar("T")
+Given = SimpleNamespace
+"""What the user gave: every argument of a public class, by its name."""
+
+
+def by_name(scope: Mapping[str, Any]) -> Given:
+    """The arguments of a constructor from its ``locals()``: spelled there and where they are checked only."""
+    return Given(**{name: value for name, value in scope.items() if name not in ("self", "__class__")})
 
 
 def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience") -> tuple[int, ...]:
@@ -125,23 +132,16 @@ def placed_workers(placement: Any, num_workers: Any) -> Any:
     return placement.count_workers(num_workers)
 
 
-def instance_of(name: str, value: Any, kind: type[T]) -> T:
-    """The value, unless it is no such option object; the message says what it would be of a dict."""
-    if not isinstance(value, kind):
-        made = ", ".join(f"{key}={part!r}" for key, part in value.items()) if isinstance(value, dict) else "..."
-        raise ConfigurationError(f"{name} must be parenv.{kind.__name__}({made}), got {value!r}")
-    return value
+def leave_to_pools(options: WorkerOptions, reasons: Mapping[str, str]) -> None:
+    """Refuse fields that mean something in pools only, unless they are as by default.
 
+    Args:
+        options: of the workers of something else.
+        reasons: by field, why it means nothing there.
 
-def one_of(name: str, value: T, allowed: tuple[str, ...]) -> T:
-    """The value, unless it is not one of a few words."""
-    if value not in allowed:
-        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return value
-
-
-def at_least(name: str, value: Any, least: int) -> int:
-    """The value, unless it is no integer, or too small a one."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}")
-    return int(value)
+    Raises:
+        ConfigurationError: one of them is set.
+    """
+    for name, why in reasons.items():
+        if getattr(options, name) != getattr(WorkerOptions, name):
+            raise ConfigurationError(f"WorkerOptions.{name} is for pools: {why}. Leave it out")

@@ -13,14 +13,11 @@ _OURS = re.compile(rf'  File "({re.escape(str(Path(__file__).parent.parent))}/|<
 
 def timeout_error(workers: Workers, worker: int, limit: str) -> WorkerTimeoutError:
     """The error for a worker that has not answered within a limit, given as the user set it."""
-    doing, pid, env_ids = workers.doing(worker), workers.pid(worker), workers.env_ids(worker)
+    about = workers.about(worker)
     return WorkerTimeoutError(
-        f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) did not answer within {limit} s while {doing}, and "
-        f"was killed. {shown_stack(workers, worker)}",
-        worker=worker,
-        env_ids=env_ids,
-        pid=pid,
-        doing=doing,
+        f"worker {worker} (pid {about['pid']}, env_ids {span(about['env_ids'])}) did not answer within {limit} s while "
+        f"{about['doing']}, and was killed. {shown_stack(workers, worker)}",
+        **about,
     )
 
 

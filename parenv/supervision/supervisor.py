@@ -22,7 +22,7 @@ from parenv.errors import (
 )
 from parenv.memory.status_slot import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
-from parenv.placement.base import Launch
+from parenv.placement.base import Launch, drained
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Message
@@ -134,9 +134,7 @@ class Supervisor:
 
     def past_events(self) -> list[Event]:
         """What has happened meanwhile. Before a credit is given it must be known who was lost and who is back."""
-        events = list(self._events)
-        self._events.clear()
-        return events
+        return drained(self._events)
 
     def ask(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
@@ -287,13 +285,11 @@ class Supervisor:
                 self._kill(worker, timeout_error(self.workers, worker, limit))
 
     def _without_host(self, worker: int) -> WorkerTimeoutError:
-        env_ids = self.workers.env_ids(worker)
         return WorkerTimeoutError(
-            f"worker {worker} (env_ids {span(env_ids)}) has found no host with room for it within start_timeout_s="
-            f"{self._options.start_timeout_s:g} s. Start another, or raise WorkerOptions.start_timeout_s",
-            worker=worker,
-            env_ids=env_ids,
-            doing=WAITING_FOR_A_HOST,
+            f"worker {worker} (env_ids {span(self.workers.env_ids(worker))}) has found no host with room for it within "
+            f"start_timeout_s={self._options.start_timeout_s:g} s. Start another, or raise "
+            "WorkerOptions.start_timeout_s",
+            **self.workers.about(worker),
         )
 
     def _welcome(self, worker: int) -> None:

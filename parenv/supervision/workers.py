@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.maps import SlotMap
 from parenv.memory.status_slot import StatusSlot
-from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic
+from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic, drained
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData, StepReady
@@ -81,7 +81,7 @@ class Workers:
         self._events: deque[Event] = deque()
         self._commits: deque[Committed] = deque()
         self.side_data: deque[SideData] = deque()
-        self.step_errors: list[Exception] = []
+        self.step_errors: deque[BaseException] = deque()
         self._warn = Warner()
         self.heard = [0 for _ in shares]
         self.messages = self.refused_messages = 0
@@ -104,6 +104,10 @@ class Workers:
     def doing(self, worker: int) -> str:
         """What a worker is doing, in words."""
         return self._progress[worker].describe()
+
+    def about(self, worker: int) -> dict[str, Any]:
+        """What an error says of the worker that it is about."""
+        return {"worker": worker, "env_ids": self.env_ids(worker), "pid": self.pid(worker), "doing": self.doing(worker)}
 
     def liveness_token(self, worker: int) -> tuple[Any, ...]:
         """What changes with whatever a worker begins, and with whatever is asked of it and answered."""
@@ -211,9 +215,7 @@ class Workers:
 
     def take_commits(self) -> list[Committed]:
         """The commits that have come since the last time."""
-        commits = list(self._commits)
-        self._commits.clear()
-        return commits
+        return drained(self._commits)
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. Idempotent."""
@@ -310,14 +312,10 @@ class Workers:
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
         late = [worker for worker in range(len(self._processes)) if not self.is_ready(worker)]
-        first = late[0]
         return WorkerTimeoutError(
             f"{len(late)} of {len(self._processes)} workers are not ready after {timeout_s:g} s: "
             + "; ".join(f"worker {w} (env_ids {span(self.env_ids(w))}) is at: {self.doing(w)}" for w in late)
             + "".join(f". {problem}" for problem in self._placement.problems())
             + ". Raise WorkerOptions.start_timeout_s if they only need longer",
-            worker=first,
-            env_ids=self.env_ids(first),
-            pid=self.pid(first),
-            doing=self.doing(first),
+            **self.about(late[0]),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parenv.envs.autoreset import autoreset_mode
 from parenv.envs.values import as_array
-from parenv.envs.vector_stepping import autoreset_mode
 from parenv.errors import ConfigurationError
+from parenv.libraries import installed_version
 from parenv.memory.spaces import Leaf, flatten, leaves
 from parenv.testing.vector_env_trace import Step, Trace, random_actions
 
@@ -205,11 +205,9 @@ def _run_from(make: Callable[[], Any], seed: int, steps: int = 20) -> list[Any]:
 def _known_of(env: Any) -> list[str]:
     """What is known of the libraries that it is of."""
     packages = {kind.__module__.partition(".")[0] for kind in type(getattr(env, "unwrapped", env)).__mro__}
-    found = []
-    for name in sorted(packages & KNOWN.keys() - {"gymnasium"}) or sorted(packages & KNOWN.keys()):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)} is installed. Known: {KNOWN[name]}")
-    return found
+    mine = sorted(packages & KNOWN.keys() - {"gymnasium"}) or sorted(packages & KNOWN.keys())
+    versions = {name: version for name in mine if (version := installed_version(name)) is not None}
+    return [f"{name} {version} is installed. Known: {KNOWN[name]}" for name, version in versions.items()]
 
 
 def _name(mode: AutoresetMode | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.envs.final_observations import FINAL_NAMES, is_one_by_one
 from parenv.envs.values import as_array
-from parenv.memory.spaces import Leaf, flatten, leaves, unflatten
+from parenv.memory.spaces import flatten, leaves, stacked, unflatten
 
 
 class Step(NamedTuple):
@@ -157,12 +156,7 @@ class Trace:
 def random_actions(space: Space[Any], batch: int) -> Any:
     """One random action for each sub-environment, as a batch."""
     of = leaves(space)
-    each = [flatten(of, space.sample()) for _ in range(batch)]
-    return unflatten(of, [_stacked(leaf, parts) for leaf, parts in zip(of, zip(*each, strict=True), strict=True)])
-
-
-def _stacked(leaf: Leaf, values: Sequence[Any]) -> Any:
-    return list(values) if leaf.dtype is None else np.array(values, leaf.dtype)
+    return unflatten(of, stacked(of, [space.sample() for _ in range(batch)]))
 
 
 _KINDS = {"fiu": "numbers", "b": "bool"}

@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from parenv.transport.waiting import Source, Waiting
+from parenv.transport.waiting import Waiting
 
 Frames = Sequence[bytes | bytearray | memoryview]
 _ROUTING_ID = struct.Struct("!cII")
@@ -21,8 +21,8 @@ TERM_S = 10.0
 _log = logging.getLogger("parenv")
 
 
-class DriverSocket:
-    """The driver's end: frames to and from every worker.
+class DriverSocket(Waiting):
+    """The driver's end: frames to and from every worker, and what else is waited for together with them.
 
     Args:
         address: where to listen, such as ``ipc:///run/user/1000/x``.
@@ -34,25 +34,7 @@ class DriverSocket:
         self._socket.linger = 0
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
-        self._waiting = Waiting(self._socket)
-
-    def watch(self, source: int | Source) -> None:
-        """Have :meth:`wait` return also when this is ready: a readable descriptor, or a socket to another machine."""
-        self._waiting.watch(source)
-
-    def unwatch(self, source: int | Source) -> None:
-        """Watch it no longer; to be said before it is closed."""
-        self._waiting.unwatch(source)
-
-    def wait(self, timeout_s: float) -> set[int]:
-        """Wait until a message has come or something watched is ready, or until the limit.
-
-        Waits for :data:`parenv.transport.waiting.MAX_WAIT_S` at most.
-
-        Returns:
-            The watched descriptors that are readable.
-        """
-        return self._waiting.wait(timeout_s)
+        super().__init__(self._socket)
 
     def send(self, worker: int, generation: int, frames: Frames) -> bool:
         """Send to one worker; whether there is such a worker to send to."""

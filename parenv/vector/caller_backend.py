@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from parenv.memory.board import Board, BoardSpec
 from parenv.protocol.messages import Actions, SideData
 from parenv.supervision.failures import raise_all
@@ -84,17 +86,17 @@ class CallerBackend:
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
         theirs, own = self._apart(env_ids)
-        if theirs:
+        if len(theirs):
             self.processes.request(theirs, reset)
-        if own:
+        if len(own):
             self._own.request(own, reset)
 
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
         """Say something about the actions that come next, to whoever steps these sub-environments."""
         theirs, own = self._apart(env_ids)
-        if theirs:
+        if len(theirs):
             self.processes.give(actions, theirs)
-        if own:
+        if len(own):
             self._own.give(actions, own)
 
     def listen(self, timeout_s: float) -> None:
@@ -155,7 +157,7 @@ class CallerBackend:
         """End all. Idempotent."""
         self.processes.close(timeout_s)
 
-    def _apart(self, env_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Those of the workers, and those of this process."""
-        theirs = [env_id for env_id in env_ids if env_id < self._first]
-        return theirs, [env_id for env_id in env_ids if env_id >= self._first]
+    def _apart(self, env_ids: Sequence[int]) -> tuple[Any, Any]:
+        """Those of the workers, and those of this process, int64."""
+        ids = np.asarray(env_ids, np.int64)
+        return ids[ids < self._first], ids[ids >= self._first]

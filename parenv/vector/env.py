@@ -10,12 +10,13 @@ from gymnasium import Env, Space, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parenv.argument_checks import at_least
 from parenv.options import Placing, WorkerOptions
 from parenv.process.forks import Owner
-from parenv.supervision.partition import at_least
+from parenv.supervision.partition import by_name
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
-from parenv.vector.vector_plan import CallerSteps, Given, ObservationMode, OnWorkerDeath, SpinUs, make_vector_plan
+from parenv.vector.vector_plan import CallerSteps, ObservationMode, OnWorkerDeath, SpinUs, make_vector_plan
 from parenv.vector.vector_session import StepResults, VectorSession
 from parenv.vector.vector_statistics import VectorStatistics
 
@@ -112,10 +113,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
     ) -> None:
-        # By name, so that an argument is spelled here and where it is checked, and nowhere between.
-        given = dict(locals())
-        del given["self"]
-        plan = make_vector_plan(Given(**given))
+        plan = make_vector_plan(by_name(locals()))
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency

@@ -93,10 +93,9 @@ class InlineBackend:
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
         ring, n = self._ring, len(env_ids)
-        for env_id in env_ids:
-            column = env_id - self._env_ids.start
-            ring[self._ordered % len(ring)] = ~column if reset else column
-            self._ordered += 1
+        columns = np.asarray(env_ids, np.int64) - self._env_ids.start
+        ring[(self._ordered + np.arange(n)) % len(ring)] = ~columns if reset else columns
+        self._ordered += n
         self._pending.append(lambda: self._serve(n))
 
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
@@ -124,7 +123,7 @@ class InlineBackend:
         return errors
 
     def restarted(self) -> list[list[int]]:
-        """None ever."""
+        """Always empty: this process is not started again."""
         return []
 
     def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Any:
@@ -135,7 +134,7 @@ class InlineBackend:
             return {}, [self._with_place(*error) for error in failed.errors]
 
     def answered(self, asked: Any) -> bool:
-        """At once."""
+        """Always, since calls are answered as they begin."""
         return True
 
     def answers(self, asked: Any) -> dict[int, Any]:
@@ -145,7 +144,7 @@ class InlineBackend:
         return answers  # type: ignore[no-any-return]
 
     def forget(self, asked: Any) -> None:
-        """Nothing is kept."""
+        """Nothing to forget: the answers are in what was begun."""
 
     def close(self, timeout_s: float) -> None:
         """Close the environments. Idempotent."""

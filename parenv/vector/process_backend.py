@@ -17,7 +17,7 @@ from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
-from parenv.placement.base import Launch, Poller
+from parenv.placement.base import Launch, Poller, drained
 from parenv.process.doorbell import Doorbell
 from parenv.process.spinning import Spinner
 from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
@@ -171,15 +171,11 @@ class ProcessBackend:
 
     def side_data(self) -> list[SideData]:
         """What did not go on the board since the last time."""
-        side_data = list(self.workers.side_data)
-        self.workers.side_data.clear()
-        return side_data
+        return drained(self.workers.side_data)
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
-        errors: list[BaseException] = list(self.workers.step_errors)
-        self.workers.step_errors.clear()
-        return errors
+        return drained(self.workers.step_errors)
 
     @property
     def beginning(self) -> list[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -78,21 +80,23 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
         inner = replace(
             options,
             device="cpu",
+            rollout_device=None,
             step_workers=None,
             setup_fn=None,
             cleanup_fn=None,
             on_env_error="raise",
             step_timeout_s=None if limit is None else limit / 2,
         )
+        self._columns = [slice(*both) for both in pairwise(middle)]
         self.parts = [
             ParallelVectorEnv(
-                env_fns[middle[i] : middle[i + 1]],
+                env_fns[mine],
                 autoreset_mode=AutoresetMode.SAME_STEP,
                 num_workers=(processes + i) // halves,
                 on_worker_death="raise" if options.restart is None else "restart",
                 workers=inner,
             )
-            for i in range(halves)
+            for i, mine in enumerate(self._columns)
         ]
         self.num_envs, first = count, self.parts[0]
         self.metadata, self.render_mode = first.metadata, first.render_mode
@@ -103,26 +107,26 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Reset all; ``seed`` is a list with one for each, or ``None``."""
-        begin, results = 0, []
-        for part in self.parts:
-            mine = None if seed is None else seed[begin : begin + part.num_envs]
-            results.append(part.reset(seed=mine, options=options))
-            begin += part.num_envs
+        results = [
+            part.reset(seed=None if seed is None else seed[mine], options=options)
+            for part, mine in zip(self.parts, self._columns, strict=True)
+        ]
         observations, infos = zip(*results, strict=True)
         return _joined(observations), _joined_infos(infos, self._sizes)
 
     def step(self, actions: Any) -> Any:
         """Step all at the same time."""
-        begin = 0
-        for part in self.parts:
-            part.step_async(_cut(actions, slice(begin, begin + part.num_envs)))
-            begin += part.num_envs
+        for part, mine in zip(self.parts, self._columns, strict=True):
+            part.step_async(_cut(actions, mine))
         *columns, infos = zip(*(part.step_wait() for part in self.parts), strict=True)
         return *map(_joined, columns), _joined_infos(infos, self._sizes)
 
     def close_extras(self, **more: Any) -> None:
         """Close the parts."""
         for part in self.parts:
+            # The end of the pool may have cut a step short, of which nobody wants to hear any more.
+            with contextlib.suppress(Exception):
+                part.step_wait(timeout=0)
             part.close()
 
     @property

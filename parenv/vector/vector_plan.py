@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
+from parenv.argument_checks import at_least, one_of, options_of, positive
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 from parenv.process.spinning import Spinning
-from parenv.supervision.partition import at_least, instance_of, one_of, placed_workers, split
+from parenv.supervision.partition import Given, leave_to_pools, placed_workers, split
 from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
@@ -24,10 +24,6 @@ CallerSteps = bool | Literal["auto"]
 SpinUs = float | Literal["auto"]
 MAX_SPIN_US = 10_000
 ObservationMode = str | tuple[Space[Any], Space[Any]]
-
-
-Given = SimpleNamespace
-"""What the user gave: every argument of :class:`~parenv.ParallelVectorEnv`, by its name."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class VectorPlan:
 
     @property
     def options(self) -> WorkerOptions:
-        """Of the workers."""
+        """How workers are set up, and how long they may take."""
         return self.job.options
 
     @property
@@ -136,8 +132,7 @@ def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPl
 
 def _caller_steps(given: Given, workers: int) -> CallerSteps:
     wanted = given.caller_steps
-    if wanted not in (False, True, "auto"):
-        raise ConfigurationError(f'caller_steps must be True, False or "auto", got {wanted!r}')
+    one_of("caller_steps", wanted, (True, False, "auto"))
     if wanted is True and given.placement is not None:
         raise ConfigurationError(
             "caller_steps=True cannot be honoured with a placement: whoever steps here would be done long before the "
@@ -189,24 +184,23 @@ def _check_as_gymnasium_has_it(given: Given) -> None:
         )
 
 
+_FOR_POOLS = {
+    "on_env_error": "in a vector env the exception is raised, and the env goes on",
+    "step_threads": "a vector env steps who is ready with send and recv",
+    "step_workers": "the workers of a vector env do not act",
+    "rollout_device": "a vector env has no rollouts",
+}
+
+
 def _options(given: Given) -> WorkerOptions:
     """The user's, with what a vector env has arguments of its own for; ``restart=None`` where none is restarted."""
-    options = WorkerOptions() if given.workers is None else instance_of("workers", given.workers, WorkerOptions)
-    if options.on_env_error != "raise":
-        raise ConfigurationError(
-            "WorkerOptions.on_env_error is for pools: in a vector env the exception is raised, and the env goes on"
-        )
-    if options.step_threads > 1:
-        raise ConfigurationError(
-            "WorkerOptions.step_threads is for pools: a vector env steps who is ready with send and recv"
-        )
-    if options.step_workers is not None:
-        raise ConfigurationError("WorkerOptions.step_workers is for pools: the workers of a vector env do not act")
-    restarts = one_of("on_worker_death", given.on_worker_death, ("raise", "restart")) == "restart"
+    options = options_of("workers", given.workers, WorkerOptions)
+    leave_to_pools(options, _FOR_POOLS)
+    restarts = one_of("on_worker_death", given.on_worker_death, get_args(OnWorkerDeath)) == "restart"
     if restarts and options.restart is None:
         raise ConfigurationError('on_worker_death="restart" needs a RestartPolicy, but WorkerOptions has restart=None')
-    if given.step_timeout_s is not None and not given.step_timeout_s > 0:
-        raise ConfigurationError(f"step_timeout_s must be positive seconds or None, got {given.step_timeout_s}")
+    if given.step_timeout_s is not None:
+        positive("step_timeout_s", given.step_timeout_s, " seconds or None")
     return replace(
         options,
         restart=options.restart if restarts else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -140,7 +140,8 @@ class Actor:
 
     def observing(self, writer: RolloutWriter) -> Callable[[int], Any]:
         """What makes the policy's observations of a row of a rollout that is being written, given its number."""
-        if not is_single(self._observations) or self.device != "cpu":
+        is_in_place = self.device == "cpu" and is_single(self._observations)
+        if not is_in_place or type(writer.observation_block) is not np.ndarray:
             return lambda step: self._observe(writer.observations[step])
         if not self._policy.takes_tensors:
             # Every row of it is a new one, which the policy may keep, and cannot be written to.
@@ -155,7 +156,7 @@ class Actor:
         rows = list(columns)
 
         def replaced(values: Any, others: Any) -> Any:
-            values = _cloned(values)
+            values = cloned(values)
             values[rows] = others[rows]
             return values
 
@@ -165,17 +166,17 @@ class Actor:
     def own_carry(self, carry: Any) -> Any:
         """A copy of the carry that shares no memory with a rollout slot."""
         with self._context():
-            return map_trees(_cloned, carry)
+            return map_trees(cloned, carry)
 
     def postprocess(self, function: Callable[[Any, Any], Any], rollout: Any) -> dict[str, Any]:
-        """Call the user's ``postprocess`` on a rollout of arrays; what it returned, as arrays."""
+        """Call the user's ``postprocess`` on a rollout of arrays; what it returned, in arrays or tensors."""
         import torch
 
         with torch.no_grad():
             returned = function(self._given, rollout.to(self.device))
         if not isinstance(returned, Mapping):
             raise PolicyOutputError(f"postprocess must return a dict of arrays, got {type(returned).__name__}")
-        return {str(name): to_array(value) for name, value in returned.items()}
+        return {str(name): value for name, value in returned.items()}
 
     def _use(self, policy: Any) -> None:
         self._given = policy
@@ -192,7 +193,7 @@ class Actor:
             context = torch.inference_mode()
             self._context = lambda: context
             on_cpu = is_single(self._observations) and self.device == "cpu"
-            self._observe = self._observer(torch.from_numpy if on_cpu else self._tensor)
+            self._observe = self._observer(torch.as_tensor if on_cpu else self._tensor)
 
     def _observer(self, convert: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
         """What makes the policy's observations of rows by leaf."""
@@ -208,7 +209,7 @@ class Actor:
     def _tensor(self, value: Any) -> Any:
         import torch
 
-        return value if isinstance(value, list) else self._placed(torch.from_numpy(value))
+        return value if isinstance(value, list) else self._placed(torch.as_tensor(value))
 
     def _placed(self, value: Any) -> Any:
         """A tensor where the policy acts; anything else as it is."""
@@ -224,7 +225,7 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
     for leaf, values in zip(of, actions, strict=True):
         if leaf.dtype is None and len(values) != batch:
             raise PolicyOutputError(
-                f"the policy returned {len(values)} actions{leaf.name} for {batch} sub-environments"
+                f"the policy returned {len(values)} actions{leaf.name} for {batch} sub-environments: give each one"
             )
     if all(leaf.dtype is not None and np.dtype(leaf.dtype).kind in "iub" for leaf in of):
         for row in range(batch):
@@ -258,41 +259,49 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
     return tuple(extras)
 
 
-def carry_of(carry: Any, batch: int, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
+def arrays_in(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """The arrays in dicts and tuples that are nested, each behind its path; what is no array is made one."""
+    if isinstance(tree, Mapping):
+        for key, part in tree.items():
+            yield from arrays_in(part, (*path, str(key)))
+    elif isinstance(tree, tuple):
+        for i, part in enumerate(tree):
+            yield from arrays_in(part, (*path, i))
+    else:
+        yield path, np.asarray(to_array(tree))
+
+
+def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
     """The leaves of a policy's carry.
 
-    Args:
-        carry: arrays or tensors ``[batch, ...]``, nested in dicts and tuples, or ``None``.
-        batch: sub-environments of this worker.
-        path: where this part lies in the whole.
-
     Raises:
-        PolicyOutputError: something else is in it.
+        PolicyOutputError: it is something else than numeric arrays with a row for each of ``batch`` sub-environments.
     """
-    if carry is None and not path:
-        return ()
-    if isinstance(carry, Mapping):
-        return tuple(leaf for key, part in carry.items() for leaf in carry_of(part, batch, (*path, str(key))))
-    if isinstance(carry, tuple):
-        return tuple(leaf for i, part in enumerate(carry) for leaf in carry_of(part, batch, (*path, i)))
-    array = np.asarray(None if carry is None else to_array(carry))
-    if array.shape[:1] != (batch,) or array.dtype.kind not in "?biufc":
-        raise PolicyOutputError(
-            f"the policy's carry{Leaf(path).name} has shape {array.shape} and dtype {array.dtype}; it must be numeric, "
-            f"with one row for each of the {batch} sub-environments, in dicts and tuples only"
-        )
-    return (Leaf(path, array.shape[1:], array.dtype.str),)
+    found = [] if carry is None else list(arrays_in(carry))
+    for path, array in found:
+        if array.shape[:1] != (batch,) or array.dtype.kind not in "?biufc":
+            raise PolicyOutputError(
+                f"the policy's carry{Leaf(path).name} has shape {array.shape} and dtype {array.dtype}; it must be "
+                f"numeric, with one row for each of the {batch} sub-environments, in dicts and tuples only"
+            )
+    return rows_as_leaves(found)
+
+
+def rows_as_leaves(found: Iterable[tuple[tuple[str | int, ...], Any]]) -> tuple[Leaf, ...]:
+    """The leaves of which these arrays have rows."""
+    return tuple(Leaf(path, array.shape[1:], array.dtype.str) for path, array in found)
 
 
 def _read_only(value: Any) -> Any:
     if isinstance(value, list):
         return value
-    view = value.view()
+    view = to_array(value).view()
     view.setflags(write=False)
     return view
 
 
-def _cloned(value: Any) -> Any:
+def cloned(value: Any) -> Any:
+    """A copy of an array or tensor; ``None`` of none."""
     if value is None:
         return None
     return value.clone() if hasattr(value, "clone") else np.array(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from parenv.envs.targets import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Columns
-from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
+from parenv.memory.agent_layout import MORE_FIELDS, NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
 from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
 from parenv.protocol.messages import Layout
 from parenv.worker.writing import RolloutWriter, to_array
@@ -30,6 +31,7 @@ class GroupWriter(RolloutWriter):
         policies: who acts in each row, ``[T, R]``.
         first_versions: ``[R]``.
         blocks: by name, all arrays of the rows, one per leaf, extra or info.
+        own: all that lies here, by field.
     """
 
     def __init__(self, group: RowGroup, arrays: Arrays, columns: Columns) -> None:
@@ -40,6 +42,8 @@ class GroupWriter(RolloutWriter):
         self.first_versions = arrays["first_versions", 0][part["restarted"]]
         self._assigned = arrays["assigned", 0][part["restarted"]]
         self._numbers = arrays["numbers", 0][part["ends"]]
+        more = (self.policies, self._assigned, self.first_versions, self._numbers)
+        self.own = {**self._own, **{(name, 0): array for name, array in zip(MORE_FIELDS, more, strict=True)}}
         self.blocks: dict[str, list[Any]] = {
             field: [array[part[field]] for name, array in arrays.items() if name[0] == field]
             for field in ("observations", "actions", "extras")
@@ -133,6 +137,18 @@ class AgentWriter:
             for width in [len(group.agents)]
         ]
         self.versions = arrays[0]["versions", 0][position]
+
+    @cached_property
+    def steps(self) -> list[tuple[list[Any], list[Any]]]:
+        """By step, rows for what is observed behind it and for rewards, of each group; cut up once for all rollouts."""
+        T = self.groups[-1].policies.shape[0]
+        observed = [[mine.observations[t + 1] if mine.observations else () for mine in self.groups] for t in range(T)]
+        return [(rows, [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
+
+    @property
+    def gradient(self) -> Any:
+        """Where the worker's gradient goes."""
+        return self.groups[0].gradient
 
     def stamp(self, **commit: float) -> None:
         """Write the commit record; from then on the slot holds this rollout."""

@@ -9,6 +9,8 @@ import numpy as np
 
 from parenv.envs.targets import End
 from parenv.errors import ObservationError
+from parenv.experience.agent_rollouts import RolloutsByPolicy
+from parenv.experience.agents_assembly import assemble_agents
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.collecting import Seconds
@@ -81,6 +83,13 @@ class AgentsCollector:
         """
         raise NotImplementedError
 
+    def rollout(self, writer: AgentWriter, worker: int, policy_version: int) -> RolloutsByPolicy:
+        """What was written last, of this worker alone."""
+        own = [group.own for group in writer.groups]
+        env_ids, first = np.array(self.roster.env_ids), writer.groups[0].columns.first
+        about = (env_ids, worker, policy_version, self.env_steps, first)
+        return assemble_agents(self.roster.spec, own, [len(self.envs)], self.roster.playing(), *about)
+
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
         """Apply a function to some of the environments."""
         results = []
@@ -109,6 +118,8 @@ class AgentsCollector:
 
     def _begin_writing(self, writer: AgentWriter) -> None:
         self._writer = writer
+        for side in self.roster.sides.values():
+            side.begin()
         for group, mine in zip(self.roster.groups, writer.groups, strict=True):
             mine.begin_rows(group.observed, group.who, group.restarted)
             group.restarted[:] = False

@@ -54,7 +54,7 @@ def _found(job: AgentsJob, name: str, policy: Any, where: Sequence[Any], spaces_
     refusals: list[ConfigurationError] = []
     for index, agents, rows in where:
         spec = RolloutSpec(1, leaves(spaces_of[0][agents[0]]), leaves(spaces_of[1][agents[0]]))
-        actor = Actor(policy, spec.observations, spec.actions, job.options.device, fit=fit)
+        actor = Actor(policy, spec.observations, spec.actions, job.device, fit=fit)
         actor.settle(job.settings.get(name, {}))
         try:
             extras, carry = probe_actor(actor, spec, spaces_of[1][agents[0]], rows, len(rows[0]))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import resource
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
-import cloudpickle
 
 from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, spaces_of, with_agents
 from parenv.envs.fitting import Fit
@@ -21,14 +17,16 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
 from parenv.worker.agent_writing import AgentWriters
 from parenv.worker.agents_collecting import AgentsCollector
-from parenv.worker.agents_evaluation import AgentsEvaluation, short
+from parenv.worker.agents_evaluation import AgentsEvaluation
 from parenv.worker.agents_probing import probe_agents
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.casting import Cast
 from parenv.worker.collecting import StopCollectingError
-from parenv.worker.failing import Outlet
+from parenv.worker.differentiating import NOTHING_LEARNED, Differentiator
+from parenv.worker.failing import LATER, Outlet
 from parenv.worker.job import AgentsJob
 from parenv.worker.roster import Roster
+from parenv.worker.stamping import RolloutTimer
 from parenv.worker.together import TogetherCollector
 from parenv.worker.turns import TurnsCollector
 
@@ -112,12 +110,19 @@ class AgentsTask:
     def lay_out(self, layout: Layout, mapping: Any) -> None:
         """Be told where everything lies in shared memory, all of which is mapped there."""
         job, started = self._job, self._started
-        spec = agents_spec(job.rollout_length, *started.spaces, list(job.policy), layout.extras)
+        spec = agents_spec(job.rollout_length, *started.spaces, list(job.policy), layout.extras, job.gradient_bytes)
         self._writers = AgentWriters(spec, layout, len(started.envs), mapping)
-        self._cast = Cast(job, self._load_job, spec, mapping, started.fit)
-        self._collector = self._collecting(job, spec, started.envs, started.first)
-        self._evaluation = AgentsEvaluation(job, self._sender.worker, self._cast)
-        self._idle_since = time.perf_counter()
+
+        def make_cast(job: AgentsJob) -> Cast:
+            return Cast(job, self._load_job, spec, mapping, started.fit)
+
+        self._cast = make_cast(job)
+        self._collector = self._collecting(self._cast, job, spec, started.envs, started.first)
+        self._evaluation = AgentsEvaluation(
+            self._trial, job, self._sender.worker, self._progress, self._cast, lambda: make_cast(self._load_job())
+        )
+        self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
+        self._timer = RolloutTimer(self._sender.generation)
 
     def take(self, credit: Credit) -> None:
         """Produce the rollout of a credit, unless the driver wants this worker to end."""
@@ -125,7 +130,7 @@ class AgentsTask:
             self._outlet.say(self._collect(credit))
 
     def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call."""
+        """Answer a call, or begin what :meth:`go_on` goes on with, for :data:`~parenv.worker.failing.LATER`."""
         if method in ENV_METHODS:
             return self._ask_envs(method, *arguments)
         answers: dict[str, Callable[..., Any]] = {
@@ -135,6 +140,11 @@ class AgentsTask:
             "set_state": self._set_state,
         }
         return answers[method](*arguments)
+
+    def go_on(self, seconds: float) -> Any:
+        """See :meth:`~parenv.worker.evaluation.Evaluation.go_on`."""
+        assert self._evaluation is not None
+        return self._evaluation.go_on(seconds)
 
     def close(self) -> None:
         """Close the sub-environments."""
@@ -146,18 +156,18 @@ class AgentsTask:
                 self._evaluation.close()
 
     def _collecting(
-        self, job: AgentsJob, spec: AgentsSpec, envs: Sequence[Any], first: Sequence[Any] = ()
+        self, cast: Cast, job: AgentsJob, spec: AgentsSpec, envs: Sequence[Any], first: Sequence[Any] = ()
     ) -> AgentsCollector:
         kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
         started = self._started
-        roster = Roster(job, spec, self._cast, started.env_ids, self._sender.generation, started.fit)
+        roster = Roster(job, spec, cast, started.env_ids, self._sender.generation, started.fit)
         return kind(envs, roster, self._progress, first)
 
     def _load(self, version: int, serial: int, snapshot: bytes) -> int:
         if (version, serial) != self._loaded:
             self._progress.begin("loading the policy")
             begins, self._loaded = not self._cast.table, (version, serial)
-            self._cast.load(cloudpickle.loads(snapshot))
+            self._cast.load(serial, snapshot)
             assert self._collector is not None
             self._collector.roster.settle()
             if begins:
@@ -200,44 +210,37 @@ class AgentsTask:
     def _collect(self, credit: Credit) -> Commit:
         """Produce the rollout of a credit and stamp its slot."""
         assert self._collector is not None
-        began, used_before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        assert self._evaluation is not None
+        self._timer.begin()
         self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
         writer = self._writers[credit.slot]
-        seconds = self._collector.collect(writer)
+        seconds, learned = self._collector.collect(writer), NOTHING_LEARNED
+        if self._differentiator is not None:
+            self._progress.begin("loss_fn")
+            rollout = self._collector.rollout(writer, self._sender.worker, credit.policy_version)
+            learned = self._differentiator.run(rollout.to(self._job.device), writer.gradient)
         self._progress.begin("commit")
-        self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        writer.stamp(
-            environment_s=seconds.environment,
-            acting_s=seconds.acting,
-            learning_s=0.0,
-            waiting_s=waited_s,
-            processor_s=used.ru_utime + used.ru_stime - used_before.ru_utime - used_before.ru_stime,
-            voluntary_switches=used.ru_nvcsw - used_before.ru_nvcsw,
-            involuntary_switches=used.ru_nivcsw - used_before.ru_nivcsw,
-            began_s=began,
-            ended_s=self._idle_since,
-            gradient_norm=0.0,
-            generation=self._sender.generation,
-            policy_version=credit.policy_version,
-            sequence=credit.sequence,
-        )
-        report = [self._collector.env_steps, credit.weights_slot, self._collector.roster.indices_in_use]
+        self._timer.stamp(writer, credit, seconds, learned)
+        in_use = {*self._collector.roster.indices_in_use, *self._evaluation.indices_in_use}
+        report = [self._collector.env_steps, credit.weights_slot, sorted(in_use), learned.metrics]
         return Commit(credit.sequence, {}, report, [])
 
     def _evaluate(
         self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, serial: int, snapshot: bytes
-    ) -> list[Any]:
+    ) -> Any:
         assert self._evaluation is not None
+        if beside:
+            self._evaluation.begin(episodes, deterministic, number, serial, snapshot)
+            return LATER
         self._load(version, serial, snapshot)
-        return self._evaluation.run(self._trial, episodes, deterministic, number)
+        return self._evaluation.run(episodes, deterministic, number)
 
-    def _trial(self, envs: Sequence[Any], job: AgentsJob) -> AgentsCollector:
+    def _trial(self, cast: Cast, envs: Sequence[Any], job: AgentsJob) -> AgentsCollector:
         """What plays an evaluation."""
         assert self._collector is not None
         started = self._started
         envs = envs or make_agents(job, started.env_ids, self._progress, started.envs)
-        return self._collecting(job, short(self._collector.roster.spec), envs)
+        return self._collecting(cast, job, self._collector.roster.spec, envs)
 
     def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
         assert self._collector is not None

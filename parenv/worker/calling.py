@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gymnasium import Wrapper
+from parenv.envs.state import layers_of
 
 
 def _call(env: Any, position: int, name: str, args: Any, kwargs: Any) -> Any:
@@ -15,11 +15,8 @@ def _call(env: Any, position: int, name: str, args: Any, kwargs: Any) -> Any:
 
 def _is_wrapped(env: Any, position: int, module: str, name: str) -> bool:
     """Whether a wrapper is of a class or of its subclasses; by name, so that a worker need not import it."""
-    while isinstance(env, Wrapper):
-        if any((kind.__module__, kind.__qualname__) == (module, name) for kind in type(env).__mro__):
-            return True
-        env = env.env
-    return False
+    kinds = {kind for layer in layers_of(env)[:-1] for kind in type(layer).__mro__}
+    return any((kind.__module__, kind.__qualname__) == (module, name) for kind in kinds)
 
 
 ENV_METHODS: dict[str, Callable[..., Any]] = {

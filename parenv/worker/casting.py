@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
+
+import cloudpickle
 
 from parenv.envs.fitting import Fit
 from parenv.memory.agent_layout import AgentsSpec
@@ -37,8 +40,14 @@ class Cast:
         self.actors = {name: self._actor(name, job.policy[name], WeightsReader) for name in spec.found}
         self._loaded: dict[str, int] = {}
 
-    def load(self, table: PolicyTable) -> None:
-        """Have these versions."""
+    def load(self, serial: int, snapshot: bytes) -> None:
+        """Have these versions.
+
+        Args:
+            serial: counts the tables of them.
+            snapshot: the table, pickled.
+        """
+        table: PolicyTable = cloudpickle.loads(snapshot)
         for name in [name for name in self.actors if name not in table]:
             del self.actors[name], self._loaded[name]
         for name, row in table.items():
@@ -62,16 +71,10 @@ class Cast:
     def _frozen(self, row: PolicyRow) -> Actor:
         return self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
 
-    def _actor(self, of: str, policy: Any, weights: Callable[[Any, Any, int, str], Any]) -> Actor:
-        spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.options.device
-        return Actor(
-            policy,
-            spec.observations,
-            spec.actions,
-            device,
-            lambda module: weights(module, self._mapping, offset, device),
-            self._fit,
-        )
+    def _actor(self, of: str, policy: Any, weights: Callable[..., Any]) -> Actor:
+        spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.device
+        read = partial(weights, memory=self._mapping, offset=offset, device=device)
+        return Actor(policy, spec.observations, spec.actions, device, read, self._fit)
 
     def _group_spec(self, policy: str) -> Any:
         return self._spec.groups[self._spec.found[policy].group].spec

@@ -13,7 +13,7 @@ import numpy as np
 from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
 from parenv.envs.stepping import Stepper
-from parenv.envs.values import Rows, copied
+from parenv.envs.values import Rows, assign, copied, own
 from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble
 from parenv.experience.rollout import Rollout, map_trees
@@ -23,7 +23,10 @@ from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import NO_INFOS, Actor
 from parenv.worker.single import ACT, fill_rows, single_env
 from parenv.worker.single import StopCollectingError as StopCollectingError
-from parenv.worker.writing import OpenEpisodes, RolloutWriter, to_array
+from parenv.worker.writing import ALL, OpenEpisodes, RolloutWriter, to_array
+
+StepEnvs = Callable[[Rows, Rows, int, RolloutWriter], None]
+"""``(actions, rows to write to, step, writer) -> None``."""
 
 
 class Seconds(NamedTuple):
@@ -64,14 +67,15 @@ class Collector:
     ) -> None:
         self.stepper, self.actor, self.spec = stepper, actor, spec
         self._restarted = np.full(stepper.num_envs, restarted)
-        self._rows, self._env_ids, self._worker, self._progress = rows, env_ids, worker, progress
+        self._rows, self.env_ids, self._worker, self._progress = rows, env_ids, worker, progress
         self._seen = first_seen(spec.infos, infos)
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
         self._carry_before = self._carry
         """What the policy has acted on last."""
         self._env_steps = 0
-        self._step: Callable[[Rows, Rows, int, RolloutWriter], None] = stepper.step
+        self.fitted = actor.actions.kept if spec.on_device else actor.actions.fitted
+        self._step: StepEnvs = _staged(stepper, spec) if spec.on_device and not stepper.writes_tensors else stepper.step
 
     @property
     def seen(self) -> Mapping[str, Any]:
@@ -87,7 +91,7 @@ class Collector:
         """Everything that lasts from one rollout to the next, as plain data."""
         return {
             "envs": self.stepper.get_states(),
-            "rows": [copied(rows) for rows in self._rows],
+            "rows": [copied(to_array(rows)) for rows in self._rows],
             "infos": {name: rows.copy() for name, rows in self._seen.items()},
             "carry": None if self._carry is None else map_trees(to_array, self.actor.own_carry(self._carry)),
             "open": self._open.columns(),
@@ -118,7 +122,7 @@ class Collector:
                 self._open.forget(column)
             else:
                 for mine, saved in zip(self._rows, state["rows"], strict=True):
-                    mine[column] = saved[column]
+                    assign(mine, column, saved[column])
                 for name, mine in self._seen.items():
                     mine[column] = state["infos"][name][column]
         self._restarted[:] = broken
@@ -180,7 +184,7 @@ class Collector:
         clock, acting, stepper = time.perf_counter, 0.0, self.stepper
         cell, heartbeat, closing = self._progress.cell, self._progress.heartbeat, self._progress.closing
         act, write, step_envs = self.actor.act_on, writer.write_actions, self._step
-        fitted, batch = self.actor.actions.fitted, stepper.num_envs
+        fitted, batch = self.fitted, stepper.num_envs
         observations, ends = writer.observations, writer.ends
         observe = self.actor.observing(writer)
         seen, finite = writer.infos.seen or repeat(NO_INFOS), self.actor.fit.finite
@@ -212,7 +216,7 @@ class Collector:
         """Keep what the next rollout begins with, and say which episodes have ended until this step."""
         stepper = self.stepper
         self._progress.begin("commit")
-        self._rows = [row.copy() for row in writer.observations[step + 1]]
+        self._rows = [own(row) for row in writer.observations[step + 1]]
         self._seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
         closed = ((), ()) if stepper.sums_rewards else self._open.close(writer.rewards[: step + 1], writer.ends)
@@ -227,9 +231,9 @@ class Collector:
         if not self.actor.fit.finite:
             return
         for leaf, values in zip(self.spec.actions, actions, strict=True):
-            for column in np.flatnonzero([not_finite(value) for value in values]) if leaf.dtype else ():
+            for column in np.flatnonzero([not_finite(value) for value in to_array(values)]) if leaf.dtype else ():
                 raise PolicyOutputError(
-                    f"the policy's action{leaf.name} for env_id {self._env_ids[first + column]} in env step "
+                    f"the policy's action{leaf.name} for env_id {self.env_ids[first + column]} in env step "
                     f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
                 )
 
@@ -239,12 +243,24 @@ class Collector:
             self.spec,
             writer.arrays,
             [writer.columns],
-            env_ids=self._env_ids,
+            env_ids=self.env_ids,
             worker=self._worker,
             policy_version=policy_version,
             policy_lag=0,
             extras=[extra.name for extra in self.spec.extras if postprocessed or not extra.postprocessed],
         )
+
+
+def _staged(stepper: Stepper, spec: RolloutSpec) -> StepEnvs:
+    """What steps into arrays and writes them all to rows on a device at once."""
+    staged = empty_rows(spec.observations, stepper.num_envs)
+
+    def step_envs(actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:
+        stepper.step([to_array(values) for values in actions], staged, step, writer)
+        for row, values in zip(rows, staged, strict=True):
+            assign(row, ALL, values)
+
+    return step_envs
 
 
 def like(initial: Any, saved: Any) -> Any:
@@ -264,16 +280,20 @@ def reset(
     Returns:
         The first observations, one array or list ``[B, ...]`` per leaf, and the info of each sub-environment.
     """
-    batch = stepper.num_envs
-    rows: list[Any] = [
-        [None] * batch if leaf.dtype is None else np.zeros((batch, *leaf.shape), leaf.dtype) for leaf in observations
-    ]
+    rows = empty_rows(observations, stepper.num_envs)
     infos = stepper.reset(seeds, rows)
     return rows, infos
 
 
+def empty_rows(observations: Sequence[Leaf], batch: int) -> list[Any]:
+    """Room for one observation of each sub-environment, one array or list ``[B, ...]`` per leaf."""
+    return [
+        [None] * batch if leaf.dtype is None else np.zeros((batch, *leaf.shape), leaf.dtype) for leaf in observations
+    ]
+
+
 def private_writer(spec: RolloutSpec, batch: int) -> RolloutWriter:
     """A writer over memory of its own, for rollouts that nobody else reads."""
-    spec = replace(spec, gradient_bytes=0)
+    spec = replace(spec, gradient_bytes=0, on_device=False)
     layout = slot_layout(spec, batch, 1)
     return RolloutWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, batch))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from parenv.errors import GradientError
+from parenv.experience.agent_rollouts import RolloutsByPolicy
 from parenv.experience.reduction import clip
 from parenv.experience.rollout import Rollout
-from parenv.policy.snapshots import module_of
 from parenv.worker.job import GradientJob
 
 
 class Differentiated(NamedTuple):
-    """What came of it: the norm of the gradient before it was clipped, and the user's metrics."""
+    """What came of it: the norm of the gradient before it was clipped, the user's metrics, and how long it took."""
 
     norm: float
     metrics: dict[str, float]
+    seconds: float
+
+
+NOTHING_LEARNED = Differentiated(0.0, {}, 0.0)
 
 
 class Differentiator:
@@ -25,7 +30,7 @@ class Differentiator:
 
     Args:
         job: the user's function, and what the driver expects of its gradient.
-        policy: the worker's copy of what the user gave.
+        policy: the worker's copy of what the user gave, also policies by name.
 
     Raises:
         ConfigurationError: the worker's policy has other parameters than the driver's.
@@ -33,9 +38,9 @@ class Differentiator:
 
     def __init__(self, job: GradientJob, policy: Any) -> None:
         self._job, self._policy, self._layout = job, policy, job.layout
-        self._parameters = job.layout.parameters(module_of(policy), "the policy in a worker")
+        self._parameters = job.layout.parameters(policy, "the policy in a worker")
 
-    def run(self, rollout: Rollout, row: Any) -> Differentiated:
+    def run(self, rollout: Rollout | RolloutsByPolicy, row: Any) -> Differentiated:
         """Compute the loss and its gradient.
 
         Args:
@@ -47,6 +52,7 @@ class Differentiator:
         """
         import torch
 
+        began = time.perf_counter()
         with torch.enable_grad():
             returned = self._job.loss_fn(self._policy, rollout)
             loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
@@ -62,7 +68,9 @@ class Differentiator:
                 view.copy_(parameter.grad)
                 parameter.grad = None
         norm = clip(flat, math.inf if self._job.max_norm is None else self._job.max_norm)
-        return Differentiated(norm, {"loss": float(loss.detach()), **_numbers(metrics)})
+        return Differentiated(
+            norm, {"loss": float(loss.detach()), **numbers_of(metrics, "loss_fn")}, time.perf_counter() - began
+        )
 
     def _check(self, loss: Any) -> None:
         import torch
@@ -83,13 +91,14 @@ _INDEPENDENT = (
 )
 
 
-def _numbers(metrics: Any) -> dict[str, float]:
+def numbers_of(metrics: Any, of: str, kind: type[Exception] = GradientError) -> dict[str, float]:
+    """What a function of the user's returned as metrics, as numbers; an error of this kind where they are none."""
     if not isinstance(metrics, Mapping):
-        raise GradientError(f"the metrics of loss_fn must be a dict, got {type(metrics).__name__}")
+        raise kind(f"the metrics of {of} must be a dict of numbers, got {type(metrics).__name__}")
     numbers = {}
     for name, value in metrics.items():
         try:
             numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise GradientError(f"the metric {name!r} of loss_fn must be a number, got {value!r}") from error
+            raise kind(f"the metric {name!r} of {of} must be a number, got {value!r}") from error
     return numbers

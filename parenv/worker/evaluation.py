@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, evaluation_seed
-from parenv.envs.stepping import Stepper, make_stepper
 from parenv.experience.assembly import episodes_of
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import Actor
-from parenv.worker.collecting import Collector, private_writer, reset
+from parenv.worker.collecting import Collector, StopCollectingError, private_writer
+from parenv.worker.failing import LATER
+from parenv.worker.grounds import Grounds
 from parenv.worker.job import Job
 
 MAX_STEPS = 16
@@ -26,38 +27,30 @@ PIECE_S = 0.005
 """How long a piece of an evaluation beside the training may take, unless a single env step takes longer."""
 FRACTION = 0.1
 """Of its time with rollouts, what a worker that always has some to collect spends on an evaluation beside them."""
+Within = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class Evaluation:
-    """One worker's part of every evaluation. Its sub-environments are made for the first one.
+class Evaluation(ABC):
+    """One worker's part of every evaluation.
 
     Args:
-        job: how to make them.
-        training: the collector whose policy is evaluated.
-        make_actor: makes an actor with a copy of the policy that the training does not touch.
-        env_ids: of the sub-environments, int64 ``[B]``.
+        job: of the worker.
         worker: index of the worker.
         progress: where to say what is going on.
+        training: what acts in the training, with a version at a time.
+        make_other: makes another one, which the training does not touch.
     """
 
     def __init__(
-        self,
-        job: Job,
-        training: Collector,
-        make_actor: Callable[[], Actor],
-        env_ids: Any,
-        worker: int,
-        progress: StatusSlot,
+        self, job: Job, worker: int, progress: StatusSlot, training: Any, make_other: Callable[[], Any]
     ) -> None:
-        self._job, self._training, self._env_ids = job, training, env_ids
-        self._make_actor = make_actor
-        self._worker, self._progress = worker, progress
-        self._stepper: Stepper | None = None
-        self._beside: Actor | None = None
+        self._job, self._worker, self._progress = job, worker, progress
+        self._training, self._make_other = training, make_other
+        self._beside: Any = None
         self._game: Game | None = None
 
     def run(self, episodes: int, deterministic: bool, number: int) -> tuple[Any, ...]:
-        """Play episodes by the policy of the training as it is.
+        """Play episodes by the version that acts in the training.
 
         Args:
             episodes: how many.
@@ -65,15 +58,12 @@ class Evaluation:
             number: counts the evaluations.
 
         Returns:
-            Returns, lengths, seconds and env_ids of the episodes, each ``[episodes]``.
+            What :meth:`Game.answer` does.
         """
-        game = self._begun(self._training.actor, episodes, deterministic, number)
-        while not game.is_over:
-            game.play(MAX_STEPS)
-        return self._answer(game)
+        return self._begun(self._training, episodes, deterministic, number).play_all()
 
     def begin(self, episodes: int, deterministic: bool, number: int, place: int, snapshot: bytes) -> None:
-        """The same by a version of the policy that stays meanwhile; :meth:`go_on` plays.
+        """The same by a version that stays meanwhile; :meth:`go_on` plays.
 
         Args:
             episodes: how many.
@@ -82,108 +72,154 @@ class Evaluation:
             place: where the weights of the version lie.
             snapshot: of the version.
         """
-        self._beside = self._beside or self._make_actor()
+        self._beside = self._beside or self._make_other()
         self._beside.load(place, snapshot)
         self._game = self._begun(self._beside, episodes, deterministic, number)
 
-    def go_on(self) -> tuple[Any, ...] | None:
-        """Play for a moment; what :meth:`run` returns, or ``None`` where there is more to play."""
-        game = self._game
+    def go_on(self, seconds: float) -> Any:
+        """Go on with what was begun, at least a bit; the answer, or ``LATER`` where these seconds did not do for it."""
+        until, game = time.perf_counter() + seconds, self._game
         assert game is not None
         self._progress.begin("evaluate")
-        game.play(MAX_STEPS if game.step_s * MAX_STEPS < PIECE_S else 1)
-        if not game.is_over:
-            return None
-        self._game = None
-        return self._answer(game)
+        with contextlib.suppress(StopCollectingError):
+            game.play_on()
+            while not game.is_over and time.perf_counter() < until:
+                game.play_on()
+            if game.is_over:
+                self._game = None
+                return game.answer()
+        return LATER
 
+    @abstractmethod
     def close(self) -> None:
         """Close its sub-environments."""
-        if self._stepper is not None:
-            self._stepper.close()
 
-    def _begun(self, actor: Actor, episodes: int, deterministic: bool, number: int) -> Game:
+    @abstractmethod
+    def _begin(self, acting: Any, seed: int, episodes: int, within: Within) -> Game:
+        """Begin episodes in sub-environments that are made for the first evaluation; called within ``within``."""
+
+    def _begun(self, acting: Any, episodes: int, deterministic: bool, number: int) -> Game:
         seed = evaluation_seed(self._job.seed, self._job.first_worker + self._worker, number)
-        training = self._training.spec
-        extras = tuple(extra for extra in training.extras if not extra.postprocessed)
-        spec = replace(training, rollout_length=MAX_STEPS, extras=extras)
         random_state = RandomState(seed)
 
         @contextlib.contextmanager
         def within() -> Iterator[None]:
-            with random_state, actor.deterministic(deterministic):
+            with random_state, acting.deterministic(deterministic):
                 yield
 
         with within():
-            stepper = self._stepper = self._stepper or self._make()
-            seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
-            rows, infos = reset(stepper, spec.observations, seeds)
-            collector = Collector(stepper, actor, spec, rows, self._env_ids, self._worker, self._progress, infos=infos)
-        return Game(collector, episodes, within)
-
-    def _answer(self, game: Game) -> tuple[Any, ...]:
-        played = episodes_of(np.array(game.records), self._env_ids)
-        return played.returns, played.lengths, played.seconds, played.env_ids
-
-    def _make(self) -> Stepper:
-        training, first = self._training, int(self._env_ids[0])
-        env_ids = range(first, first + len(self._env_ids))
-        envs = make_envs(self._job.factories, env_ids, self._progress, training.stepper.envs)
-        return make_stepper(envs, first, self._progress, training.actor.fit, self._job.options.step_threads)
+            return self._begin(acting, seed, episodes, within)
 
 
-class Game:
+class EnvsEvaluation(Evaluation):
+    """In sub-environments of one agent, or of one policy for all.
+
+    Args:
+        collector: of the training.
+        *arguments: as for :class:`Evaluation`.
+    """
+
+    def __init__(self, collector: Collector, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._collector = collector
+        job, env_ids = self._job, range(int(collector.env_ids[0]), int(collector.env_ids[-1]) + 1)
+        fit, in_use = collector.actor.fit, collector.stepper.envs
+        self._grounds = Grounds(job.factories, env_ids, self._progress, fit, job.options.step_threads, in_use)
+
+    def close(self) -> None:
+        """Close its sub-environments."""
+        self._grounds.close()
+
+    def _begin(self, acting: Actor, seed: int, episodes: int, within: Within) -> Game:
+        training = self._collector.spec
+        extras = tuple(extra for extra in training.extras if not extra.postprocessed)
+        spec = replace(training, rollout_length=MAX_STEPS, extras=extras, on_device=False)
+        collector, _ = self._grounds.collector(acting, spec, seed, self._worker)
+        return EnvsGame(collector, episodes, within)
+
+
+class Game(ABC):
     """Episodes under way, as many from each sub-environment as from every other, give or take one.
 
     The number per sub-environment is fixed before, since taking the first that end would favour short ones.
 
     Args:
-        collector: over sub-environments that begin an episode.
+        batch: how many sub-environments.
         episodes: how many.
         within: makes what steps are taken within, such as a random state.
 
     Attributes:
-        records: of the episodes that have ended and count.
-        step_s: seconds that a step of all sub-environments took; infinite before the first.
+        wanted: of each sub-environment, how many are missing.
     """
 
-    def __init__(
-        self,
-        collector: Collector,
-        episodes: int,
-        within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
-        batch = collector.stepper.num_envs
-        self._collector, self._within = collector, within
-        self._wanted = [episodes // batch + (column < episodes % batch) for column in range(batch)]
-        self._writer = private_writer(collector.spec, batch)
-        self.records: list[Any] = []
-        self.step_s = float("inf")
+    def __init__(self, batch: int, episodes: int, within: Within) -> None:
+        self._within = within
+        self.wanted = [episodes // batch + (column < episodes % batch) for column in range(batch)]
+        self._step_s = float("inf")
 
     @property
     def is_over(self) -> bool:
         """Whether all episodes have ended."""
-        return not any(self._wanted)
+        return not any(self.wanted)
+
+    def play_all(self) -> tuple[Any, ...]:
+        """Play to the end; the answer."""
+        while not self.is_over:
+            self.play(MAX_STEPS)
+        return self.answer()
+
+    def play_on(self) -> None:
+        """Play for a moment."""
+        self.play(MAX_STEPS if self._step_s * MAX_STEPS < PIECE_S else 1)
 
     def play(self, steps: int) -> None:
         """Take so many steps in every sub-environment."""
+        began = time.perf_counter()
+        with self._within():
+            self._collect(steps)
+        self._step_s = (time.perf_counter() - began) / steps
+
+    @abstractmethod
+    def answer(self) -> tuple[Any, ...]:
+        """Returns, lengths, seconds and env_ids of the episodes, each ``[episodes]``; more of several agents."""
+
+    @abstractmethod
+    def _collect(self, steps: int) -> None:
+        """Take so many steps, and take note of what has ended and is wanted."""
+
+
+class EnvsGame(Game):
+    """Where sub-environments have one agent.
+
+    Args:
+        collector: over sub-environments that begin an episode.
+        episodes: how many.
+        within: as in :class:`Game`.
+    """
+
+    def __init__(self, collector: Collector, episodes: int, within: Within = contextlib.nullcontext) -> None:
+        super().__init__(collector.stepper.num_envs, episodes, within)
+        self._collector = collector
+        self._writer = private_writer(collector.spec, collector.stepper.num_envs)
+        self._records: list[Any] = []
+
+    def answer(self) -> tuple[Any, ...]:
+        """See above."""
+        played = episodes_of(np.array(self._records), self._collector.env_ids)
+        return played.returns, played.lengths, played.seconds, played.env_ids
+
+    def _collect(self, steps: int) -> None:
         collector = self._collector
         if steps != collector.spec.rollout_length:
             collector.spec = replace(collector.spec, rollout_length=steps)
             self._writer = private_writer(collector.spec, collector.stepper.num_envs)
-        began = time.perf_counter()
-        with self._within():
-            collector.collect(self._writer)
-        self.step_s = (time.perf_counter() - began) / steps
+        collector.collect(self._writer)
         for record in self._writer.end_records().copy():
-            if self._wanted[record["column"]] and record["counts"]:
-                self._wanted[record["column"]] -= 1
-                self.records.append(record)
+            if self.wanted[record["column"]] and record["counts"]:
+                self.wanted[record["column"]] -= 1
+                self._records.append(record)
 
 
-def play(collector: Collector, episodes: int, env_ids: Any) -> EpisodeStatistics:
-    """So many whole episodes, from a collector at the beginning of them; ``env_ids`` are int64 ``[B]``."""
-    game = Game(collector, episodes)
-    while not game.is_over:
-        game.play(MAX_STEPS)
-    return episodes_of(np.array(game.records), env_ids)
+def play(collector: Collector, episodes: int) -> EpisodeStatistics:
+    """So many whole episodes, from a collector at the beginning of them."""
+    return EpisodeStatistics.of(*EnvsGame(collector, episodes).play_all())

@@ -9,6 +9,7 @@ import numpy as np
 
 from parenv.envs.fitting import Fit
 from parenv.errors import PolicyOutputError
+from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, is_single
 from parenv.worker.writing import to_array
 
@@ -43,6 +44,15 @@ class ActionFit:
             if type(values) is np.ndarray and values.dtype is self.dtype and values.shape == (batch, *self.shape):
                 return (values,)
         return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
+
+    def kept(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
+        """As :meth:`fitted`, but tensors that fit as they are stay where they are."""
+        pairs = zip(self._actions, by_leaf, strict=True)
+        return (
+            by_leaf
+            if all(_is_fitting_tensor(leaf, values, batch) for leaf, values in pairs)
+            else self.fitted(by_leaf, batch)
+        )
 
     def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
         array = to_array(values)
@@ -83,6 +93,11 @@ class ActionFit:
             'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
             'outputs=("actions", ...)) or a callable that picks the actions'
         )
+
+
+def _is_fitting_tensor(leaf: Leaf, values: Any, batch: int) -> bool:
+    is_tensor = leaf.dtype is not None and hasattr(values, "detach") and values.shape == (batch, *leaf.shape)
+    return is_tensor and values.dtype == torch_dtype(leaf.dtype)
 
 
 def _named(of: Sequence[Leaf]) -> str:

@@ -46,7 +46,7 @@ class GroupRows:
         assigned: the one that was drawn for it, also where its agent is not there.
         restarted: what the next rollout begins with does not follow what was delivered last.
         returns: so far.
-        lengths: so far.
+        lengths: so far; where agents act together, less the steps of the rollout that is being written.
         clocks: for how long episodes have been under way.
         write: writes an observation into a row.
         split: makes an action for each row.
@@ -79,7 +79,3 @@ class GroupRows:
             mine[:] = saved
         for name in _LASTING:
             getattr(self, name)[:] = state[name]
-
-    def forget(self, row: int) -> None:
-        """What begins has no return yet."""
-        self.returns[row], self.lengths[row] = 0.0, 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from parenv.envs.infos import InfoRows
 from parenv.envs.vector_stepping import VectorStepper
-from parenv.experience.rollout import map_trees
+from parenv.experience.rollout import concatenated, map_trees
 from parenv.worker.collecting import Collector, Seconds, StopCollectingError
 from parenv.worker.single import ACT
 from parenv.worker.writing import RolloutWriter
@@ -31,7 +31,7 @@ class HalfBatchCollector(Collector):
         first = 0
         parts: Any = self.stepper.envs[0]
         for part in parts.parts:
-            stepper = VectorStepper(part, int(self._env_ids[first]), self._progress, self.actor.fit, overlaps=True)
+            stepper = VectorStepper(part, int(self.env_ids[first]), self._progress, self.actor.fit, overlaps=True)
             stepper.take_over()
             self._halves.append((slice(first, first + part.num_envs), stepper))
             first += part.num_envs
@@ -68,7 +68,7 @@ class HalfBatchCollector(Collector):
         for half in halves:
             half.receive(spec.rollout_length)
         if self._carry is not None:
-            self._carry = map_trees(_joined, *(half.carry for half in halves))
+            self._carry = map_trees(concatenated, *(half.carry for half in halves))
         self._env_steps += spec.rollout_length
         self._settle(writer, spec.rollout_length - 1)
         return Seconds(time.perf_counter() - began - acting, acting)
@@ -125,7 +125,7 @@ class HalfBatch:
         self._progress.heartbeat[0] += 1
         seen = self.infos.seen[step] if self.infos.seen else {}
         actions, extras, self.carry = self._actor.act(self._rows(step), self.carry, seen)
-        fitted = self._actor.actions.fitted(actions, self._stepper.num_envs)
+        fitted = self._collector.fitted(actions, self._stepper.num_envs)
         written = self._writer.write_actions(step, fitted, extras, self._columns)
         rows = [row[self._columns] for row in written]
         self._collector.check_actions(rows, step, self._columns.start)
@@ -133,15 +133,3 @@ class HalfBatch:
 
     def _rows(self, step: int) -> list[Any]:
         return [row[self._columns] for row in self._writer.observations[step]]
-
-
-def _joined(first: Any, *others: Any) -> Any:
-    if not others:
-        return first
-    if hasattr(first, "detach"):
-        import torch
-
-        return torch.cat([first, *others])
-    import numpy as np
-
-    return np.concatenate([first, *others])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 from gymnasium.vector import AutoresetMode
 
@@ -47,6 +47,7 @@ class WorkerJob:
         first_worker: workers of other learners before these.
         first_env_id: sub-environments of other learners before these.
         cores: one for each worker to keep to, or ``None``.
+        device: of the worker that has this job.
     """
 
     factories: Factories
@@ -56,6 +57,12 @@ class WorkerJob:
     first_worker: int = 0
     first_env_id: int = 0
     cores: tuple[int, ...] | None = None
+    device: str = "cpu"
+
+    def of_worker(self, worker: int) -> Self:
+        """As one of the workers has it."""
+        devices = self.options.devices
+        return replace(self, device=devices[(self.first_worker + worker) % len(devices)])
 
     def set_up(self, worker: int, progress: StatusSlot, cleanup: contextlib.ExitStack) -> None:
         """Do what the user wants done before sub-environments are made, and note what is to be done behind them."""
@@ -129,6 +136,11 @@ class Job(WorkerJob):
     gradient: GradientJob | None
     infos: tuple[str, ...]
     settings: Mapping[str, Any]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The flat gradient of each worker; 0 for experience."""
+        return self.gradient.layout.nbytes if self.gradient else 0
 
     @property
     def weights_offset(self) -> int:

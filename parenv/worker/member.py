@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from parenv.argument_checks import at_least, is_callable
 from parenv.errors import ConfigurationError, NotDataError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of, tensors_of
+from parenv.protocol.tensors import with_tensors, without_tensors
 
-_TENSOR = "torch.Tensor"
 _OWN = ("policy", "hyperparameters", "number")
 
 
@@ -76,13 +77,8 @@ class Fitness:
     deterministic: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.episodes, int) or self.episodes < (self.score is None):
-            raise ConfigurationError(
-                f"Fitness.episodes must be an integer of at least 1, or 0 with a score that needs none, got "
-                f"{self.episodes!r}"
-            )
-        if self.score is not None and not callable(self.score):
-            raise ConfigurationError(f"Fitness.score must be callable, got {self.score!r}")
+        at_least("Fitness.episodes", self.episodes, int(self.score is None), "; 0 is for a score that needs none")
+        is_callable("Fitness.score", self.score)
 
 
 def made(make_member: Any, number: int, hyperparameters: Mapping[str, float], device: str = "cpu") -> Member:
@@ -137,14 +133,14 @@ def restore(member: Member, state: Mapping[str, Any]) -> None:
             f"and the tensors {sorted(tensors)}: parts and names must not depend on hyper-parameters"
         )
     for name, tensor in tensors.items():
-        tensor.data.copy_(_back(state["tensors"][name]))
+        tensor.data.copy_(with_tensors(state["tensors"][name]))
     if state["policy"] is not None:
-        member.policy.load_state_dict(_back(state["policy"]))
+        member.policy.load_state_dict(with_tensors(state["policy"]))
     for name, saved in state["parts"].items():
         if _has_state(getattr(member, name)):
-            getattr(member, name).load_state_dict(_back(saved))
+            getattr(member, name).load_state_dict(with_tensors(saved))
         else:
-            setattr(member, name, _back(saved))
+            setattr(member, name, with_tensors(saved))
     before = state["hyperparameters"]
     _act_on_optimizers(member, {n: v for n, v in member.hyperparameters.items() if before.get(n) != v})
 
@@ -165,33 +161,14 @@ def _state_of_part(part: Any) -> Any:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """With tensors as bytes, so that those of any dtype can lie anywhere."""
-    if hasattr(value, "detach"):
-        import torch
+    return without_tensors(value, where, _data)
 
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), flat.view(torch.uint8).numpy()]}
-    if isinstance(value, Mapping):
-        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(item, f"{where}[{i}]") for i, item in enumerate(value))
+
+def _data(value: Any, where: str) -> Any:
     if hasattr(value, "__dict__") and not hasattr(value, "dtype"):
         kind = type(value)
         raise NotDataError(
             f"{where} of a member is a {kind.__module__}.{kind.__qualname__}, which cannot be copied to another: give "
             "it state_dict and load_state_dict, or make it plain data"
         )
-    return value
-
-
-def _back(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {_TENSOR}:
-            import torch
-
-            dtype, shape, raw = value[_TENSOR]
-            return torch.from_numpy(raw).view(getattr(torch, dtype)).reshape(shape)
-        return {key: _back(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_back(item) for item in value)
     return value

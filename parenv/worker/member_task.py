@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
-from parenv.envs.factories import Factories
 from parenv.envs.fitting import Fit
-from parenv.envs.made import make_envs
 from parenv.envs.normalising import Statistics, get_statistics, set_statistics
 from parenv.envs.seeding import RandomState, member_seed
-from parenv.envs.stepping import Stepper, make_stepper
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec
@@ -26,39 +23,22 @@ from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.acting import Actor
-from parenv.worker.collecting import Collector, StopCollectingError, private_writer, reset
+from parenv.worker.collecting import StopCollectingError, private_writer
+from parenv.worker.differentiating import numbers_of
 from parenv.worker.evaluation import MAX_STEPS, play
 from parenv.worker.failing import Outlet, failure_of
+from parenv.worker.grounds import Grounds
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Member, made, restore, state_of
 from parenv.worker.probing import probe
 
 
-class Grounds:
-    """Sub-environments in which one member after the other begins anew; made when they are first needed.
+class MemberGrounds(Grounds):
+    """Those of members, of which each has statistics of its own by which the wrappers normalise."""
 
-    Args:
-        factories: make them.
-        env_ids: of them.
-        progress: where to say what is going on.
-        fit: how observations and actions must fit their spaces.
-        step_threads: how many are stepped at once.
-    """
-
-    def __init__(self, factories: Factories, env_ids: range, progress: StatusSlot, fit: Fit, step_threads: int) -> None:
-        self._factories, self._env_ids, self._progress, self._fit = factories, env_ids, progress, fit
-        self._step_threads = step_threads
-        self._stepper: Stepper | None = None
-        self._at_first: Statistics = []
-
-    @property
-    def stepper(self) -> Stepper:
-        """The sub-environments."""
-        if self._stepper is None:
-            envs = make_envs(self._factories, self._env_ids, self._progress)
-            self._stepper = make_stepper(envs, self._env_ids.start, self._progress, self._fit, self._step_threads)
-            self._at_first = get_statistics(self._stepper.envs)
-        return self._stepper
+    def get_to_know(self, envs: Sequence[Any]) -> None:
+        """Remember the statistics that each member begins with."""
+        self._at_first = get_statistics(envs)
 
     @property
     def statistics(self) -> Statistics:
@@ -69,24 +49,6 @@ class Grounds:
         """Have the wrappers normalise by these statistics; ``None``: by those of environments that are new."""
         envs = self.stepper.envs
         set_statistics(envs, self._at_first if saved is None else saved, updating)
-
-    def collector(self, actor: Actor, spec: RolloutSpec, seed: int, worker: int) -> tuple[Collector, Sequence[Any]]:
-        """A collector at the beginning of episodes that the seed decides, and their first observations."""
-        stepper = self.stepper
-        seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
-        rows, infos = reset(stepper, spec.observations, seeds)
-        return Collector(stepper, actor, spec, rows, self.env_ids, worker, self._progress, infos=infos), rows
-
-    @property
-    def env_ids(self) -> Any:
-        """Of the sub-environments, int64 ``[B]``."""
-        return np.arange(self._env_ids.start, self._env_ids.start + self.stepper.num_envs)
-
-    def close(self) -> None:
-        """Close them; who needs them again has them made."""
-        stepper, self._stepper = self._stepper, None
-        if stepper is not None:
-            stepper.close()
 
 
 class MemberTask:
@@ -106,8 +68,8 @@ class MemberTask:
         self._job, self._worker, self._progress = job, sender.worker, progress
         fit = Fit.of(job.options, outlet.warn)
         env_ids = job.env_ids(sender.worker)
-        self._training = Grounds(job.factories, env_ids, progress, fit, job.options.step_threads)
-        self._measuring = Grounds(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
+        self._training = MemberGrounds(job.factories, env_ids, progress, fit, job.options.step_threads)
+        self._measuring = MemberGrounds(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
         stepper = self._training.stepper
         spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
         self._spec = self._probed(spec, fit)
@@ -125,8 +87,7 @@ class MemberTask:
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """Answer a call, of which there is one kind."""
-        turns: dict[str, Callable[..., Any]] = {"turn": self._turn}
-        return turns[method](*arguments)
+        return {"turn": self._turn}[method](*arguments)
 
     def close(self) -> None:
         """Close the sub-environments."""
@@ -136,7 +97,7 @@ class MemberTask:
             self._measuring.close()
 
     def _turn(
-        self, number: int, turn: int, hyperparameters: Mapping[str, float], source: int, target: int
+        self, number: int, turn: int, hyperparameters: Mapping[str, float], source: Any, target: int
     ) -> dict[str, Any]:
         """One turn.
 
@@ -144,8 +105,9 @@ class MemberTask:
             number: of the member.
             turn: how many it had before.
             hyperparameters: its values at this time.
-            source: the place where it, or whom it is a copy of, stands; -1 for one that begins.
-            target: the place for what comes of it.
+            source: the place where it, or whom it is a copy of, stands; -1 for one that begins. On a host, where these
+                places are not: that state itself.
+            target: the place for what comes of it; -1: it goes along with the answer.
 
         Returns:
             What came of it; or, of one that raised, what a :class:`~parenv.protocol.messages.Failure` says.
@@ -163,12 +125,14 @@ class MemberTask:
             return {"failure": [getattr(failure, one.name) for one in fields(Failure)]}
 
     def _done(
-        self, number: int, hyperparameters: Mapping[str, float], source: int, target: int, seed: int
+        self, number: int, hyperparameters: Mapping[str, float], source: Any, target: int, seed: int
     ) -> dict[str, Any]:
         began, job = time.perf_counter(), self._job
         self._progress.begin("loading the policy")
-        member = made(job.make_member, number, hyperparameters, job.options.device)
-        state = self._places.read(source) if source >= 0 else None
+        member = made(job.make_member, number, hyperparameters, job.device)
+        state: Any = source if isinstance(source, Mapping) else None
+        if state is None and source >= 0:
+            state = self._places.read(source)
         if state is not None:
             restore(member, state)
         self._training.normalise_by(state and state["normalising"])
@@ -179,9 +143,10 @@ class MemberTask:
         measured = self._measure(member, actor, seed)
         known = time.perf_counter()
         self._progress.begin("commit")
-        nbytes = self._places.write(target, {**state_of(member), "normalising": self._training.statistics})
+        after = {**state_of(member), "normalising": self._training.statistics}
+        written = {"state_bytes": self._places.write(target, after)} if target >= 0 else {"state": after}
         seconds = [loaded - began + time.perf_counter() - known, taught - loaded, known - taught]
-        return {**learned, **measured, "state_bytes": nbytes, "seconds": seconds}
+        return {**learned, **measured, **written, "seconds": seconds}
 
     def _learn(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
         """Have it learn for as long as a turn is, in whole rollouts."""
@@ -199,7 +164,8 @@ class MemberTask:
             updates += 1
             returns += rollout.episodes.returns.tolist()
         mean_return = float(np.mean(returns)) if returns else float("nan")
-        return {"env_steps": env_steps, "mean_return": mean_return, "metrics": _numbers(metrics)}
+        metrics = {} if metrics is None else numbers_of(metrics, "learn", TypeError)
+        return {"env_steps": env_steps, "mean_return": mean_return, "metrics": metrics}
 
     def _measure(self, member: Member, actor: Actor, seed: int) -> dict[str, Any]:
         """What it is worth, by episodes of its own that it does not learn from."""
@@ -210,7 +176,7 @@ class MemberTask:
                 self._measuring.normalise_by(self._training.statistics, updating=False)
                 spec = replace(self._spec, rollout_length=MAX_STEPS)
                 collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
-                episodes = play(collector, fitness.episodes, self._measuring.env_ids)
+                episodes = play(collector, fitness.episodes)
         self._progress.begin("fitness")
         score = episodes.mean_return if fitness.score is None else float(fitness.score(member, episodes))
         return {"score": score, "episodes": episodes.columns()}
@@ -218,25 +184,17 @@ class MemberTask:
     def _actor(self, member: Member, fit: Fit) -> Actor:
         stepper = self._training.stepper
         observations, actions = leaves(stepper.observation_space), leaves(stepper.action_space)
-        return Actor(member.policy, observations, actions, self._job.options.device, fit=fit)
+        return Actor(member.policy, observations, actions, self._job.device, fit=fit)
 
     def _for_user(self, rollout: Rollout, member: Member) -> Rollout:
-        return rollout.to(self._job.options.device) if as_policy(member.policy).takes_tensors else rollout
+        return rollout.to(self._job.device) if as_policy(member.policy).takes_tensors else rollout
 
     def _probed(self, spec: RolloutSpec, fit: Fit) -> RolloutSpec:
         """What a rollout holds beside the spaces, found out with a member that is thrown away."""
         with RandomState(0):
             self._progress.begin("act")
-            member = made(self._job.make_member, 0, self._job.first, self._job.options.device)
+            member = made(self._job.make_member, 0, self._job.first, self._job.device)
             pack(state_of(member))
             actor = self._actor(member, fit)
             extras, carry = probe(*self._training.collector(actor, spec, 0, self._worker))
             return replace(spec, extras=extras, carry=carry)
-
-
-def _numbers(metrics: Any) -> dict[str, float]:
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping):
-        raise TypeError(f"learn must return a dict of numbers, or nothing, but returned {type(metrics).__name__}")
-    return {str(name): float(value.detach() if hasattr(value, "detach") else value) for name, value in metrics.items()}

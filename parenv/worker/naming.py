@@ -43,10 +43,6 @@ class HeardInfos(InfoRows):
         self.heard += [row_of(infos, column) for column in columns.tolist()]
         super().write_batch(step, infos, columns, own, seen)
 
-    def write_own(self, step: int, column: int, info: Found) -> None:
-        """Keep what the last step of an episode returned."""
-        self.heard.append(info)
-
 
 def infos_in(names: Sequence[str], taken: Collection[str], of_each: Sequence[Found]) -> tuple[Info, ...]:
     """What those of the named infos are like that are here.

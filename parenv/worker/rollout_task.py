@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import resource
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,13 +27,14 @@ from parenv.protocol.messages import Commit, Credit, Layout, Ready
 from parenv.worker.acting import Actor
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.collecting import Collector, StopCollectingError
-from parenv.worker.differentiating import Differentiator
-from parenv.worker.evaluation import Evaluation
+from parenv.worker.differentiating import NOTHING_LEARNED, Differentiator
+from parenv.worker.evaluation import EnvsEvaluation, Evaluation
 from parenv.worker.failing import LATER, Outlet
 from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
 from parenv.worker.loads import Loads
 from parenv.worker.replacing import Replacements, ReplacingCollector
+from parenv.worker.stamping import RolloutTimer
 from parenv.worker.starting import start
 from parenv.worker.whole_episodes import EpisodeCollector
 from parenv.worker.writing import SlotWriters
@@ -74,35 +73,29 @@ class RolloutTask:
         """Be told where everything lies in shared memory, all of which is mapped there."""
         job, started, worker = self._job, self._started, self._sender.worker
         extras, carry = extras_and_carry(layout.extras, layout.carry)
-        gradient_bytes = job.gradient.layout.nbytes if job.gradient else 0
         infos = infos_from_data(layout.infos)
-        spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=gradient_bytes)
+        spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=job.gradient_bytes)
+        spec = replace(spec, on_device=bool(layout.device))
         self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
 
-        def make_actor(policy: Any) -> Actor:
-            return Actor(
-                policy,
-                spec.observations,
-                spec.actions,
-                job.options.device,
-                lambda module: WeightsReader(module, mapping, job.weights_offset, job.options.device),
-                started.fit,
-            )
-
+        read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)
+        make_actor = partial(
+            Actor,
+            observations=spec.observations,
+            actions=spec.actions,
+            device=job.device,
+            weights=read,
+            fit=started.fit,
+        )
         self._actor = make_actor(job.policy)
         self._env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
         self._collector = self._make_collector(spec)
-        self._evaluation = Evaluation(
-            job,
-            self._collector,
-            lambda: make_actor(self._load_job().policy),
-            self._env_ids,
-            worker,
-            self._progress,
+        self._evaluation = EnvsEvaluation(
+            self._collector, job, worker, self._progress, self._actor, lambda: make_actor(self._load_job().policy)
         )
         self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
-        self._idle_since = time.perf_counter()
+        self._timer = RolloutTimer(self._sender.generation)
         self.loads = Loads(mapping, len(job.shares), worker, self._load)
 
     def take(self, credit: Credit) -> None:
@@ -124,13 +117,9 @@ class RolloutTask:
         return answers[method](*arguments)
 
     def go_on(self, seconds: float) -> Any:
-        """Go on with what was begun, at least a bit; the answer, or ``LATER`` where these seconds did not do for it."""
+        """See :meth:`~parenv.worker.evaluation.Evaluation.go_on`."""
         assert self._evaluation is not None
-        until, answer = time.perf_counter() + seconds, None
-        with contextlib.suppress(StopCollectingError):
-            while (answer := self._evaluation.go_on()) is None and time.perf_counter() < until:
-                pass
-        return LATER if answer is None else answer
+        return self._evaluation.go_on(seconds)
 
     def close(self) -> None:
         """Close the sub-environments."""
@@ -142,7 +131,7 @@ class RolloutTask:
 
     def _collect(self, credit: Credit) -> Commit:
         """Produce the rollout of a credit and stamp its slot."""
-        began, used_before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        self._timer.begin()
         self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
         writer, version = self._writers[credit.slot], credit.policy_version
         episodes = None
@@ -154,31 +143,16 @@ class RolloutTask:
             self._progress.begin("postprocess")
             rollout = self._collector.rollout(writer, version)
             writer.write_extras(self._actor.postprocess(self._job.postprocess, rollout))
-        norm, learning_began, report = 0.0, math.inf, None
+        report, learned = None, NOTHING_LEARNED
         if self._differentiator is not None:
             self._progress.begin("loss_fn")
             rollout = episodes or self._collector.rollout(writer, version, postprocessed=True)
-            learning_began = time.perf_counter()
-            norm, metrics = self._differentiator.run(rollout.to(self._job.options.device), writer.gradient)
-            report = [rollout.num_steps, metrics, episodes and episodes.episodes.columns()]
+            learned = self._differentiator.run(rollout.to(self._job.device), writer.gradient)
+            report = [rollout.num_steps, learned.metrics, episodes and episodes.episodes.columns()]
         self._progress.begin("commit")
-        self._idle_since, waited_s = time.perf_counter(), began - self._idle_since
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        writer.stamp(
-            environment_s=seconds.environment,
-            acting_s=seconds.acting,
-            learning_s=max(0.0, self._idle_since - learning_began),
-            waiting_s=waited_s,
-            processor_s=used.ru_utime + used.ru_stime - used_before.ru_utime - used_before.ru_stime,
-            voluntary_switches=used.ru_nvcsw - used_before.ru_nvcsw,
-            involuntary_switches=used.ru_nivcsw - used_before.ru_nivcsw,
-            began_s=began,
-            ended_s=self._idle_since,
-            gradient_norm=norm,
-            generation=self._sender.generation,
-            policy_version=version,
-            sequence=credit.sequence,
-        )
+        if self._writers.device is not None:
+            self._writers.device.finish()
+        self._timer.stamp(writer, credit, seconds, learned)
         return Commit(credit.sequence, dict(writer.columns.objects), report, self._collector.take_replaced())
 
     def _make_collector(self, spec: RolloutSpec) -> Collector:

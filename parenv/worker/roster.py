@@ -9,6 +9,7 @@ import numpy as np
 
 from parenv.envs.fitting import Fit
 from parenv.errors import ConfigurationError, ObservationError
+from parenv.experience.agents_assembly import Played
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY, AgentsSpec
 from parenv.policy.assignment import EpisodeStart, drawn
@@ -58,10 +59,9 @@ class Roster:
         self._born: list[tuple[GroupRows, int]] = []
 
     @property
-    def indices_in_use(self) -> list[int]:
+    def indices_in_use(self) -> set[int]:
         """The policies by which somebody acts in an episode under way."""
-        names = {name for mine in self.names for name in mine.values()}
-        return sorted(self._cast.table[name].index for name in names)
+        return {self._cast.table[name].index for mine in self.names for name in mine.values()}
 
     def get_state(self) -> dict[str, Any]:
         """Who is there, with what, as plain data."""
@@ -127,6 +127,10 @@ class Roster:
         """Those of the policies that learn."""
         return [self._cast.table[name].number for name in self.spec.policies]
 
+    def playing(self) -> dict[int, Played]:
+        """By index, all policies that may act."""
+        return {row.index: Played(name, row.of, row.number, 0) for name, row in self._cast.table.items()}
+
     def seat_of(self, column: int, agent: str) -> Seat:
         """The seat of an agent.
 
@@ -150,10 +154,10 @@ class Roster:
         self._born.append((group, seat.row))
         self.sides[index].begin_row(seat.row)
 
-    def begin_counting(self) -> None:
-        """What has begun since the last time has no return yet."""
+    def begin_counting(self, length: int = 0) -> None:
+        """What has begun since the last time has no return yet, and this length."""
         for group, row in self._born:
-            group.forget(row)
+            group.returns[row], group.lengths[row] = 0.0, length
         self._born.clear()
 
     def share_out(self) -> None:

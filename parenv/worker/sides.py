@@ -10,11 +10,8 @@ import numpy as np
 from parenv.envs.fitting import not_finite
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
-from parenv.worker.acting import NO_INFOS, Actor
+from parenv.worker.acting import NO_INFOS, Actor, cloned
 from parenv.worker.agent_writing import GroupWriter
-
-Acted = tuple[Any, Mapping[str, Any]]
-"""Actions by leaf, and extras by the names under which they are stored."""
 
 
 class Side:
@@ -50,20 +47,26 @@ class Side:
         self._initial = actor.initial_carry(num_rows)
         self.carry = self._initial
         self.rows = np.arange(0)
+        self._observed: Callable[[int], Any] | None = None
 
     @property
     def has_all(self) -> bool:
         """Whether every row of the group is its own."""
         return len(self.rows) == self._num_rows
 
+    def begin(self) -> None:
+        """A rollout begins."""
+        self._observed = None
+
     def act(self, writer: GroupWriter, step: int) -> None:
         """Act for all of its rows on the observations of a step, and write what comes of it."""
-        rows, observed = self.rows, writer.observations[step]
+        rows = self.rows
         if self.has_all:
-            actions, extras, self.carry = self.actor.act(observed, self.carry, NO_INFOS)
+            self._observed = self._observed or self.actor.observing(writer)
+            actions, extras, self.carry = self.actor.act_on(self._observed(step), self.carry, NO_INFOS)
             writer.write_actions(step, self._fitted(actions, rows), self._stored(extras))
         else:
-            self.act_for([block[rows] for block in observed], rows, writer, step)
+            self.act_for([block[rows] for block in writer.observations[step]], rows, writer, step)
 
     def act_for(self, observed: Any, rows: Any, writer: GroupWriter, steps: Any) -> list[Any]:
         """Act for some rows, and write what comes of it; the actions as they were written.
@@ -74,7 +77,7 @@ class Side:
             writer: where to.
             steps: one for all, or ``[n]``.
         """
-        carry = None if self.carry is None else map_trees(lambda values: values[_index(values, rows)], self.carry)
+        carry = None if self.carry is None else map_trees(lambda values: values[rows], self.carry)
         actions, extras, following = self.actor.act(observed, carry, NO_INFOS)
         if self.carry is not None:
             self.carry = _with_rows(self.carry, following, rows)
@@ -112,16 +115,8 @@ def _with_rows(carry: Any, following: Any, rows: Any) -> Any:
     """A copy of the carry with these rows from the carry of these rows alone."""
 
     def put(values: Any, others: Any) -> Any:
-        values = values.clone() if hasattr(values, "clone") else np.array(values)
-        values[_index(values, rows)] = others
+        values = cloned(values)
+        values[rows] = others
         return values
 
     return map_trees(put, carry, following)
-
-
-def _index(values: Any, rows: Any) -> Any:
-    if not hasattr(values, "clone"):
-        return rows
-    import torch
-
-    return torch.as_tensor(rows, device=values.device)

@@ -109,7 +109,7 @@ def _probe(
     progress.begin("act")
     with RandomState(0):
         job = load_job()
-        actor = Actor(job.policy, spec.observations, spec.actions, job.options.device, fit=fit)
+        actor = Actor(job.policy, spec.observations, spec.actions, job.device, fit=fit)
         actor.settle(job.settings)
         spec = replace(spec, infos=infos_in(job.infos, actor.infos_taken, infos))
         collector = Collector(stepper, actor, spec, rows, np.arange(stepper.num_envs), 0, progress, infos=infos)

@@ -14,7 +14,6 @@ from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collecting import AgentsCollector, Enough
 from parenv.worker.collecting import Seconds, StopCollectingError
-from parenv.worker.group_rows import Seat
 from parenv.worker.single import ACT
 
 
@@ -28,7 +27,8 @@ class TogetherCollector(AgentsCollector):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._live: list[list[Seat]] = [[] for _ in self.envs]
+        self._live: list[list[tuple[str, int, int]]] = [[] for _ in self.envs]
+        """The seats of who is there, as plain tuples, which are faster to take apart."""
         self._agents: list[list[str]] = [[] for _ in self.envs]
         self._has_state = bool(self.roster.groups[0].observed)
         self._rows: Sequence[Any] = [group.observed for group in self.roster.groups]
@@ -47,7 +47,7 @@ class TogetherCollector(AgentsCollector):
         """Go on; see above."""
         self._rows = [group.observed for group in self.roster.groups]
         self._agents = [list(agents) for agents in state["agents"]]
-        self._live = [[self.roster.seat_of(i, agent) for agent in agents] for i, agents in enumerate(self._agents)]
+        self._live = [[self.roster.seat_of(i, a)[:] for a in agents] for i, agents in enumerate(self._agents)]
         super().set_state(state, seeds, broken)
 
     def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
@@ -75,18 +75,20 @@ class TogetherCollector(AgentsCollector):
         self.env_steps = (step + 1) * len(self.envs)
         for group, rows in zip(roster.groups, self._rows, strict=True):
             group.observed = [row.copy() for row in rows]
+            group.lengths += step + 1
         self._finish_writing(writer)
         return Seconds(environment, acting)
 
     def _step(self, actions: Sequence[Any], step: int) -> None:
         """Step every sub-environment; where an agent's part of an episode ends, keep its final observation."""
-        cell, groups, array, writers = self._progress.cell, self.roster.groups, np.ndarray, self._writer.groups
-        rows = self._rows = [mine.observations[step + 1] if mine.observations else () for mine in writers]
-        rewards, has_state = [mine.rewards[step] for mine in writers], self._has_state
+        cell, groups, array, has_state = self._progress.cell, self.roster.groups, np.ndarray, self._has_state
+        rows, rewards = self._writer.steps[step]
+        self._rows = rows
         together = zip(self._step_codes, self._steps, self.envs, self._live, self._agents, strict=True)
         for column, (step_code, step_env, env, live, agents) in enumerate(together):
-            cell[0] = step_code
-            given = {agent: actions[index][row] for agent, index, row in live}
+            cell[0], given = step_code, {}
+            for agent, index, row in live:
+                given[agent] = actions[index][row]
             observations, rewarded, terminated, truncated, _ = step_env(given)
             ended: tuple[str, ...] = ()
             try:
@@ -94,7 +96,7 @@ class TogetherCollector(AgentsCollector):
                     rewards[index][row] = rewarded[agent]
                     observation, group = observations[agent], groups[index]
                     if terminated[agent] or truncated[agent]:
-                        self._end(Seat(agent, index, row), step, observation, bool(terminated[agent]), column)
+                        self._end(index, row, step, observation, bool(terminated[agent]), column)
                         ended = (*ended, agent)
                     elif (
                         type(observation) is array
@@ -110,11 +112,9 @@ class TogetherCollector(AgentsCollector):
                 self._change(column, step, observations, ended)
             elif has_state:
                 self._write_state(column, rows[0], column)
-        groups[0].lengths += 1
         for group, mine in zip(groups[1:], rewards[1:], strict=True):
             group.returns += mine
-            group.lengths += 1
-        self.roster.begin_counting()
+        self.roster.begin_counting(-step - 1)
         if self._changed:
             self._changed = False
             self.roster.share_out()
@@ -127,15 +127,15 @@ class TogetherCollector(AgentsCollector):
             "observations, rewards, terminations and truncations must have every agent that acted"
         )
 
-    def _end(self, seat: Seat, step: int, observation: Any, terminated: bool, column: int) -> None:
+    def _end(self, index: int, row: int, step: int, observation: Any, terminated: bool, column: int) -> None:
         """An agent's part of an episode ends with this observation."""
-        group, mine = self.roster.groups[seat.group], self._writer.groups[seat.group]
-        seconds, _ = group.clocks.end(seat.row, None)
-        episode_return = float(group.returns[seat.row] + mine.rewards[step, seat.row])
+        group, mine = self.roster.groups[index], self._writer.groups[index]
+        seconds, _ = group.clocks.end(row, None)
+        episode_return = float(group.returns[row] + mine.rewards[step, row])
         group.write(mine.finals, len(mine.ends), observation)
-        end = End(step, seat.row, terminated, not terminated, seconds)
-        mine.add_end(end, episode_return, int(group.lengths[seat.row]) + 1, self.roster.numbers[column])
-        group.who[seat.row] = NOBODY
+        end = End(step, row, terminated, not terminated, seconds)
+        mine.add_end(end, episode_return, int(group.lengths[row]) + step + 1, self.roster.numbers[column])
+        group.who[row] = NOBODY
         self.roster.groups[0].returns[column] += episode_return
         self._truncated[column] |= not terminated
 
@@ -143,16 +143,16 @@ class TogetherCollector(AgentsCollector):
         """Agents have gone, come or come back; where none is left, another episode begins."""
         roster, agents = self.roster, list(self.envs[column].agents)
         live, names = self._live[column], roster.names[column]
-        for seat in live:
-            if seat.agent not in ended and seat.agent not in agents:
-                self._end(seat, step, observations[seat.agent], False, column)
+        for agent, index, row in live:
+            if agent not in ended and agent not in agents:
+                self._end(index, row, step, observations[agent], False, column)
         if agents:
             self._come_in(column, agents, observations)
         else:
             if self._has_state:
                 finals = self._writer.groups[0].finals
                 self._write_state(column, finals, len(self._writer.groups[0].ends))
-            self._end_episode(column, step, int(roster.groups[0].lengths[column]) + 1)
+            self._end_episode(column, step, int(roster.groups[0].lengths[column]) + step + 1)
             self._begin_episode(column, None)
         if self._live[column] != live or roster.names[column] != names:
             self._changed = True
@@ -166,8 +166,8 @@ class TogetherCollector(AgentsCollector):
 
     def _come_in(self, column: int, agents: list[str], observations: Any) -> None:
         """These agents are there from now on: those that were not begin."""
-        live = [self.roster.seat_of(column, agent) for agent in agents]
-        for seat in live:
+        seats = [self.roster.seat_of(column, agent) for agent in agents]
+        for seat in seats:
             group = self.roster.groups[seat.group]
             if group.who[seat.row] == NOBODY:
                 if seat.agent not in observations:
@@ -176,7 +176,7 @@ class TogetherCollector(AgentsCollector):
                     )
                 self.roster.be_born(seat)
                 group.write(self._rows[seat.group], seat.row, observations[seat.agent])
-        self._live[column], self._agents[column] = live, agents
+        self._live[column], self._agents[column] = [seat[:] for seat in seats], agents
         if self._has_state:
             self._write_state(column, self._rows[0], column)
 

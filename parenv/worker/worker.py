@@ -92,7 +92,8 @@ class Worker:
         send: Callable[[Message], None],
         owns_process: bool,
     ) -> None:
-        self._sender, self._memory, self._load_job = sender, memory, load_job
+        self._sender, self._memory = sender, memory
+        self._load_job: Callable[[], Any] = lambda: load_job().of_worker(sender.worker)
         self._send, self._owns_process = send, owns_process
         self._conversation = Conversation()
         self._inbox = Inbox()

@@ -9,8 +9,9 @@ import numpy as np
 
 from parenv.envs.infos import InfoRows
 from parenv.envs.targets import End
-from parenv.envs.values import Rows, as_array
+from parenv.envs.values import Rows, as_array, assign
 from parenv.experience.assembly import Arrays, Columns
+from parenv.memory.device_memory import opened
 from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot, slot_layout
 from parenv.memory.spaces import flatten
 from parenv.protocol.messages import Layout
@@ -81,7 +82,7 @@ class RolloutWriter:
             self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(self._spec.actions))), strict=True))
         written = self.observations[0]
         for block, row in zip(written, rows, strict=True):
-            block[:] = row
+            assign(block, ALL, row)
         return written
 
     @property
@@ -98,11 +99,11 @@ class RolloutWriter:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
         written = self.action_rows[step]
         # Of most there is one, and a pair of lists to go through costs as much as a step of a cheap environment.
-        if len(written) == 1 and type(actions[0]) is np.ndarray:
+        if len(written) == 1 and type(actions[0]) is np.ndarray is type(written[0]):
             written[0][columns] = actions[0]
         else:
             for row, values in zip(written, actions, strict=True):
-                row[columns] = to_array(values)
+                assign(row, columns, values)
         if extras:
             self.write_extras_of_step(step, extras, columns)
         return written
@@ -110,7 +111,7 @@ class RolloutWriter:
     def write_extras_of_step(self, step: int, extras: Mapping[str, Any], columns: slice = ALL) -> None:
         """Write what the policy returned beside the actions, in arrays, lists or tensors."""
         for name, value in extras.items():
-            self._extras[name][step, columns] = to_array(value)
+            assign(self._extras[name], (step, columns), value)
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
         """Write anew what the policy returned for one column."""
@@ -127,7 +128,7 @@ class RolloutWriter:
     def write_extras(self, extras: dict[str, Any]) -> None:
         """Write what ``postprocess`` returned, ``[T, B, ...]``."""
         for name, value in extras.items():
-            self._extras[name][:] = value
+            assign(self._extras[name], ALL, value)
 
     @property
     def num_ends(self) -> int:
@@ -136,8 +137,9 @@ class RolloutWriter:
 
     def add_ends(self, columns: Any) -> Any:
         """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
+        begin = len(self.ends) + self._added_ends
         self._added_ends += len(columns)
-        records = self.end_records()[-len(columns) :]
+        records = self._own["ends", 0][begin : begin + len(columns)]
         records["column"], records["void"] = columns + self.columns.first, False
         return records
 
@@ -180,6 +182,9 @@ class SlotWriters(dict[int, RolloutWriter]):
         layout: where slots lie.
         num_envs: sub-environments of this worker.
         mapping: the shared memory, all of it.
+
+    Attributes:
+        device: where the other part of each slot lies, or ``None``.
     """
 
     def __init__(self, spec: RolloutSpec, layout: Layout, num_envs: int, mapping: Any) -> None:
@@ -187,11 +192,15 @@ class SlotWriters(dict[int, RolloutWriter]):
         self._spec, self._layout, self._memory = spec, layout, memoryview(mapping)
         self._columns = Columns(layout.position, layout.first_column, layout.first_column + num_envs)
         self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
+        self.device = opened(layout.device, layout.device_memory) if layout.device else None
 
     def __missing__(self, slot: int) -> RolloutWriter:
         offset = self._layout.slots_offset + slot * self._layout.slot_bytes
-        view = self._memory[offset : offset + self._layout.slot_bytes]
-        writer = self[slot] = RolloutWriter(self._spec, self._slots.arrays(view), self._columns)
+        arrays = self._slots.arrays(self._memory[offset : offset + self._layout.slot_bytes])
+        if self.device is not None:
+            block = self.device.tensor(slot * self._layout.device_slot_bytes, self._slots.device_bytes)
+            arrays |= self._slots.tensors(block)
+        writer = self[slot] = RolloutWriter(self._spec, arrays, self._columns)
         return writer
 
 

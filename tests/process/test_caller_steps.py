@@ -183,7 +183,7 @@ def test_without_workers_or_with_one_env_the_caller_steps_all() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"caller_steps": "yes"}, 'caller_steps must be True, False or "auto"'),
+        ({"caller_steps": "yes"}, "caller_steps must be one of True, False, 'auto'"),
         ({"caller_steps": True, "num_workers": N}, "leaves the caller none of the 6 sub-environments"),
         ({"caller_steps": True, "placement": RayPlacement(num_workers=2)}, "cannot be honoured with a placement"),
         ({"spin_us": -1}, "spin_us must be microseconds"),

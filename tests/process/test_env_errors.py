@@ -178,7 +178,9 @@ def test_gradients_go_on_over_replaced_environments() -> None:
 
 
 def test_what_cannot_be_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigurationError, match="on_env_error must be 'raise', 'restart_env' or 'restart_worker'"):
+    with pytest.raises(
+        ConfigurationError, match="on_env_error must be one of 'raise', 'restart_env', 'restart_worker'"
+    ):
         WorkerOptions(on_env_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="needs a RestartPolicy"):
         WorkerOptions(on_env_error="restart_env", restart=None)

@@ -14,8 +14,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from scripted_agents import Scripted, ScriptedTurns
 
-from parenv import AsyncWorkerPool, ConfigurationError, Policy, PoolClosedError, Stop, TorchPolicy
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, PoolClosedError, RolloutsByPolicy, Stop, TorchPolicy
 from parenv.policy.policy import Action
 from parenv.progress import scalars
 from parenv.testing import LedgerEnv, check_ledger
@@ -142,21 +143,23 @@ class Noisy(Policy):
         return Action(drawn, {"carry": carry}, carry + 1)
 
 
-def run(mode: Any, num_workers: int, beside: bool) -> list[Any]:
+def run(policy: Any, num_workers: int, beside: bool) -> list[Any]:
     found = []
     with AsyncWorkerPool(
-        "CartPole-v1", Noisy(), num_envs=4, num_workers=num_workers, mode=mode, rollout_length=8, seed=5
+        "CartPole-v1", policy, num_envs=4, num_workers=num_workers, mode="sync", rollout_length=8, seed=5
     ) as pool:
         for rollout in pool.rollouts(Stop(env_steps=640)):
-            found.append((rollout.worker, rollout.observations.tobytes(), rollout.actions.tobytes()))
+            rows = rollout["noisy"] if isinstance(rollout, RolloutsByPolicy) else rollout
+            found.append((rows.worker, rows.observations.tobytes(), rows.actions.tobytes()))
             if beside:
                 pool.evaluate(3, deterministic=False, wait=False)
     return sorted(found, key=lambda item: -1 if item[0] is None else item[0])
 
 
+@pytest.mark.parametrize("policy", [Noisy(), {"noisy": Noisy()}], ids=["one policy", "by name"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_it_disturbs_neither_environments_nor_random_states_nor_carry(num_workers: int) -> None:
-    assert run("sync", num_workers, True) == run("sync", num_workers, False)
+def test_it_disturbs_neither_environments_nor_random_states_nor_carry(num_workers: int, policy: Any) -> None:
+    assert run(policy, num_workers, True) == run(policy, num_workers, False)
 
 
 def test_an_asynchronous_run_with_evaluations_is_replayed_without_them(tmp_path: Path) -> None:
@@ -190,6 +193,92 @@ def test_it_finds_what_an_evaluation_that_is_waited_for_finds(num_workers: int) 
             return [(sorted(one.returns.tolist()), sorted(one.env_ids.tolist())) for one in found[:1]]
 
     assert returns(True) == returns(False)
+
+
+@pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_of_several_agents_it_finds_what_one_that_is_waited_for_finds(num_workers: int, kind: Any) -> None:
+    def found(wait: bool) -> Any:
+        makers, policies = [lambda i=i: kind(i) for i in range(3)], {"hen": draw, "fox": draw}
+        with AsyncWorkerPool(
+            makers,
+            policies,
+            policy_of=lambda a, _: a[:3],
+            num_workers=num_workers,
+            mode="sync",
+            rollout_length=5,
+            seed=3,
+        ) as pool:
+            next(pool.rollouts())
+            if wait:
+                episodes: Any = pool.evaluate(7)
+            else:
+                pending = pool.evaluate(7, wait=False)
+                next(pool.rollouts())
+                episodes = pending.result().episodes
+        parts = (episodes, episodes["hen"], episodes["fox"])
+        return [sorted(zip(part.env_ids.tolist(), part.returns.tolist(), strict=True)) for part in parts]
+
+    assert found(True) == found(False)
+
+
+def draw(observations: Any) -> Any:
+    return np.random.randint(0, 50, len(observations))
+
+
+class Pair(Scripted):
+    """Two who are paid what their actions say; no episode of an evaluation ends before a file is there."""
+
+    def __init__(self, folder: Path, env_id: int) -> None:
+        super().__init__(env_id)
+        self.possible_agents = ["hen_0", "hen_1"]
+        self._folder = folder
+        self._evaluates = (folder / f"training {env_id}").exists()
+        (folder / f"training {env_id}").touch()
+
+    def _there(self) -> list[str]:
+        ends = (self._folder / "go").exists() if self._evaluates else self.now >= 3
+        return [] if ends and self.now else self.possible_agents
+
+    def reward(self, agent: str, action: int) -> float:
+        return float(action)
+
+
+def hen_or_past(agent: str, episode: Any) -> str:
+    return "hen" if agent == "hen_0" else str(episode.settings["hen"].get("past", "hen"))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_versions_by_name_and_frozen_ones_stay_for_as_long_as_they_are_evaluated(
+    num_workers: int, tmp_path: Path
+) -> None:
+    agent, makers = Payer(), [lambda i=i: Pair(tmp_path, i) for i in range(2)]
+    with AsyncWorkerPool(
+        makers, {"hen": agent}, policy_of=hen_or_past, num_workers=num_workers, rollout_length=4, max_frozen=1
+    ) as pool:
+
+        def publish(value: int, **settings: Any) -> None:
+            with torch.no_grad():
+                agent.action.fill_(value)
+            pool.publish({"hen": agent}, **settings)
+
+        publish(7)
+        past = pool.freeze("hen")
+        publish(2, past=past)
+        pending = pool.evaluate(4, wait=False)
+        publish(3, past="hen")
+        pool.release(past)
+        for count, _ in enumerate(pool.rollouts(Stop(env_steps=800))):
+            publish(10 + count % 30)
+            assert list(pool.statistics().frozen_policies) == [past]
+            assert not pending.done
+        (tmp_path / "go").touch()
+        found: Any = pending.result()
+        assert found.weights["hen"]["action"].item() == 2
+        per_step = [found.episodes[name].returns / found.episodes[name].lengths for name in ("hen", past)]
+        assert [each.tolist() for each in per_step] == [[2.0] * 4, [7.0] * 4]
+        stream = pool.rollouts()
+        wait_until(lambda: next(stream) and not pool.statistics().frozen_policies, "its place is free")
 
 
 def test_one_is_under_way_at_a_time_and_one_that_is_waited_for_comes_behind_it(tmp_path: Path) -> None:

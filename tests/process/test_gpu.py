@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import gc
 import os
 import signal
-from typing import Any
+import time
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from members import learn, population
 from test_gradients import Net, Plane, gru, loss_fn, mlp
 from torch import nn
 
-from parenv import AsyncWorkerPool, RestartPolicy, Rollout, Stop, TorchPolicy, WorkerOptions
+from parenv import AsyncWorkerPool, ConfigurationError, RestartPolicy, Rollout, Stop, TorchPolicy, WorkerOptions
 from parenv.learning import prefetch
+from parenv.memory.device_memory import allocated
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 ON_GPU = WorkerOptions(device="cuda")
@@ -23,6 +31,7 @@ ON_GPU = WorkerOptions(device="cuda")
 @pytest.fixture(autouse=True, scope="module")
 def what_cuda_opens_once_is_open() -> None:
     torch.zeros(1).pin_memory().cuda()
+    allocated("cuda", 1).tensor(0, 1).zero_()
 
 
 def policies() -> dict[str, TorchPolicy]:
@@ -133,6 +142,20 @@ def test_a_worker_on_a_gpu_that_was_killed_is_made_good() -> None:
                 break
 
 
+def test_members_of_a_population_learn_on_gpus() -> None:
+    def learn_there(member: Any, rollout: Rollout) -> dict[str, Any]:
+        weight = member.policy.module.body.weight
+        return {**learn(member, rollout), "gpu": weight.device.index, "mine": weight.device == rollout.rewards.device}
+
+    gpus = tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+    with population(learn=learn_there, workers=WorkerOptions(device=gpus), mode="async") as members:
+        metrics = [report.metrics for report in members.reports(Stop(env_steps=32 * 24))]
+        assert members.best is not None
+        assert not next(members.member(members.best).policy.module.parameters()).is_cuda
+    assert all(one is not None and one["mine"] for one in metrics)
+    assert {one["gpu"] for one in metrics if one is not None} == set(range(min(2, len(gpus))))
+
+
 class CartPoleNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -140,3 +163,160 @@ class CartPoleNet(nn.Module):
 
     def act(self, observations: torch.Tensor) -> tuple[torch.Tensor]:
         return (self.head(observations).argmax(-1),)
+
+
+class Sliding(VectorEnv[Any, Any, Any]):
+    """Whole numbers in tensors on a device, which count steps and actions; episodes of 3 to 7 steps."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self, device: str, shape: tuple[int, ...] = (5,), num_envs: int = 6) -> None:
+        self.num_envs, self.device = num_envs, torch.device(device)
+        self.single_observation_space = gym.spaces.Box(-(2**20), 2**20, shape, np.float32)
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.lengths = 3 + torch.arange(num_envs, device=self.device) % 5
+        self.where = torch.zeros(num_envs, device=self.device)
+        self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+
+    def reset(self, **options: Any) -> Any:
+        self.where.zero_()
+        self.steps.zero_()
+        return self.shown(), {}
+
+    def step(self, actions: Any) -> Any:
+        assert actions.device.type == self.device.type
+        self.where += 1 + actions
+        self.steps += 1
+        ended, final = self.steps == self.lengths, self.shown()
+        self.where[ended] = -self.where[ended]
+        self.steps[ended] = 0
+        infos = {"final_obs": final, "_final_obs": ended} if bool(ended.any()) else {}
+        return self.shown(), self.where.clone(), ended, torch.zeros_like(ended), infos
+
+    def shown(self) -> Any:
+        shape = (self.num_envs, *self.single_observation_space.shape)
+        return self.where.reshape(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
+
+
+class Parity(nn.Module):
+    """Acts by whether the position is odd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        where = observations.flatten(1)[:, 0] * self.scale
+        return (where % 2 > 0).long(), where * 3
+
+
+def parity() -> TorchPolicy:
+    return TorchPolicy(Parity(), "act", ("actions", "tripled"))
+
+
+ROLLOUTS_ON_GPU = WorkerOptions(device="cuda", rollout_device="cuda")
+
+
+def slid(device: str, workers: WorkerOptions, **options: Any) -> list[dict[str, Any]]:
+    """What a sync pool gives, on the host."""
+    about = {"mode": "sync", "rollout_length": 8, **options}
+    with AsyncWorkerPool(functools.partial(Sliding, device), parity(), workers=workers, **about) as pool:
+        found = []
+        for rollout in pool.rollouts(Stop(env_steps=600)):
+            rollout = rollout.to("cpu")
+            names = ("observations", "actions", "rewards", "terminated", "last_observations")
+            found.append({name: getattr(rollout, name).clone() for name in names})
+            found[-1] |= {"next": rollout.next_observations().clone(), "tripled": rollout.extras["tripled"].clone()}
+        return found
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_rollouts_on_a_gpu_are_those_on_the_host(num_workers: int, device: str) -> None:
+    on_host = slid("cpu", WorkerOptions(), num_workers=num_workers)
+    on_gpu = slid(device, ROLLOUTS_ON_GPU, num_workers=num_workers)
+    assert len(on_host) == len(on_gpu) > 3
+    for one, other in zip(on_host, on_gpu, strict=True):
+        for name in one:
+            assert torch.equal(one[name], other[name]), name
+
+
+def test_a_rollout_on_a_gpu_is_there_already_and_stays_while_it_is_held() -> None:
+    make = functools.partial(Sliding, "cuda")
+    with AsyncWorkerPool(make, parity(), num_workers=2, rollout_length=8, workers=ROLLOUTS_ON_GPU) as pool:
+        stream = pool.rollouts()
+        held = []
+        for _ in range(12):
+            rollout = next(stream)
+            assert rollout.observations.is_cuda
+            assert rollout.rewards.is_cuda
+            assert rollout.to("cuda").observations.data_ptr() == rollout.observations.data_ptr()
+            held.append((rollout.observations[1:3], rollout.observations[1:3].clone()))
+        for _ in range(12):
+            next(stream)
+        assert all(torch.equal(rows, before) for rows, before in held)
+        slots = pool._session._queue._slots
+        del held, rollout
+        next(stream)
+        assert slots.leased <= 1
+    pool.close()
+
+
+def test_memory_of_a_gpu_is_given_back() -> None:
+    free_before, _ = torch.cuda.mem_get_info()
+    make = functools.partial(Sliding, "cuda", (1024,), 256)
+    with AsyncWorkerPool(make, parity(), num_workers=1, rollout_length=64, workers=ROLLOUTS_ON_GPU) as pool:
+        rollout = next(pool.rollouts())
+        kept, before = rollout.observations[3], rollout.observations[3].clone()
+        del rollout
+    assert torch.equal(kept, before)
+    assert torch.cuda.mem_get_info()[0] < free_before - (200 << 20)
+    del kept
+    gc.collect()
+    deadline = time.monotonic() + 60.0
+    # A process that is gone may still be giving back what it had of the GPU.
+    while (free := torch.cuda.mem_get_info()[0]) <= free_before - (200 << 20) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert free > free_before - (200 << 20)
+
+
+def test_a_worker_that_was_killed_opens_memory_of_the_gpu_anew() -> None:
+    make = functools.partial(Sliding, "cuda")
+    with AsyncWorkerPool(make, parity(), num_workers=2, rollout_length=8, workers=ROLLOUTS_ON_GPU) as pool:
+        stream = pool.rollouts()
+        killed = next(stream).worker
+        os.kill(pool._session.workers.pid(killed), signal.SIGKILL)
+        for rollout in stream:
+            if rollout.worker == killed and pool.statistics().worker_restarts == 1:
+                break
+        assert torch.equal(rollout.extras["tripled"], rollout.observations[..., 0] * 3)
+
+
+def test_processes_that_step_fill_rollouts_on_a_gpu() -> None:
+    options = dataclasses.replace(ROLLOUTS_ON_GPU, step_workers=2)
+    with AsyncWorkerPool("CartPole-v1", parity(), num_envs=8, rollout_length=16, workers=options) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=1000)):
+            assert rollout.observations.is_cuda
+            assert torch.equal(rollout.extras["tripled"], rollout.observations[..., 0] * 3)
+            goes_on = ~(rollout.terminated | rollout.truncated)[:-1]
+            assert torch.equal(rollout.next_observations()[:-1][goes_on], rollout.observations[1:][goes_on])
+
+
+def choose_gpu(worker: int) -> None:
+    torch.cuda.set_device(worker % torch.cuda.device_count())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_workers_on_several_gpus_write_to_the_learners() -> None:
+    options = dataclasses.replace(ROLLOUTS_ON_GPU, rollout_device="cuda:0", setup_fn=choose_gpu)
+    on_host = slid("cpu", WorkerOptions(), num_workers=2)
+    for one, other in zip(on_host, slid("cuda", options, num_workers=2), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_memory_that_a_gpu_does_not_have_is_an_error_with_a_way_out() -> None:
+    make = functools.partial(Sliding, "cuda", (1 << 20,), 8)
+    with pytest.raises(ConfigurationError, match=r"rollouts cannot lie on cuda:0: .*shorter rollout_length"):
+        AsyncWorkerPool(make, parity(), num_workers=0, rollout_length=2048, workers=ROLLOUTS_ON_GPU)

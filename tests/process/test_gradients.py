@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sampling import one_in
+from scripted_agents import Scripted, ScriptedTurns
 from torch import nn
 
 from parenv import (
@@ -513,3 +515,82 @@ def test_stale_gradients_are_dropped_and_counted_if_wanted() -> None:
             assert gradient.policy_lag == 0
             pool.publish(policy)
         assert pool.statistics().dropped_rollouts > 0
+
+
+class Scorer(nn.Module):
+    """Says how good what an agent sees is, and always does the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, 1).double()
+
+    def act(self, observations: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(observations),), 3)
+
+
+def loss_of_all(policies: Any, rollout: Any) -> Any:
+    def square(name: str) -> Any:
+        rows = rollout[name]
+        seen = rows.observations[rows.alive].double() / 100
+        return (policies[name].module.head(seen).squeeze(-1) - rows.rewards[rows.alive] / 1000).square().sum()
+
+    total = square("hen") * 2 + square("fox")
+    return total / rollout.num_steps, {"alive": sum(rows.num_steps for rows in rollout.values())}
+
+
+@pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
+@pytest.mark.parametrize(("mode", "num_workers"), [("sync", 0), ("sync", 2), ("async", 2)])
+def test_policies_by_name_have_one_gradient_of_a_loss_of_all_of_them(mode: Any, num_workers: int, kind: Any) -> None:
+    torch.manual_seed(0)
+    policies: dict[str, Any] = {name: TorchPolicy(Scorer(width), "act", ("actions",)) for name, width in WIDTHS.items()}
+    optimizer = torch.optim.SGD([p for one in policies.values() for p in one.module.parameters()], lr=0.01)
+    makers, versions = [lambda i=i: kind(i) for i in range(3)], []
+    with AsyncWorkerPool(
+        makers,
+        {**policies, "idle": lambda observations: np.zeros(len(observations), np.int64)},
+        policy_of=lambda agent, _: agent[:3],
+        num_workers=num_workers,
+        mode=mode,
+        rollout_length=5,
+        parallelism="gradient",
+        loss_fn=loss_of_all,
+        gradient=GradientOptions(reduction="weighted_mean", keep_rollouts=True),
+    ) as pool:
+        for gradient in pool.gradients(Stop(env_steps=500)):
+            versions.append({name: copy.deepcopy(one.module) for name, one in policies.items()})
+            (rollout,) = gradient.rollouts
+            acted = versions[gradient.policy_version]
+            then = {name: TorchPolicy(copy.deepcopy(one), "act", ("actions",)) for name, one in acted.items()}
+            loss, metrics = loss_of_all(then, rollout.to("cpu"))
+            loss.backward()
+            gradient.assign_to(policies)
+            for name, policy in policies.items():
+                for mine, wanted in zip(policy.module.parameters(), then[name].module.parameters(), strict=True):
+                    torch.testing.assert_close(mine.grad, wanted.grad)
+            assert gradient.metrics["loss"] == pytest.approx(loss.item())
+            assert gradient.num_samples == rollout.num_steps
+            assert metrics["alive"] > 0
+            optimizer.step()
+            assert pool.publish(policies) == len(versions)
+    assert len(versions) > 5
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_is_given_a_gradient_of_policies_by_name_must_be_those(num_workers: int) -> None:
+    policies = {name: TorchPolicy(Scorer(width), "act", ("actions",)) for name, width in WIDTHS.items()}
+    with AsyncWorkerPool(
+        [lambda: Scripted(0)],
+        policies,
+        policy_of=lambda agent, _: agent[:3],
+        num_workers=num_workers,
+        parallelism="gradient",
+        loss_fn=loss_of_all,
+    ) as pool:
+        gradient = next(pool.gradients())
+        with pytest.raises(ConfigurationError, match=r"the module has other trainable .* missing .*'fox.head.bias'"):
+            gradient.assign_to({"hen": policies["hen"]})
+        gradient.assign_to({name: policy.module for name, policy in policies.items()})
+        assert policies["fox"].module.head.weight.grad is not None
+
+
+WIDTHS = {"hen": 4, "fox": 5}

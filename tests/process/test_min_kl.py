@@ -81,6 +81,38 @@ def test_the_estimate_is_that_of_the_divergence() -> None:
     assert kl_from(rollout, agent, TorchPolicy(agent)) > 100
 
 
+def test_of_policies_by_name_those_are_published_that_have_moved() -> None:
+    one, other = Coin(), Coin()
+    policies = {"one": TorchPolicy(one), "other": TorchPolicy(other)}
+    with make_pool(policies, policy_of=lambda _, episode: ("one", "other")[episode.env_id % 2]) as pool:
+        rollout = next(pool.rollouts())
+        assert pool.publish({"one": one, "other": other}, min_kl=0.01, on=rollout) == 0
+        assert pool.statistics().skipped_publishes == 1
+        other.set(0.3)
+        assert pool.publish({"one": one, "other": other}, min_kl=0.01, on=rollout) == 1
+        assert pool.policy_versions == {"one": 0, "other": 1}
+        assert pool.publish({"one": one, "other": other}, min_kl=0.01, on=rollout, temperature=1.0) == 2
+        assert pool.policy_versions == {"one": 1, "other": 2}
+        assert pool.statistics().skipped_publishes == 1
+        with pytest.raises(ConfigurationError, match="min_kl needs on=rollout"):
+            pool.publish({"one": one}, min_kl=0.01, on=rollout["one"])
+        with pytest.raises(ConfigurationError, match="there is no policy 'third'"):
+            pool.publish({"third": one}, min_kl=0.01, on=rollout)
+
+
+def test_what_acts_where_nobody_is_counts_for_nothing() -> None:
+    from parenv.pool.moving import kl_from
+
+    agent = Coin()
+    with make_pool({"coin": TorchPolicy(agent)}, num_workers=0, num_envs=1, rollout_length=16) as pool:
+        rows = next(pool.rollouts())["coin"]
+    agent.set(0.3)
+    alive = rows.alive.copy()
+    alive[8:] = False
+    extras = {"log_prob": np.where(alive, rows.extras["log_prob"], np.nan)}
+    assert 0 < kl_from(replace(rows, alive=alive, extras=extras), agent, TorchPolicy(agent)) < 0.5
+
+
 def test_what_is_not_a_number_is_published() -> None:
     agent = Coin()
     with make_pool(TorchPolicy(agent)) as pool:

@@ -603,14 +603,15 @@ def test_tensors_have_the_fields_of_the_arrays() -> None:
         (TWO, {}, r"there are 2 policies, so policy_of=\(agent, episode\) -> name must say"),
         (TWO, {"policy_of": "fox"}, "policy_of must be a callable"),
         (act, {"policy_of": species}, "policy_of is for policies by name"),
-        (TWO, {"policy_of": species, "parallelism": "gradient"}, 'do not go together with parallelism="gradient"'),
+        (TWO, {"policy_of": species, "parallelism": "gradient", "loss_fn": act}, "needs a policy with a torch module"),
+        (TWO, {"policy_of": species, "rollout_length": "episode"}, 'not go together with rollout_length="episode"'),
         (TWO, {"policy_of": species, "infos": ("a",)}, "do not go together with infos"),
         (TWO, {"policy_of": species, "postprocess": act}, "do not go together with postprocess"),
     ],
 )
 def test_bad_policies_are_errors_before_a_process_starts(policies: Any, how: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        AsyncWorkerPool(scripted(2), policies, **NO_POOL, **how)
+        AsyncWorkerPool(scripted(2), policies, **{**NO_POOL, **how})
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

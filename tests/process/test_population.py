@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,116 +11,23 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from members import Short, after, first_turns, known_of, population, rows_of
 
 import parenv
 from parenv import (
     ConfigurationError,
     Fitness,
     Generational,
-    LogUniform,
     Member,
     PoolClosedError,
-    Population,
     Report,
     RestartLimitError,
     RestartPolicy,
     Stop,
-    TorchPolicy,
     Tournament,
     Uniform,
     WorkerOptions,
 )
-
-
-class Short(gym.Env[Any, Any]):
-    """Episodes of three steps, whose reward is the action."""
-
-    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32), float(action), self.steps == 3, False, {}
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = torch.nn.Linear(3, 2)
-
-    def act(self, observations: Any) -> Any:
-        distribution = torch.distributions.Categorical(logits=self.body(observations))
-        actions = distribution.sample()
-        return actions, distribution.log_prob(actions)
-
-
-def make_learner(hyperparameters: dict[str, float]) -> Member:
-    net = Net()
-    policy = TorchPolicy(net, "act", ("actions", "log_prob"))
-    return Member(policy, optimizer=torch.optim.Adam(net.parameters(), lr=hyperparameters["lr"]), updates=0)
-
-
-def learn(member: Member, rollout: Any) -> dict[str, Any]:
-    logits = member.policy.module.body(rollout.observations)
-    log_prob = torch.distributions.Categorical(logits=logits).log_prob(rollout.actions)
-    torch.testing.assert_close(log_prob, rollout.extras["log_prob"])
-    loss = -(log_prob * (rollout.rewards - 0.5)).mean()
-    member.optimizer.zero_grad()
-    loss.backward()
-    member.optimizer.step()
-    member.updates += 1
-    lr, weight = member.optimizer.param_groups[0]["lr"], member.policy.module.body.weight.double().sum()
-    return {"lr": lr, "weight": weight, "pid": os.getpid(), "updates": member.updates}
-
-
-def population(**more: Any) -> Population:
-    given: dict[str, Any] = {
-        "env_fn": Short,
-        "make_member": make_learner,
-        "learn": learn,
-        "size": 6,
-        "num_workers": 2,
-        "num_envs": 2,
-        "rollout_length": 8,
-        "hyperparameters": {"lr": LogUniform(1e-3, 1e-1)},
-        "evolve": Tournament(size=2, every=32, resample=0.2),
-        "fitness": Fitness(episodes=3),
-        "mode": "sync",
-        "seed": 5,
-        **more,
-    }
-    given["workers"] = replace(given.get("workers", WorkerOptions()), preload=(__name__,))
-    return Population(**given)
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def first_turns(path: Path, turns: int) -> list[dict[str, Any]]:
-    """A lineage until so many turns; what was decided meanwhile may be behind it already."""
-    rows = rows_of(path)
-    last = [number for number, row in enumerate(rows) if row["event"] == "turn"][turns - 1]
-    return rows[: last + 1]
-
-
-def known_of(report: Report) -> Any:
-    """What must be the same, to the bit; the weights are part of it."""
-    assert report.metrics is not None
-    return report.member, report.turn, report.score, report.metrics["weight"], report.episodes.returns.tolist()
-
-
-def after(path: Path, turns: int, **more: Any) -> tuple[Any, Any]:
-    """The lineage of so many turns, and what is known of them."""
-    with population(lineage=path, **more) as members:
-        known = [known_of(report) for report in members.reports(Stop(env_steps=32 * turns))]
-    return first_turns(path, turns), known
-
 
 EVOLVES = [Tournament(size=2, every=32, resample=0.2), Generational(every=32, fraction=0.34)]
 
@@ -449,6 +354,38 @@ def test_what_a_member_may_do_before_it_is_measured_is_said() -> None:
     assert set(asked[4:]) == {True}
 
 
+class Placed:
+    """Learns, as a module does, where it is put."""
+
+    def parameters(self) -> list[Any]:
+        return []
+
+    def to(self, device: str) -> None:
+        self.device = device
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.more
+def test_each_worker_has_its_members_learn_on_the_device_whose_turn_it_is() -> None:
+    def make_placed(hyperparameters: dict[str, float]) -> Member:
+        return Member(lambda observations: np.zeros(len(observations), np.int64), learner=Placed())
+
+    def learn_there(member: Member, rollout: Any) -> dict[str, float]:
+        return {"second": member.learner.device == "cpu:0", "worker": rollout.worker}
+
+    toy = {**TOY, "make_member": make_placed, "learn": learn_there, "fitness": Fitness(episodes=1)}
+    options = WorkerOptions(device=("cpu", "cpu:0"))
+    with population(**toy, evolve=Tournament(size=1, every=4), workers=options) as members:
+        metrics = [report.metrics for report in members.reports(Stop(env_steps=4 * 20))]
+    assert all(one is not None and one["second"] == one["worker"] for one in metrics)
+    assert len({str(one) for one in metrics}) == 2
+
+
 @pytest.mark.more
 def test_only_scores_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
@@ -530,7 +467,10 @@ def make_none(hyperparameters: dict[str, float]) -> Any:
         ({"env_fn": "NoSuchEnv-v0"}, "Gymnasium does not know"),
         ({"mode": "fast"}, "mode must be one of 'sync', 'async'"),
         ({"fitness": {"episodes": 3}}, r"fitness must be parenv.Fitness\(episodes=3\)"),
-        ({"workers": WorkerOptions(on_env_error="restart_env")}, "on_env_error='restart_env' is for pools"),
+        ({"workers": WorkerOptions(device=("cpu", "cuda:99"))}, "WorkerOptions.device='cuda:99'"),
+        ({"workers": WorkerOptions(on_env_error="restart_env")}, r"WorkerOptions\.on_env_error is for pools"),
+        ({"workers": WorkerOptions(step_workers=1)}, r"WorkerOptions\.step_workers is for pools"),
+        ({"workers": WorkerOptions(rollout_device="cuda")}, r"WorkerOptions\.rollout_device is for pools"),
         ({"lineage": "/nowhere/lineage"}, "there is no directory /nowhere"),
         ({"make_member": make_none}, "make_member must return a parenv.Member"),
     ],

@@ -98,7 +98,7 @@ def test_a_terminal_shows_one_table_with_the_figures_of_now(
         ("mean return", f"{statistics.mean_return:.1f} / 1e+09"),
         ("policy lag", "0.0 (most 0)"),
         ("workers alive", "1 / 1"),
-        ("time left", "59 s of 60 s"),
+        ("time", "1 s of 60 s"),
     ]
 
 

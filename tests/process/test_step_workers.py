@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,20 @@ def test_the_worker_that_acts_dies_with_those_that_step_and_all_are_replaced() -
         found = {int(next(rollouts).extras["pid"][0, 0]) for _ in range(10)}
         assert len(found - {pid}) == 1
         assert pool.statistics().worker_restarts == 1
+
+
+class Slow(LedgerEnv):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        return super().step(action)
+
+
+def test_a_pool_that_is_closed_in_the_middle_of_a_step_says_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    makers = [functools.partial(Slow, i) for i in range(2)]
+    options = WorkerOptions(step_workers=2)
+    with AsyncWorkerPool(makers, zeros, num_workers=1, rollout_length=8, workers=options) as pool:
+        next(pool.rollouts())
+    assert "pending" not in capfd.readouterr().err
 
 
 class Pids(Policy):

@@ -140,8 +140,8 @@ def preload(product: str, directory: Path) -> None:
 
 
 def start_method(product: str, directory: Path) -> None:
-    assert "run_fresh" not in shown(product, WorkerOptions(start_method="fork"), "command")
-    assert "run_fresh" in shown(product, WorkerOptions(start_method="spawn"), "command")
+    assert "run_entry" not in shown(product, WorkerOptions(start_method="fork"), "command")
+    assert "run_entry" in shown(product, WorkerOptions(start_method="spawn"), "command")
     limit = RestartPolicy(max_restarts=1, backoff_s=0.01)
     raised(
         RestartLimitError, r"has died 2 times", product, WorkerOptions(start_method="spawn", restart=limit), "step", die
@@ -217,6 +217,11 @@ def step_threads(product: str, directory: Path) -> None:
             use(it)
     else:
         raised(ConfigurationError, r"step_threads is for pools", product, options, "step", fail)
+
+
+def rollout_device(product: str, directory: Path) -> None:
+    reason = "rollouts lie in shared memory of the host" if product == "pool" else "rollout_device is for pools"
+    raised(ConfigurationError, reason, product, WorkerOptions(rollout_device="abacus"), "", bool)
 
 
 @pytest.mark.one_in(6)

@@ -295,9 +295,11 @@ def test_one_worker_acts_for_all_where_all_would_take_turns_on_the_gpu() -> None
     central = step_workers(run, setting, "cuda")
     assert central.value == 8
     assert central.because == (
-        "a forward takes 1 ms for a worker's own 8 rows on cuda, 8 of them in turn; for all at once two of 1 ms and a "
-        "wake-up"
+        "a forward takes 1 ms for a worker's own 8 rows on cuda, 8 of them in turn; for all at once two of 1 ms; to "
+        "step a worker's rows takes 40 µs"
     )
+    # While the others have their turns, a worker steps: who waits for nobody gains nothing.
+    assert step_workers(replace(run, environment_s=1e-3), setting, "cuda").value == "none"
     assert step_workers(run, setting, "cpu").value == "none"
     rising = {"cuda": {1: 1e-3, 64: 64e-3}}
     assert step_workers(replace(run, acting_at=rising), setting, "cuda").value == "none"

@@ -149,8 +149,8 @@ def test_a_state_that_is_none_changes_nothing(state: dict[str, int]) -> None:
     [
         ((0, 1, 1), "samples_per_insert must be a finite number above 0, got 0"),
         ((math.nan, 1, 1), "samples_per_insert must be a finite number above 0, got nan"),
-        ((1, 0, 1), "min_size_to_sample must be a whole number, at least 1, got 0"),
-        ((1, 1.5, 1), "min_size_to_sample must be a whole number, at least 1, got 1.5"),
+        ((1, 0, 1), "min_size_to_sample must be an integer of at least 1, got 0"),
+        ((1, 1.5, 1), "min_size_to_sample must be an integer of at least 1, got 1.5"),
         ((1, 1, math.inf), "error_buffer must be a finite number above 0, got inf"),
         ((0.5, 1, 0.9), "error_buffer must be at least max(1, samples_per_insert) = 1, the change by a single"),
         ((8, 1, 7), "error_buffer must be at least max(1, samples_per_insert) = 8, the change by a single"),
@@ -165,5 +165,5 @@ def test_what_can_never_work_is_refused(arguments: tuple[Any, ...], message: str
 def test_a_count_is_a_whole_number(n: Any) -> None:
     limiter = RateLimiter(1, 1, 1)
     for count in (limiter.inserted, limiter.sampled):
-        with pytest.raises(ConfigurationError, match="n must be a whole number, at least 0"):
+        with pytest.raises(ConfigurationError, match="n must be an integer of at least 0"):
             count(n)

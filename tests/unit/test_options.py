@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from parenv.argument_checks import options_of
 from parenv.errors import ConfigurationError
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, Stop, WorkerOptions
-from parenv.pool.streams import criteria
 
 NOTHING: dict[str, Any] = {"env_steps": 0, "episodes": 0, "mean_return": math.nan, "seconds": 0.0}
 
@@ -24,9 +24,9 @@ def test_a_criterion_holds_from_its_value_on(name: str) -> None:
 
 
 def test_a_stream_takes_a_stop_and_nothing_else() -> None:
-    with pytest.raises(ConfigurationError, match=r"^stop must be a parenv\.Stop, got 1000$"):
-        criteria(1000)  # type: ignore[arg-type]
-    assert criteria(None) == Stop()
+    with pytest.raises(ConfigurationError, match=r"^stop must be parenv\.Stop\(\.\.\.\), got 1000$"):
+        options_of("stop", 1000, Stop)
+    assert options_of("stop", None, Stop) == Stop()
 
 
 def test_the_first_criterion_that_holds_is_named() -> None:
@@ -71,7 +71,9 @@ def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason
         ({"cleanup_fn": "f"}, "WorkerOptions.cleanup_fn must be callable, got 'f'"),
         ({"preload": "numpy"}, "WorkerOptions.preload must be a tuple of module names, got 'numpy'"),
         ({"step_threads": 2, "step_workers": 2}, "stepped by step_threads or by step_workers, not by both"),
-        ({"start_method": "forkserver"}, "WorkerOptions.start_method must be 'fork' or 'spawn', got 'forkserver'"),
+        ({"start_method": "forkserver"}, "WorkerOptions.start_method must be one of 'fork', 'spawn', got 'forkserver'"),
+        ({"device": ()}, r"WorkerOptions.device must be a device, or a tuple of them, got \(\)"),
+        ({"device": ("cuda", 1)}, "WorkerOptions.device must be a device, or a tuple of them, got "),
         ({"preload": ["numpy"]}, "WorkerOptions.preload must be a tuple of module names, got "),
     ],
 )
@@ -116,8 +118,11 @@ def test_options_do_not_change() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"reduction": "median"}, "GradientOptions.reduction must be 'mean', 'weighted_mean', 'sum' or a function"),
-        ({"on_nonfinite": "ignore"}, "GradientOptions.on_nonfinite must be 'raise' or 'skip', got 'ignore'"),
+        (
+            {"reduction": "median"},
+            "GradientOptions.reduction must be one of 'mean', 'weighted_mean', 'sum', got",
+        ),
+        ({"on_nonfinite": "ignore"}, "GradientOptions.on_nonfinite must be one of 'raise', 'skip', got 'ignore'"),
         ({"num_arrivals": 0}, "GradientOptions.num_arrivals must be an integer of at least 1, got 0"),
         ({"num_arrivals": None}, "GradientOptions.num_arrivals must be an integer of at least 1, got None"),
         ({"batch_size": 2.5}, "GradientOptions.batch_size must be an integer of at least 1, got 2.5"),

@@ -198,5 +198,5 @@ def test_closing_it_closes_the_stream(log: Log, device: str, monkeypatch: pytest
 
 
 def test_running_less_than_one_ahead_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="ahead must be at least 1, got 0"):
+    with pytest.raises(ConfigurationError, match="ahead must be an integer of at least 1, got 0"):
         prefetch([], "cpu", ahead=0)

@@ -357,7 +357,9 @@ def test_a_directory_without_a_trace_or_for_the_page_is_an_error(tmp_path: Path)
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     two_workers(tmp_path / "trace.json")
-    with pytest.raises(ConfigurationError, match=r'needs matplotlib: pip install "parenv\[bench\]"'):
+    with pytest.raises(
+        ConfigurationError, match=r'needs matplotlib, which is not installed: pip install "parenv\[bench\]"'
+    ):
         report(tmp_path)
 
 

@@ -282,6 +282,27 @@ def test_what_is_not_valid_has_no_part_in_anything(block: Block, data: Any) -> N
     assert (targets[at] == more.values[at]).all()
 
 
+@given(blocks(), st.data())
+@SETTINGS
+def test_where_nobody_is_alive_all_is_zero_and_what_is_between_is_a_block_of_its_own(block: Block, data: Any) -> None:
+    alive = data.draw(hnp.arrays(bool, block.rewards.shape))
+    block.rewards[~alive] = block.values[~alive] = np.nan
+    for function, arrays in (
+        (gae, block.with_values),
+        (vtrace, block.off_policy),
+        (discounted_returns, block.after_actions),
+        (functools.partial(n_step_returns, n=3), block.after_actions),
+    ):
+        found = np.stack([function(*arrays, alive=alive)]).reshape(-1, *alive.shape)  # type: ignore[operator]
+        wanted = np.zeros_like(found)
+        for column, there in enumerate(alive.T):
+            for run in np.split(np.arange(len(there)), np.flatnonzero(np.diff(there)) + 1):
+                if there[run[0]]:
+                    mine = function(*(array[run, column] for array in arrays))  # type: ignore[operator]
+                    wanted[:, run, column] = mine
+        np.testing.assert_allclose(found, wanted)
+
+
 def test_a_truncated_step_without_a_next_value_learns_nothing_and_spoils_nothing() -> None:
     no, cut = [False, False, False], [False, True, False]
     values, following = [1.0, 2.0, 3.0], [2.0, np.nan, 4.0]

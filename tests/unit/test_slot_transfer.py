@@ -38,7 +38,7 @@ def slot_map(shares: tuple[int, ...], together: bool, spec: RolloutSpec) -> Slot
 def written(transfer: SlotTransfer, sequence: int, ends: int, seed: int) -> Any:
     """A slot as a worker leaves it on its host."""
     memory = np.random.default_rng(seed).integers(0, 255, transfer.layout.total_bytes, dtype=np.uint8)
-    arrays = transfer.layout.arrays(memory)
+    (arrays,) = transfer.layout.arrays(memory)
     for array in arrays.values():
         if array.dtype == bool:
             array[:] = array.view(np.uint8) & 1
@@ -50,7 +50,8 @@ def written(transfer: SlotTransfer, sequence: int, ends: int, seed: int) -> Any:
 
 
 def chunks(transfer: SlotTransfer, memory: Any, ends: int, size: int) -> list[tuple[int, memoryview]]:
-    ranges = [(0, transfer.layout.reserved_bytes), *((offset, ends * each) for offset, each in transfer.per_end)]
+    ((_, per_end),) = transfer.ends
+    ranges = [(0, transfer.layout.reserved_bytes), *((offset, ends * each) for offset, each in per_end)]
     return [
         (at, memoryview(memory)[at : min(at + size, offset + nbytes)])
         for offset, nbytes in ranges
@@ -79,9 +80,9 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
         for offset, data in chunks(transfer, memory, ends, size):
             transfer.write(slot, offset, data)
             received += data.nbytes
-        assert received == transfer_bytes(transfer.layout.reserved_bytes, transfer.per_end, ends)
+        assert received == transfer_bytes(transfer.layout.reserved_bytes, transfer.ends, [ends])
         transfer.finish(slot, 9, received)
-        sources.append(transfer.layout.arrays(memory))
+        sources += transfer.layout.arrays(memory)
     for worker, mine in enumerate(sources):
         layout = slot_layout(spec, sum(shares), len(shares)) if together else slot_layout(spec, shares[worker], 1)
         begin = slots.offset + (1 if together else worker) * slots.slot_bytes
@@ -125,7 +126,7 @@ def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tu
     slots = slot_map(shares, len(shares) > 1, spec_of())
     transfer = SlotTransfer(slots, 0)
     memory = written(transfer, 5, 2, 0)
-    arrays = transfer.layout.arrays(memory)
+    (arrays,) = transfer.layout.arrays(memory)
     if wrong in ("too many ends", "negative ends"):
         arrays["commits", 0]["num_ends"] = 2 * T + 1 if wrong == "too many ends" else -1
     elif wrong in ("step", "column"):

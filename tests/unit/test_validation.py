@@ -13,7 +13,7 @@ from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.messages import Commit, Failure, Ready, StepReady
-from parenv.remote.validation import check_commit, check_failure, check_ready, check_reply, harmless
+from parenv.remote.validation import check_commit, check_failure, check_ready, check_reply, harmless, harmless_turn
 
 BOX, DISCRETE, TEXT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Text(4)
 STEPS = StepReady(
@@ -40,6 +40,15 @@ EPISODES = replace(GRADIENT, rollout_length=WHOLE_EPISODES)
 REPORT = Commit(0, {}, [4, {"loss": 0.5}, None], [])
 COLUMNS = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1]]
 
+TURN: dict[str, Any] = {
+    "score": 1.0,
+    "env_steps": 32,
+    "mean_return": float("nan"),
+    "metrics": {"loss": 0.5},
+    "episodes": COLUMNS,
+    "seconds": [0.1, 0.2, 0.3],
+    "state": {"hyperparameters": {}, "tensors": {}, "policy": None, "parts": {}, "normalising": []},
+}
 
 REPLIES = [
     ("call", 2, [1, None]),
@@ -53,6 +62,8 @@ REPLIES = [
     ("evaluate", 3, (np.ones(2), np.ones(2, np.int64), np.ones(2), np.arange(2))),
     ("get_state", 0, {"random": 1, "generation": 0}),
     ("set_state", 1, [0, 1]),
+    ("turn", 0, TURN),
+    ("turn", 0, {"failure": [0, 0, 0, "step", ["builtins", "ValueError"], "no", "", {}]}),
 ]
 
 
@@ -81,12 +92,24 @@ def test_a_reply_has_the_shape_that_was_asked_for(method: str, asked: int, value
         ("get_state", 0, {"random": 1, "generation": "0"}),
         ("set_state", 1, ["0"]),
         ("set_state", 1, [1 << 70]),
+        ("turn", 0, TURN | {"score": 1}),
+        ("turn", 0, TURN | {"failure": []}),
+        ("turn", 0, TURN | {"metrics": {"loss": "0.5"}}),
+        ("turn", 0, TURN | {"seconds": [0.1, 0.2]}),
+        ("turn", 0, TURN | {"episodes": [*COLUMNS[:1], [10.5, 20], *COLUMNS[2:]]}),
+        ("turn", 0, TURN | {"state": {**TURN["state"], "tensors": None}}),
     ],
     ids=str,
 )
 def test_a_reply_of_another_shape_is_refused(method: str, asked: int, value: Any) -> None:
     with pytest.raises(ProtocolError):
         check_reply(method, asked, value)
+
+
+@pytest.mark.parametrize("failure", [None, [], [0, 0, 0, "step", ["builtins", "ValueError"], 5, "", {}]])
+def test_what_a_turn_has_raised_is_an_exception(failure: Any) -> None:
+    with pytest.raises(ProtocolError):
+        harmless_turn({"failure": failure})
 
 
 @pytest.mark.parametrize(

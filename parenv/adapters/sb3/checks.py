@@ -13,8 +13,8 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
 from parenv.adapters.sb3.substitution import wrappers_of
 from parenv.adapters.sb3.transforms import unknown_wrapper
+from parenv.argument_checks import at_least, one_of
 from parenv.errors import ConfigurationError
-from parenv.supervision.partition import at_least, one_of
 
 _FITS = (2, 4)
 _QUESTIONS = {"env_method", "get_attr", "set_attr", "get_images"}

@@ -125,17 +125,16 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
 
     def seed(self, seed: Any = None) -> Any:
         """Seeds for the next reset: one integer, which gives ``seed + i`` to the ``i``-th, or one for each."""
-        self._seeds = [seed + i for i in range(self.env_num)] if isinstance(seed, int) else list(seed or self._none())
+        self._seeds = (
+            [seed + i for i in range(self.env_num)] if isinstance(seed, int) else list(seed or [None] * self.env_num)
+        )
         return [None if one is None else [one] for one in self._seeds]
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
         """An attribute of some environments, found through their wrappers: plain data, and spaces."""
-        ids, found = (
-            self._ids(id),
-            {"action_space": "single_action_space", "observation_space": "single_observation_space"},
-        )
-        if key in found:
-            return [getattr(self._envs, found[key])] * len(ids)
+        ids = self._ids(id)
+        if key in ("action_space", "observation_space"):
+            return [getattr(self._envs, f"single_{key}")] * len(ids)
         values = self._envs.get_attr(key)
         return [values[one] for one in ids]
 
@@ -161,9 +160,6 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
     def _ids(self, id: Any) -> list[int]:
         self._assert_is_not_closed()
         return list(range(self.env_num)) if id is None else np.atleast_1d(np.asarray(id, np.int64)).tolist()
-
-    def _none(self) -> list[None]:
-        return [None] * self.env_num
 
 
 def _rows(observations: Any, order: Sequence[int]) -> Any:

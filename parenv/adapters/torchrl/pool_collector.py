@@ -168,7 +168,7 @@ class PoolCollector:
         return seed if static_seed else seed + self.pool.num_envs
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the pool."""
+        """The state of the pool, see :meth:`~parenv.AsyncWorkerPool.state_dict`."""
         return self.pool.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ class TorchRLEnvs:
         self.envs, self.num_envs, self.close = envs, num_envs, envs.close
 
     def reset(self) -> None:
-        """Begin."""
+        """Begin an episode in each."""
         self._data = self.envs.reset()
 
     def step(self, actions: Any) -> None:

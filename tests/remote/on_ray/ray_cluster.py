@@ -32,7 +32,7 @@ class RayCluster:
         # Of its own, so that a plain ray.init() elsewhere does not find this cluster; short, for it holds sockets.
         directory = tempfile.mkdtemp(prefix="ray-")
         here = Path(__file__).parent
-        paths = [str(here), str(here.parents[2])]
+        paths = [str(here), str(here.parents[1]), str(here.parents[2])]
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),

@@ -6,12 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from members import after
 from ray_cluster import RayCluster
+from scripted_agents import Ledger, Scripted, act, delivered, plain_loop
 
 from parenv import AsyncWorkerPool, RayPlacement, Stop, WorkerOptions, WorkerTimeoutError
 from parenv.testing import LedgerEnv, check_ledger
@@ -36,6 +39,30 @@ def test_workers_of_actors_deliver_every_transition_once_and_in_order(cluster: R
             check_ledger(rollout, expected)
         assert pool.statistics().hosts == 1
     assert len(expected) == 2
+
+
+@pytest.mark.more
+def test_a_population_on_actors_comes_to_the_same_as_on_one_machine(cluster: RayCluster, tmp_path: Path) -> None:
+    wanted = after(tmp_path / "one", 24, num_workers=0)
+    placement = RayPlacement(num_workers=2, resources={"CPU": 0.5})
+    assert after(tmp_path / "actors", 24, num_workers=None, placement=placement) == wanted
+
+
+@pytest.mark.more
+def test_policies_by_name_act_on_actors(cluster: RayCluster) -> None:
+    def species(agent: str, episode: Any) -> str:
+        return agent.split("_")[0]
+
+    ledger: Ledger = {}
+    placement = RayPlacement(num_workers=1, resources={"CPU": 0.5})
+    envs = [lambda env_id=env_id: Scripted(env_id) for env_id in range(2)]
+    with AsyncWorkerPool(
+        envs, {"hen": act, "fox": act}, policy_of=species, mode="sync", rollout_length=5, placement=placement
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=400)):
+            for rows in rollout.values():  # type: ignore[attr-defined]
+                delivered(rows, ledger)
+    assert ledger == {**plain_loop(0, 200)[0], **plain_loop(1, 200)[0]}
 
 
 @pytest.mark.more

@@ -1,0 +1,89 @@
+"""When a ``VectorEnv`` resets what has ended: as it says, and where it does not keep to that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from parenv.envs.values import as_array
+from parenv.errors import ConfigurationError
+
+NOBODY: Any = np.zeros(0, np.int64)
+
+
+def autoreset_mode(env: Any) -> AutoresetMode:
+    """When a ``VectorEnv`` resets what has ended.
+
+    Raises:
+        ConfigurationError: it does not say.
+    """
+    said = env.metadata.get("autoreset_mode")
+    for mode in AutoresetMode:
+        if said in (mode, mode.value):
+            return mode
+    raise ConfigurationError(
+        f"{env} has the autoreset mode {said}, so nobody can know which of its steps are real. Say it where it is "
+        'made, env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}, or SAME_STEP or DISABLED; '
+        "parenv.testing.check_vector_env(make) finds out which"
+    )
+
+
+class Resets:
+    """Which sub-environments have begun an episode, and which of them only reset in the next step.
+
+    Args:
+        env: for messages.
+        first_env_id: likewise.
+
+    Attributes:
+        pending: bool ``[B]``: those that only reset in the next step.
+        begun: int64 ``[K]``: those that have begun an episode in the last one.
+    """
+
+    def __init__(self, env: Any, first_env_id: int) -> None:
+        self._env, self._first = env, first_env_id
+        self.clear()
+
+    def clear(self) -> None:
+        """All have been reset."""
+        self.pending: Any = np.zeros(self._env.num_envs, bool)
+        self.begun: Any = NOBODY
+        self._ended: Any = NOBODY
+
+    def take_step(self, ended: Any, columns: Any) -> None:
+        """A step in ``NEXT_STEP`` mode.
+
+        Args:
+            ended: whose episodes it has ended, bool ``[B]``.
+            columns: the same as int64 ``[K]``.
+
+        Raises:
+            ConfigurationError: one that must only reset has ended an episode.
+        """
+        self.begun, self._ended, self.pending = self._ended, columns, ended
+        if ended[self.begun].any():
+            env_id = self._first + self.begun[ended[self.begun]][0]
+            raise ConfigurationError(
+                f"{self._env} says that its autoreset mode is NEXT_STEP, but the step after the end of an episode of "
+                f"env_id {env_id}, which must only reset, has ended an episode again. Correct "
+                'metadata["autoreset_mode"] (parenv.testing.check_vector_env says what it does)'
+            )
+
+
+def check_reset_with_mask(env: Any, before: Sequence[Any], after: Sequence[Any], others: Any) -> None:
+    """Check that a reset of some sub-environments has left the others as they were.
+
+    Raises:
+        ConfigurationError: it has not.
+    """
+    for old, new in zip(before, after, strict=True):
+        for column in np.flatnonzero(others).tolist():
+            if not np.array_equal(as_array(old[column]), as_array(new[column])):
+                raise ConfigurationError(
+                    f"{env} says that its autoreset mode is DISABLED, but reset(options={{'reset_mask': ...}}) has "
+                    f"also changed sub-environment {column}, whose episode goes on. Let reset heed the mask, or "
+                    'correct metadata["autoreset_mode"]'
+                )

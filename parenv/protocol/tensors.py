@@ -1,0 +1,46 @@
+"""Tensors in plain data: as bytes, so that those of any dtype can lie anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_TENSOR = "torch.Tensor"
+
+
+def without_tensors(value: Any, where: str, other: Callable[[Any, str], Any] = lambda value, where: value) -> Any:
+    """A value in which tensors are plain data.
+
+    Args:
+        value: tensors, and what else there is, in mappings, lists and tuples.
+        where: what it is called in messages.
+        other: makes plain data of what is no tensor, given that and where it is.
+    """
+    if hasattr(value, "detach"):
+        import torch
+
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), flat.view(torch.uint8).numpy()]}
+    if isinstance(value, Mapping):
+        return {key: without_tensors(item, f"{where}[{key!r}]", other) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(without_tensors(item, f"{where}[{i}]", other) for i, item in enumerate(value))
+    return other(value, where)
+
+
+def with_tensors(value: Any) -> Any:
+    """The inverse of :func:`without_tensors`; tensors are on the CPU, over the memory of arrays that can be written."""
+    if isinstance(value, dict):
+        if value.keys() == {_TENSOR}:
+            import torch
+
+            if not isinstance(value[_TENSOR], list):  # As checkpoints had it before.
+                return torch.tensor(value[_TENSOR])
+            dtype, shape, raw = value[_TENSOR]
+            kind = getattr(torch, dtype)
+            flat = torch.from_numpy(raw).view(kind) if len(raw) else torch.empty(0, dtype=kind)
+            return flat.reshape(shape)
+        return {key: with_tensors(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_tensors(item) for item in value)
+    return value

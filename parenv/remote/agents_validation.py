@@ -1,0 +1,74 @@
+"""What workers on hosts say where policies have names: nothing is used that was not checked here or in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gymnasium import spaces
+
+from parenv.errors import ProtocolError
+from parenv.memory.agent_layout import AgentsSpec, agent_groups
+from parenv.memory.layout import extras_and_carry
+from parenv.memory.spaces import leaves, rebuild
+from parenv.protocol.messages import Commit, Ready, StepReady
+from parenv.remote.validation import check_metrics
+
+
+def check_agents_ready(ready: Ready | StepReady, policies: Sequence[str], first: bool) -> None:
+    """Check what a worker says of its sub-environments and their agents.
+
+    Args:
+        ready: as it came.
+        policies: names of all.
+        first: whether it is worker 0, which says what policies add.
+
+    Raises:
+        ProtocolError: no worker says so.
+    """
+    by_agent = [rebuild(space) for space in ready.spaces]
+    observed, acted = by_agent if len(by_agent) == 2 else (None, None)
+    if not (isinstance(ready, Ready) and isinstance(observed, spaces.Dict) and isinstance(acted, spaces.Dict)):
+        raise ProtocolError("a worker does not say its agents")
+    if not observed.spaces or list(observed.spaces) != list(acted.spaces):
+        raise ProtocolError("a worker does not say what each of its agents observes and does")
+    for space in (*observed.spaces.values(), *acted.spaces.values()):
+        leaves(space)
+    if first:
+        _check_found(ready.extras, policies, len(agent_groups(observed, acted)))
+
+
+def _check_found(about: Any, policies: Sequence[str], num_groups: int) -> None:
+    if type(about) is not dict or set(about) != {"state", "turns", "found"} or type(about["turns"]) is not bool:
+        raise ProtocolError("a worker does not say what rollouts hold")
+    extras_and_carry((), about["state"])
+    found = about["found"]
+    if type(found) is not dict or set(found) != set(policies):
+        raise ProtocolError("a worker does not say what each policy adds")
+    for group, extras, carry in found.values():
+        if type(group) is not int or not 1 <= group <= num_groups:
+            raise ProtocolError("a worker has a policy for agents that there are not")
+        extras_and_carry([[*extra, False] for extra in extras], carry)
+
+
+def check_agents_commit(commit: Commit, spec: AgentsSpec, share: int) -> None:
+    """Check what a worker says of a rollout beside what lies in its slot.
+
+    Args:
+        commit: as it came.
+        spec: what a rollout consists of.
+        share: sub-environments of the worker.
+
+    Raises:
+        ProtocolError: no worker says so.
+    """
+    report = commit.report
+    if commit.objects != {} or commit.replaced != [] or type(report) is not list or len(report) != 4:
+        raise ProtocolError("a worker reports something else than steps, versions, policies and metrics of a rollout")
+    env_steps, serial, acting, metrics = report
+    most = spec.groups[0].spec.rollout_length * share
+    if type(env_steps) is not int or not 0 <= env_steps <= most or type(serial) is not int:
+        raise ProtocolError("a worker does not report how many env steps a rollout has")
+    if type(acting) is not list or not all(type(index) is int for index in acting):
+        raise ProtocolError("a worker does not report which policies still act")
+    check_metrics(metrics)
