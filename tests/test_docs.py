@@ -24,6 +24,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(\S*)(?: .*)?$")
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
+NEEDS = re.compile(r"<!-- needs (\w+) -->")
 LANGUAGES = {"python", "sh", "", "dockerfile", "text"}
 COMMAND = re.compile(r"\bparenv (?=[a-z]).*")
 RUN_ALL = """
@@ -46,9 +47,15 @@ def blocks(page: Path) -> Iterator[tuple[str, int, list[str], bool]]:
             language, begun = fence[1], number + 1
         elif language is not None and line == "```":
             if not language.startswith("{"):
-                yield language, begun, lines[begun:number], NOT_RUN.fullmatch(lines[begun - 2]) is None
+                yield language, begun, lines[begun:number], can_run(lines[begun - 2])
             language = None
     assert language is None, f"a block of {page} has no end"
+
+
+def can_run(before: str) -> bool:
+    """Whether a block runs, given the line before it."""
+    needs = NEEDS.fullmatch(before)
+    return NOT_RUN.fullmatch(before) is None and (needs is None or importlib.util.find_spec(needs[1]) is not None)
 
 
 def script_of(page: Path) -> str:

@@ -39,7 +39,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError
-from parenv.adapters.sb3 import accelerate
+from parenv.adapters.sb3 import accelerate, workers_act
 from parenv.adapters.sb3.checks import check_version
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 
@@ -53,6 +53,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def rollouts_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of rollouts that are short: they are in two parts."""
+    monkeypatch.setattr(workers_act, "PART", 16)
 
 
 class Sums(gym.Env[Any, Any]):
@@ -289,10 +295,10 @@ def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
 def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_have(how: type[BaseException]) -> None:
     plain = model_of(PPO, cartpole, **PPO_SETTINGS)
     with pytest.raises(how):
-        plain.learn(200, Watch(40, how))
+        plain.learn(200, Watch(52, how))
     on_workers = model_of(PPO, cartpole, **PPO_SETTINGS)
     with pytest.raises(how), accelerate(on_workers, num_workers=1):
-        on_workers.learn(200, Watch(40, how))
+        on_workers.learn(200, Watch(52, how))
     assert type(on_workers) is PPO
     assert_same_models(plain, on_workers)
     assert type(on_workers.env) is DummyVecEnv
@@ -302,11 +308,12 @@ def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_ha
 def test_a_learn_that_was_stopped_can_go_on_in_the_same_block() -> None:
     model = model_of(PPO, cartpole, **PPO_SETTINGS)
     with accelerate(model, num_workers=1):
-        model.learn(500, Watch(40))
-        assert model.num_timesteps == 40 * N
-        model.learn(96, reset_num_timesteps=False)
-        assert model.num_timesteps == 72 * N
-        assert model.rollout_buffer.full
+        for calls in (10, 16, 20):
+            model.learn(500, Watch(calls))
+            assert model.num_timesteps == calls * N
+            model.learn(96, reset_num_timesteps=False)
+            assert model.num_timesteps == (calls + 32) * N
+            assert model.rollout_buffer.full
 
 
 @pytest.mark.more
@@ -505,6 +512,22 @@ def test_an_exception_of_an_environment_says_whose_it_is_and_gives_the_model_bac
     assert isinstance(caught.value.__cause__, SubEnvironmentError)
     assert type(model) is PPO
     assert type(model.env) is DummyVecEnv
+
+
+class Unknown(gym.Wrapper[Any, Any, Any, Any]):
+    """Observes what is no number after a while."""
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return (observation * np.nan if self.env.get_wrapper_attr("_elapsed_steps") == 10 else observation, *rest)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("make", [cartpole, pendulum])
+def test_what_is_no_number_is_found_as_it_is_without_workers(make: Any) -> None:
+    for options in ({}, {"num_workers": 1}):
+        with pytest.raises(ValueError, match=r"Expected parameter .* to satisfy the constraint"):
+            learned(model_of(PPO, lambda: Unknown(make()), **PPO_SETTINGS), 200, **options)
 
 
 def test_a_worker_that_dies_ends_the_run() -> None:

@@ -17,16 +17,21 @@ INFOS: list[dict[str, Any]] = [
     {"n": 3, "x": 0.5, "flag": True},
     {"x": 0.5, "n": 2**70, "flag": True},
     {"episode": {"r": 1.0, "l": 3, "t": 0.1}, "text": "a", "list": [1, None], "array": np.arange(3)},
+    {"x": 0.5, "episode": {"r": 1.0, "l": np.int32(3), "flag": True}, "n": 1, ("a", "b"): {("c", 1): 0.5}},
+    {"x": 0.5, "episode": {"l": 2**70}},
+    {"episode": {}},
+    {("episode", "r"): 1.0},
+    {"episode": {"inner": {"x": 1.0}}},
 ]
 
 
 def test_infos_come_out_as_they_were() -> None:
     log = InfoLog()
     for step, info in enumerate(INFOS):
-        log.add(step, info)
-    found = infos_of(unpack(*pack(log.take())))
-    assert repr([found[step] for step in range(len(INFOS))]) == repr(INFOS)
-    assert infos_of(log.take()) == {}
+        log.add(step, step % 2, info)
+    found = infos_of([unpack(*pack(log.take()))])
+    assert repr([found[step][step % 2] for step in range(len(INFOS))]) == repr(INFOS)
+    assert infos_of([log.take()]) == {}
 
 
 def test_an_info_that_is_used_again_is_kept_as_it_was() -> None:
@@ -34,8 +39,8 @@ def test_an_info_that_is_used_again_is_kept_as_it_was() -> None:
     plain = {"x": 0.0}
     for step in range(3):
         info["array"][:] = info["x"] = plain["x"] = float(step)
-        log.add(2 * step, info)
-        log.add(2 * step + 1, plain)
-    found = infos_of(log.take())
-    assert [found[step]["x"] for step in range(6)] == [0, 0, 1, 1, 2, 2]
-    assert [found[2 * step]["array"].tolist() for step in range(3)] == [[0, 0], [1, 1], [2, 2]]
+        log.add(step, 0, info)
+        log.add(step, 1, plain)
+    found = infos_of([log.take()])
+    assert [[found[step][env_id]["x"] for env_id in range(2)] for step in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    assert [found[step][0]["array"].tolist() for step in range(3)] == [[0, 0], [1, 1], [2, 2]]

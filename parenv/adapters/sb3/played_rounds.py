@@ -1,4 +1,4 @@
-"""Rounds: what all workers have collected by one version of a model's policy, step by step."""
+"""Rounds: what all workers have collected by one version of a model's policy, step by step, in one or more parts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class Round:
 
     Args:
         rollout: of all environments.
-        told: of each, what :meth:`~parenv.adapters.sb3.told_env.ToldEnv.told` says.
+        told: of each worker, what :meth:`~parenv.adapters.sb3.told_env.ToldEnv.told` says.
+        is_final: whether no other part of what the model takes for one rollout follows.
     """
 
-    def __init__(self, rollout: Rollout, told: Sequence[Any]) -> None:
-        self.rollout, self._played = rollout, 0
+    def __init__(self, rollout: Rollout, told: Sequence[Any], is_final: bool) -> None:
+        self.rollout, self.is_final, self._played = rollout, is_final, 0
         self._dones = rollout.terminated | rollout.truncated
         self._by_limit = (rollout.truncated & ~rollout.terminated).tolist()
-        self._infos: list[dict[int, dict[str, Any]]] = [infos_of(of_steps) for of_steps, _, _ in told]
+        self._infos = infos_of(of_steps for of_steps, _, _ in told)
         steps, columns = (index.tolist() for index in rollout.final_index)
         self._finals = {place: k for k, place in enumerate(zip(steps, columns, strict=True))}
-        self.reset_infos = [dict(of_reset) for _, of_reset, _ in told]
+        self.reset_infos: list[dict[str, Any]] = [info for _, resets, _ in told for info in resets]
         self.random_state: bytes | None = told[0][2]
 
     @property
@@ -56,8 +57,9 @@ class Round:
         step, rollout = self._played, self.rollout
         self._played += 1
         observations = _copies_at(step, rollout.shifted_observations)
-        infos = [of_env.get(step) or {} for of_env in self._infos]
-        for info, by_limit in zip(infos, self._by_limit[step], strict=True):
+        given, infos = self._infos.get(step, {}), []
+        for env_id, by_limit in enumerate(self._by_limit[step]):
+            infos.append(info := given.get(env_id) or {})
             info["TimeLimit.truncated"] = by_limit
         for column in np.flatnonzero(self._dones[step]).tolist():
             final = _copies_at(self._finals[step, column], rollout.final_observations)
@@ -70,43 +72,55 @@ class PlayedRounds:
 
     Args:
         pool: synchronous.
+        parts: in which it collects what the model takes for one rollout.
         with_random_state: whether to bring torch's random state of the first worker along.
 
     Attributes:
         seconds: for which the driver has waited.
     """
 
-    def __init__(self, pool: AsyncWorkerPool, with_random_state: bool) -> None:
-        self._pool, self._with_random_state = pool, with_random_state
+    def __init__(self, pool: AsyncWorkerPool, parts: int, with_random_state: bool) -> None:
+        self._pool, self._parts, self._with_random_state = pool, parts, with_random_state
+        self._firsts = np.cumsum([0, *pool._session.workers.shares[:-1]]).tolist()
         self._is_waiting = False
         self._stream: Iterator[Rollout | None] = pool.rollouts(wait=lambda: self._is_waiting)
         self._early: Rollout | None = None
-        self._number = 0
-        self.is_under_way = False
+        self._number = self._left = 0
         self.seconds = 0.0
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there are parts that have not been taken."""
+        return self._left > 0
+
     def begin(self, policy: Any, settings: Mapping[str, Any]) -> None:
-        """Have the workers collect a round by this policy."""
+        """Have the workers collect by this policy."""
         self._number += 1
         self._pool.publish(policy, round=self._number, **settings)
-        self._is_waiting, self.is_under_way = False, True
+        self._left = self._parts
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Have them collect the next part."""
+        self._is_waiting = False
         self._early = next(self._stream)
 
     def take(self) -> Round:
-        """Wait for the round that is under way."""
+        """Wait for the part that is under way."""
         began = time.perf_counter()
         rollout = self._early
         if rollout is None:
             self._is_waiting = True
             rollout = cast(Rollout, next(self._stream))
-        self.is_under_way, self._early = False, None
-        told = self._pool.call("told", self._with_random_state)
+        self._left, self._early = self._left - 1, None
+        told = self._pool.call("told", self._with_random_state and not self._left, env_ids=self._firsts)
         self.seconds += time.perf_counter() - began
-        return Round(rollout, told)
+        return Round(rollout, told, is_final=not self._left)
 
     def restart(self, seeds: Sequence[int | None]) -> Any:
         """Begin an episode in every environment; the first observations, ``[num_envs, ...]``."""
         if self.is_under_way:
+            self._left = 1
             self.take()
         session = self._pool._session
         bounds = itertools.pairwise(np.cumsum([0, *session.workers.shares]).tolist())

@@ -27,6 +27,7 @@ class PlayedVecEnv(VecEnv):
         settings: of the version that begins after so many steps more, and whether workers may begin a round while the
             model learns from the one before.
         ahead: whether they do.
+        parts: in which they collect one rollout of the model, which is played one while they collect the next.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class PlayedVecEnv(VecEnv):
         policy: Any,
         settings: Callable[[int], Mapping[str, Any]],
         ahead: bool,
+        parts: int,
     ) -> None:
         self._pool, self._policy, self._settings, self._ahead = pool, policy, settings, ahead
         self._render_mode, self._writers = original.render_mode, writers
-        self.rounds = PlayedRounds(pool, with_random_state=not ahead)
+        self.rounds = PlayedRounds(pool, parts, with_random_state=not ahead)
         self._round: Round | None = None
         self.steps = 0
         super().__init__(original.num_envs, original.observation_space, original.action_space)
@@ -58,15 +60,12 @@ class PlayedVecEnv(VecEnv):
 
     @property
     def is_between(self) -> bool:
-        """Whether a round has been begun to play, and is not over."""
-        return self._round is not None and not self._round.is_over
+        """Whether a rollout of the model has been begun to play, and is not over."""
+        return self._round is not None and not (self._round.is_over and self._round.is_final)
 
     def acted(self, *names: str) -> list[Any]:
         """What the policy gave for the next step; where all have been played, after a wait for the next round."""
-        if not self.is_between:
-            self._round = self._next_round()
-        assert self._round is not None
-        return [self._round.acted(name) for name in names]
+        return [self._current_round().acted(name) for name in names]
 
     @property
     def random_state_behind(self) -> Any:
@@ -93,13 +92,11 @@ class PlayedVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Play a step."""
-        if not self.is_between:
-            self._round = self._next_round()
-        assert self._round is not None
-        stepped = self._round.play()
+        current = self._current_round()
+        stepped = current.play()
         self.steps += 1
         for env_id in np.flatnonzero(stepped[2]).tolist():
-            self.reset_infos[env_id] = self._round.reset_infos[env_id]
+            self.reset_infos[env_id] = current.reset_infos[env_id]
             if env_id in self._writers and "episode" in stepped[3][env_id]:
                 self._writers[env_id].write_row(stepped[3][env_id]["episode"])
         return stepped
@@ -147,13 +144,17 @@ class PlayedVecEnv(VecEnv):
         """
         raise NotImplementedError("workers that act for the model are ahead of it, so there is no image of this step")
 
-    def _next_round(self) -> Round:
-        if not self.rounds.is_under_way:
-            self.rounds.begin(self._policy, self._settings(0))
-        taken = self.rounds.take()
-        if self._ahead:
-            self.rounds.begin(self._policy, self._settings(taken.length))
-        return taken
+    def _current_round(self) -> Round:
+        """What is played now; at its end the next one, behind which workers go on meanwhile as far as they may."""
+        if self._round is None or self._round.is_over:
+            if not self.rounds.is_under_way:
+                self.rounds.begin(self._policy, self._settings(0))
+            self._round = self.rounds.take()
+            if self.rounds.is_under_way:
+                self.rounds.go_on()
+            elif self._ahead:
+                self.rounds.begin(self._policy, self._settings(self._round.length))
+        return self._round
 
     def _ask(self, name: str, *args: Any, indices: VecEnvIndices = None, **method_kwargs: Any) -> list[Any]:
         if self.is_between and not self._ahead:

@@ -1,4 +1,4 @@
-"""A sub-environment in a worker that keeps its infos until the driver asks for them."""
+"""The sub-environments of a worker, which keep their infos until the driver asks for them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from parenv.adapters.sb3.told_infos import InfoLog
 from parenv.protocol.plain import plain_info
 from parenv.worker.pickled_env import PickledEnv
 
-OWN_ENV_IDS: list[int] = []
+OWN: list[ToldEnv] = []
 """The sub-environments of this worker."""
+_INFOS = InfoLog()
+"""Of their steps."""
 
 
 class ToldEnv(Wrapper[Any, Any, Any, Any]):
@@ -28,15 +30,15 @@ class ToldEnv(Wrapper[Any, Any, Any, Any]):
     >>> for _ in range(2):
     ...     observation, *_ = env.step(1)
     >>> env.told()
-    (([], []), {}, None)
+    (([], []), [{}], None)
     """
 
     def __init__(self, env: Any, env_id: int) -> None:
         super().__init__(env)
-        self._env_id = env_id
+        self.env_id = env_id
         self._step = 0
-        self._of_steps = InfoLog()
         self._of_reset: dict[str, Any] = {}
+        OWN.append(self)
 
     def reset(self, **options: Any) -> Any:
         """As the environment does it."""
@@ -47,19 +49,20 @@ class ToldEnv(Wrapper[Any, Any, Any, Any]):
         """As the environment does it."""
         stepped = self.env.step(action)
         if info := stepped[4]:
-            self._of_steps.add(self._step, info)
+            _INFOS.add(self._step, self.env_id, info)
         self._step += 1
         return stepped
 
     def told(self, with_random_state: bool = False) -> Any:
-        """What infos there were since the last time, with the steps counted from then, and that of the last reset.
+        """Of all of this worker: infos since the last time, with the steps counted from then, and of the last resets.
 
         Args:
-            with_random_state: whether the first sub-environment says torch's random state too.
+            with_random_state: whether to say torch's random state too.
         """
-        self._step = 0
-        random_state = _random_state() if with_random_state and self._env_id == 0 else None
-        return self._of_steps.take(), plain_info(self._of_reset)[0], random_state
+        for env in OWN:
+            env._step = 0
+        resets = [plain_info(env._of_reset)[0] for env in OWN]
+        return _INFOS.take(), resets, _random_state() if with_random_state else None
 
     def set_outermost(self, name: str, value: Any) -> None:
         """Set an attribute on the outermost wrapper that the user knows."""
@@ -79,8 +82,7 @@ class ToldEnvFactory:
     env_id: int
 
     def __call__(self) -> ToldEnv:
-        """Make it, and note whose it is."""
-        OWN_ENV_IDS.append(self.env_id)
+        """Make it."""
         return ToldEnv(self.pickled(), self.env_id)
 
 

@@ -33,6 +33,8 @@ from parenv.worker.pickled_env import PickledEnv
 
 SHORT = 16
 """Steps below which a rollout is not worth a message."""
+PARTS, PART = 4, 64
+"""Into how many parts a rollout is cut at most, and how many steps a part has at least: each costs messages."""
 PRELOAD = ("parenv.adapters.sb3.exploring",)
 
 
@@ -58,19 +60,20 @@ def played_envs(
 ) -> PlayedVecEnv:
     """Start workers that act for a model."""
     actor, settings = (_on_policy if isinstance(model, OnPolicyAlgorithm) else _off_policy)(model, transforms)
+    rollout_length, parts = _parts(model)
     pool = AsyncWorkerPool(
         [ToldEnvFactory(pickled, env_id) for env_id, pickled in enumerate(factories)],
         actor,
         num_workers=num_workers,
         mode="sync",
-        rollout_length=_rollout_length(model),
+        rollout_length=rollout_length,
         seed=model.seed,
         workers=WorkerOptions(restart=None, preload=PRELOAD),
         spaces=(original.observation_space, original.action_space),
     )
     published = model.policy if isinstance(model, OnPolicyAlgorithm) else acting_part(model.policy)
     try:
-        return PlayedVecEnv(pool, original, results_writers(original), published, settings, ahead)
+        return PlayedVecEnv(pool, original, results_writers(original), published, settings, ahead, parts)
     except BaseException:
         pool.close()
         raise
@@ -154,8 +157,13 @@ def _common(model: Any, transforms: Sequence[Transform]) -> dict[str, Any]:
     return {"transforms": transforms, "num_envs": model.n_envs, "sde_sample_freq": sde_sample_freq}
 
 
-def _rollout_length(model: Any) -> int:
-    return int(model.n_steps if isinstance(model, OnPolicyAlgorithm) else model.train_freq.frequency)
+def _parts(model: Any) -> tuple[int, int]:
+    """How many steps the workers make at a time, and how often for one rollout of the model."""
+    if not isinstance(model, OnPolicyAlgorithm):
+        return int(model.train_freq.frequency), 1
+    steps = int(model.n_steps)
+    length = next(n for n in range(min(steps, max(PART, steps // PARTS)), steps + 1) if steps % n == 0)
+    return length, steps // length
 
 
 def _copied(policy: Any) -> Any:
