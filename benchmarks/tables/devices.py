@@ -23,6 +23,13 @@ def _share(found: dict[str, Any]) -> str:
     return f"{found[f'ratio_to_{ALL_CPU}']:.2f}" + (f" ({busy:.0f} %)" if busy is not None else "")
 
 
+def on_gpu(results: dict[str, Any]) -> str:
+    """Env steps per second by where rollouts lie, in thousands."""
+    return "\n".join(
+        markdown(["", "1,000 env steps/s"], [[name, _thousands(found)] for name, found in results.items()])
+    )
+
+
 def cores(results: dict[str, Any], question: str) -> str:
     """Env steps per second by numbers of workers, in thousands."""
     found = {int(key.split("-")[1]): value for key, value in results.items() if key.startswith(f"{question}-")}

@@ -110,6 +110,7 @@ def blocks() -> dict[str, str]:
         "shared machine": sentences.shared_machine(vector_env),
         "results": tables(),
         "a GPU": f"\n{devices.gpu(read('gpu')['results'])}\n",
+        "rollouts on a GPU": f"\n{devices.on_gpu(read('batches_gpu')['results'])}\n",
         "its machine": devices.described(read("gpu")["machine"]),
         **{f"cores, {case}": f"\n{devices.cores(cores, case)}\n" for case in ("cartpole", "halfcheetah", "rollouts")},
     }
@@ -274,7 +275,13 @@ def rows() -> list[tuple[str, str]]:
 
 def machine() -> str:
     """What the figures come from: all machines, but those that are named beside their figures."""
-    names = {file.stem for file in (HERE / "results").glob("*.json")} - {"remote", "gpu", "peers_cores", "by_hand"}
+    names = {file.stem for file in (HERE / "results").glob("*.json")} - {
+        "remote",
+        "gpu",
+        "batches_gpu",
+        "peers_cores",
+        "by_hand",
+    }
     machines = [read(name)["machine"] for name in names]
     described = "{cpu}, {cores} cores, Python {python}, torch {torch}"
     return "; ".join(sorted({described.format(**facts) for facts in machines}))

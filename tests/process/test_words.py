@@ -78,7 +78,7 @@ def test_outputs_that_a_method_does_not_return_are_named() -> None:
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:99", r"device='cuda:99', but torch .* finds \d+ devices of that type on this machine: use device=.cpu"),
+        ("cuda:99", r"device='cuda:99', but torch .* finds \d+ devices of that type on this machine: leave device out"),
         ("gpu", "device='gpu' is no torch device"),
     ],
 )
