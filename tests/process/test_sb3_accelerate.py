@@ -522,6 +522,16 @@ class Unknown(gym.Wrapper[Any, Any, Any, Any]):
         return (observation * np.nan if self.env.get_wrapper_attr("_elapsed_steps") == 10 else observation, *rest)
 
 
+@pytest.fixture
+def distributions_are_checked() -> Iterator[None]:
+    """As torch has it by default, whatever a library has set that was imported before."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)
+
+
+@pytest.mark.usefixtures("distributions_are_checked")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [cartpole, pendulum])
 def test_what_is_no_number_is_found_as_it_is_without_workers(make: Any) -> None:
