@@ -50,7 +50,7 @@ VALUES: list[Any] = [
     {"a": (1, [2, {}]), (0, None): b"", 1.5: "x"},
     [np.zeros((2, 0, 3), np.float32), np.arange(6, dtype=">i2").reshape(2, 3), np.array(True)],
     [np.array(["ab", ""]), np.array([b"a"]), np.ones(2, np.complex64), np.float16([1, np.nan])],
-    [np.array(["2020-01-01", "NaT"], "M8[D]"), np.timedelta64(5, "25s"), np.datetime64("NaT")],
+    [np.array(["2020-01-01", "NaT"], "M8[D]"), np.timedelta64(5, "25s"), np.datetime64("NaT", "s")],
     [np.float32(1.5), np.uint8(3), np.str_("ä"), np.bytes_(b"a"), np.bool_(True)],
     [GraphInstance(np.zeros((2, 1)), None, np.array([[0, 1]]))],
     *SPACES,

@@ -99,7 +99,8 @@ def test_what_the_users_environment_raises_is_a_sentence_and_the_frames_of_the_u
     assert sentence.startswith(
         "parenv bench: the environment broken_by_its_user:Broken does not run: ValueError in env"
     )
-    assert frames == [
+    # Python 3.13 underlines a call on another line.
+    assert [line for line in frames if line.strip(" ~^")] == [
         f'  File "{path}", line 14, in step',
         "    broken_part()",
         f'  File "{path}", line 5, in broken_part',
