@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.exporting.onnx_policy import names_of
 from parenv.memory.spaces import Leaf, flatten, leaves, stacked, unflatten
+from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Policy, apply_settings, as_policy
 from parenv.policy.snapshots import module_of
 from parenv.worker.acting import arrays_in, carry_of, rows_as_leaves
@@ -166,25 +166,12 @@ def _module(policy: Policy, observations: Sequence[Leaf], carry: Sequence[Leaf])
         def named(self, values: Sequence[Any]) -> dict[str, Any]:
             count = len(observations)
             before = unflatten(carry, values[count:]) if carry else None
-            with _unchecked_distributions():
+            with unchecked_distributions():
                 actions, extras, following = policy.act(unflatten(observations, values[:count]), before)
             extras = {name: torch.as_tensor(value) for name, value in extras.items()}
             return {"actions": actions, "extras": extras, "carry": following}
 
     return Exported().eval()
-
-
-@contextlib.contextmanager
-def _unchecked_distributions() -> Iterator[None]:
-    """Without the checks of ``torch.distributions``, which branch on values."""
-    import torch
-
-    before = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 def _check_same(first: Mapping[str, Any], again: Mapping[str, Any]) -> None:

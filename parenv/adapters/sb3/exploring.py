@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from parenv.adapters.sb3.told_env import OWN
 from parenv.adapters.sb3.transforms import Transform
+from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy
 
 FRESH = "fresh"
@@ -114,7 +114,7 @@ class OnPolicyActor(WrappedPolicy):
         What torch checks of each distribution takes a fifth of its time, and is checked only where it would be wrong.
         """
         try:
-            with _unchecked_distributions():
+            with unchecked_distributions():
                 returned = [value.numpy() for value in self.policy(observations)]
             if np.isfinite(returned[2]).all():
                 return returned
@@ -204,18 +204,6 @@ class OffPolicyActor(WrappedPolicy):
             self._noises = VectorizedActionNoise(self.noise, batch)
         self._noises.reset(np.flatnonzero(carry[FRESH]).tolist())
         return self._noises()
-
-
-@contextlib.contextmanager
-def _unchecked_distributions() -> Iterator[None]:
-    from torch.distributions import Distribution
-
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 def acting_part(policy: Any) -> Any:
