@@ -82,8 +82,6 @@ def _check_not_yet(given: SimpleNamespace) -> None:
         "postprocess: compute what you need in the loop": given.postprocess is not None,
         "infos: put what a policy needs into the observation": bool(given.infos),
         "spaces": given.spaces is not None,
-        'on_env_error="restart_env": use "restart_worker"': getattr(given.workers, "on_env_error", None)
-        == "restart_env",
     }
     for what, is_given in refused.items():
         if is_given:

@@ -43,4 +43,4 @@ class RestartLimit:
         deaths.append(now_s)
         # The first death is not yet a pattern.
         again = len(deaths) - 1
-        return 0.0 if not again else min(policy.max_backoff_s, policy.backoff_s * 2.0 ** (again - 1))
+        return 0.0 if not again else min(policy.max_backoff_s, policy.backoff_s * 2.0 ** min(again - 1, 1000))

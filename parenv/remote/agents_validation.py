@@ -12,7 +12,7 @@ from parenv.memory.agent_layout import AgentsSpec, agent_groups
 from parenv.memory.layout import extras_and_carry
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Commit, Ready, StepReady
-from parenv.remote.validation import check_metrics
+from parenv.remote.validation import check_metrics, check_replaced
 
 
 def check_agents_ready(ready: Ready | StepReady, policies: Sequence[str], first: bool) -> None:
@@ -62,8 +62,9 @@ def check_agents_commit(commit: Commit, spec: AgentsSpec, share: int) -> None:
     Raises:
         ProtocolError: no worker says so.
     """
+    check_replaced(commit.replaced)
     report = commit.report
-    if commit.objects != {} or commit.replaced != [] or type(report) is not list or len(report) != 4:
+    if commit.objects != {} or type(report) is not list or len(report) != 4:
         raise ProtocolError("a worker reports something else than steps, versions, policies and metrics of a rollout")
     env_steps, serial, acting, metrics = report
     most = spec.groups[0].spec.rollout_length * share

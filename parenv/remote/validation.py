@@ -181,15 +181,23 @@ def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -
                 _require(type(rows) is list and len(rows) == length, f"does not have {length} {name}")
                 if name != "finals":
                     _require(all(type(row) is list and len(row) == share for row in rows), f"lacks some {name}")
-    replaced = commit.replaced
+    check_replaced(commit.replaced)
+    if commit.report is not None or spec.gradient_bytes:
+        _require(bool(spec.gradient_bytes) and type(commit.report) is list, "reports what it was not asked for")
+        _check_report(commit.report, spec.rollout_length, share)
+
+
+def check_replaced(replaced: Any) -> None:
+    """Check what a worker says of sub-environments that were replaced.
+
+    Raises:
+        ProtocolError: no worker says so.
+    """
     _require(
         type(replaced) is list
         and all(type(one) is list and list(map(type, one)) == [int, str, str] for one in replaced),
         "does not say what was replaced",
     )
-    if commit.report is not None or spec.gradient_bytes:
-        _require(bool(spec.gradient_bytes) and type(commit.report) is list, "reports what it was not asked for")
-        _check_report(commit.report, spec.rollout_length, share)
 
 
 def _check_report(report: Sequence[Any], rollout_length: int, share: int) -> None:

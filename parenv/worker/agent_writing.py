@@ -13,6 +13,7 @@ from parenv.envs.values import Rows
 from parenv.experience.assembly import Columns
 from parenv.memory.agent_layout import MORE_FIELDS, NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
 from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
+from parenv.memory.spaces import flatten
 from parenv.protocol.messages import Layout
 from parenv.worker.writing import RolloutWriter, to_array
 
@@ -96,6 +97,22 @@ class GroupWriter(RolloutWriter):
         for name, value in extras.items():
             self._extras[name][steps, rows] = to_array(value)
         return [block[steps, rows] for block in self.blocks["actions"]]
+
+    def begin_anew(self, row: int, carry: Mapping[str, Any]) -> None:
+        """What is in a row does not follow the rollout before; it begins with this carry."""
+        self.restarted[row] = True
+        self.first_versions[row] = -1
+        for block, values in zip(self._carry, flatten(self._spec.carry, carry) if self._carry else (), strict=True):
+            block[row] = to_array(values)[row]
+
+    def goes_on(self, row: int, step: int) -> bool:
+        """Whether somebody acted in a row at a step, and did not end with it."""
+        return self.policies[step, row] != NOBODY and (step, row) not in {end[:2] for end in self.ends}
+
+    def keep_final(self, row: int, step: int) -> None:
+        """An episode will be said to end with what is observed there."""
+        for finals, block in zip(self.finals, self.blocks["observations"], strict=True):
+            finals[len(self.ends)] = block[step, row]
 
     def add_end(self, end: End, episode_return: float, length: int, number: int) -> None:
         """An episode, or an agent's part of one, has ended."""

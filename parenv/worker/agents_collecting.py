@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from parenv.envs.agents import check_has_agents, spaces_of, with_agents
 from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.experience.agent_rollouts import RolloutsByPolicy
 from parenv.experience.agents_assembly import assemble_agents
+from parenv.memory.agent_layout import NOBODY
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.collecting import Seconds
+from parenv.worker.group_rows import Seat
+from parenv.worker.replacing import Replacements
 from parenv.worker.roster import Roster
 
 Enough = Callable[[Sequence[End]], bool]
@@ -31,12 +36,14 @@ class AgentsCollector:
 
     Attributes:
         env_steps: in the last rollout.
+        replacements: makes another environment in the place of one that raises; ``None``: its error is the worker's.
     """
 
     _writer: AgentWriter
+    replacements: Replacements | None = None
 
-    def __init__(self, envs: Sequence[Any], roster: Roster, progress: StatusSlot, first: Sequence[Any] = ()) -> None:
-        self.envs, self.roster, self._progress = list(envs), roster, progress
+    def __init__(self, envs: list[Any], roster: Roster, progress: StatusSlot, first: Sequence[Any] = ()) -> None:
+        self.envs, self.roster, self._progress = envs, roster, progress
         self.env_steps = 0
         self._first = dict(enumerate(first))
         self._steps = [env.step for env in self.envs]
@@ -98,6 +105,19 @@ class AgentsCollector:
             results.append(function(self.envs[column]))
         return results
 
+    def replace(self, column: int, env: Any) -> None:
+        """Put another environment into a column, and close the one that was there."""
+        with contextlib.suppress(Exception):
+            self.envs[column].close()
+        check_has_agents(env, self.roster.env_ids[column])
+        self.envs[column] = with_agents(env)
+        self._steps[column] = self.envs[column].step
+        spaces_of(self.envs, self.roster.env_ids[0])
+
+    def take_replaced(self) -> list[list[Any]]:
+        """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
+        return [] if self.replacements is None else self.replacements.take_causes()
+
     def close(self) -> None:
         """Close all."""
         for env in self.envs:
@@ -136,14 +156,69 @@ class AgentsCollector:
 
     def _reset(self, column: int, seed: int | None) -> Any:
         """Reset a sub-environment and draw who plays; what it returned."""
-        env, env_id = self.envs[column], self.roster.env_ids[column]
+        env_id = self.roster.env_ids[column]
         self._progress.begin("reset", env_id)
-        found = self._first.pop(column) if column in self._first else env.reset(seed=seed)
-        if not env.agents:
+        if column not in self._first:
+            try:
+                self._first[column] = self.envs[column].reset(seed=seed)
+            except (Exception, SystemExit) as error:
+                self._first[column] = self._made_anew(column, error)
+        found = self._first.pop(column)
+        if not self.envs[column].agents:
             raise ObservationError(f"env_id {env_id} has no agents after its reset")
         self.roster.begin_episode(column)
         self._truncated[column] = False
         return found
+
+    def _made_anew(self, column: int, error: BaseException) -> Any:
+        """What the reset of another environment returned, which is in the place of one that raised."""
+        if self.replacements is None:
+            raise error
+        return self.replacements.make(column, error)
+
+    def _break_off(self, column: int, counts: Callable[[Seat], int], uncounted: int) -> None:
+        """What is under way in a sub-environment ends as truncated where it was complete last.
+
+        Where that lies in the rollout before, it is said that this one does not follow.
+
+        Args:
+            column: which.
+            counts: how many steps of what is in a seat are complete in this rollout.
+            uncounted: steps of this rollout that are not in lengths yet.
+        """
+        for seat in (*self.roster.seats[column].values(), Seat("", 0, column)):
+            group, mine, count = self.roster.groups[seat.group], self._writer.groups[seat.group], counts(seat)
+            if group.who[seat.row] == NOBODY:
+                continue
+            if not count:
+                mine.begin_anew(seat.row, self._initial_carries(seat.group))
+            elif mine.goes_on(seat.row, count - 1):
+                mine.keep_final(seat.row, count)
+                length = int(group.lengths[seat.row]) + uncounted
+                if seat.group:
+                    so_far = float(group.returns[seat.row])
+                    self._end_part(seat, count - 1, False, so_far, length, column)
+                else:
+                    self._truncated[column] = True
+                    self._end_episode(column, count - 1, length)
+            if seat.group:
+                group.who[seat.row] = NOBODY
+
+    def _initial_carries(self, index: int) -> dict[str, Any]:
+        """The carry of each policy of a group at the beginning of an episode."""
+        return {side.name: side.initial for side in self.roster.sides.values() if side.group == index}
+
+    def _end_part(
+        self, seat: Seat, step: int, terminated: bool, episode_return: float, length: int, column: int
+    ) -> None:
+        """An agent's part of an episode ends; what it observed last is kept already."""
+        group, mine = self.roster.groups[seat.group], self._writer.groups[seat.group]
+        seconds, _ = group.clocks.end(seat.row, None)
+        end = End(step, seat.row, terminated, not terminated, seconds)
+        mine.add_end(end, episode_return, length, self.roster.numbers[column])
+        group.who[seat.row] = NOBODY
+        self.roster.groups[0].returns[column] += episode_return
+        self._truncated[column] |= not terminated
 
     def _end_episode(self, column: int, step: int, length: int) -> None:
         """No agent of a sub-environment is left."""

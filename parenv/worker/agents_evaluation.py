@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +26,10 @@ class AgentsEvaluation(Evaluation):
         *arguments: as for :class:`~parenv.worker.evaluation.Evaluation`.
     """
 
-    def __init__(self, make_collector: Callable[[Cast, Sequence[Any], Any], AgentsCollector], *arguments: Any) -> None:
+    def __init__(self, make_collector: Callable[[Cast, list[Any], Any], AgentsCollector], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._make_collector = make_collector
-        self._envs: Sequence[Any] = ()
+        self._envs: list[Any] = []
 
     @property
     def indices_in_use(self) -> set[int]:

@@ -25,6 +25,7 @@ from parenv.worker.collecting import StopCollectingError
 from parenv.worker.differentiating import NOTHING_LEARNED, Differentiator
 from parenv.worker.failing import LATER, Outlet
 from parenv.worker.job import AgentsJob
+from parenv.worker.replacing import Replacements
 from parenv.worker.roster import Roster
 from parenv.worker.stamping import RolloutTimer
 from parenv.worker.together import TogetherCollector
@@ -44,7 +45,7 @@ class StartedAgents(NamedTuple):
     """
 
     env_ids: range
-    envs: Sequence[Any]
+    envs: list[Any]
     spaces: tuple[Any, Any]
     first: Sequence[Any]
     about: dict[str, Any]
@@ -118,6 +119,9 @@ class AgentsTask:
 
         self._cast = make_cast(job)
         self._collector = self._collecting(self._cast, job, spec, started.envs, started.first)
+        if job.options.on_env_error == "restart_env":
+            first, generation = started.env_ids.start, self._sender.generation
+            self._collector.replacements = Replacements(job, self._collector, first, generation, self._progress)
         self._evaluation = AgentsEvaluation(
             self._trial, job, self._sender.worker, self._progress, self._cast, lambda: make_cast(self._load_job())
         )
@@ -156,7 +160,7 @@ class AgentsTask:
                 self._evaluation.close()
 
     def _collecting(
-        self, cast: Cast, job: AgentsJob, spec: AgentsSpec, envs: Sequence[Any], first: Sequence[Any] = ()
+        self, cast: Cast, job: AgentsJob, spec: AgentsSpec, envs: list[Any], first: Sequence[Any] = ()
     ) -> AgentsCollector:
         kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
         started = self._started
@@ -223,7 +227,7 @@ class AgentsTask:
         self._timer.stamp(writer, credit, seconds, learned)
         in_use = {*self._collector.roster.indices_in_use, *self._evaluation.indices_in_use}
         report = [self._collector.env_steps, credit.weights_slot, sorted(in_use), learned.metrics]
-        return Commit(credit.sequence, {}, report, [])
+        return Commit(credit.sequence, {}, report, self._collector.take_replaced())
 
     def _evaluate(
         self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, serial: int, snapshot: bytes
@@ -235,7 +239,7 @@ class AgentsTask:
         self._load(version, serial, snapshot)
         return self._evaluation.run(episodes, deterministic, number)
 
-    def _trial(self, cast: Cast, envs: Sequence[Any], job: AgentsJob) -> AgentsCollector:
+    def _trial(self, cast: Cast, envs: list[Any], job: AgentsJob) -> AgentsCollector:
         """What plays an evaluation."""
         assert self._collector is not None
         started = self._started

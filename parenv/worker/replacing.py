@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from parenv.envs.seeding import environment_seed
-from parenv.envs.stepping import EnvStepper
 from parenv.envs.values import Rows
+from parenv.envs.vector_stepping import VectorStepper
 from parenv.errors import ConfigurationError
 from parenv.memory.status_slot import StatusSlot
 from parenv.process.restart_limit import RestartLimit
@@ -21,34 +21,36 @@ class Replacements:
 
     Args:
         job: knows the factories, the limit and the seed.
-        stepper: the sub-environments.
+        stepper: the sub-environments, where another one can be put into a column.
         first_env_id: env_id of the first.
         generation: of the process.
         progress: where to say what is going on.
-
-    Attributes:
-        causes: ``[env_id, doing, exception as text]`` of every replacement since somebody emptied the list.
     """
 
     def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, progress: StatusSlot) -> None:
-        if not isinstance(stepper, EnvStepper):
+        if isinstance(stepper, VectorStepper):
             raise ConfigurationError(
                 'on_env_error="restart_env" needs single sub-environments, but env_fn makes a VectorEnv: use '
                 '"restart_worker"'
             )
         self.stepper = stepper
         self._job, self._first, self._generation, self._progress = job, first_env_id, generation, progress
-        self._restart_limit = RestartLimit(job.options.restart, stepper.num_envs)
-        self._counts = [0] * stepper.num_envs
-        self.causes: list[list[Any]] = []
+        self._restart_limit = RestartLimit(job.options.restart, len(stepper.envs))
+        self._counts = [0] * len(stepper.envs)
+        self._causes: list[list[Any]] = []
+
+    def take_causes(self) -> list[list[Any]]:
+        """``[env_id, doing, exception as text]`` of every replacement since the last time."""
+        causes, self._causes = self._causes, []
+        return causes
 
     @property
     def failed(self) -> int:
         """The column that was at work last."""
         return self._progress.env_id - self._first
 
-    def make(self, column: int, error: BaseException) -> tuple[Any, Any]:
-        """Make another environment for a column; its first observation, and the info with it.
+    def make(self, column: int, error: BaseException) -> Any:
+        """Make another environment for a column; what its reset returned.
 
         Raises:
             BaseException: ``error``, or what another one has raised since, more often than is allowed.
@@ -59,16 +61,14 @@ class Replacements:
             if self._restart_limit.died(column, time.monotonic()) is None:
                 progress.begin(doing, env_id)
                 raise error
-            self.causes.append([env_id, doing, f"{type(error).__qualname__}: {error}"])
+            self._causes.append([env_id, doing, f"{type(error).__qualname__}: {error}"])
             self._counts[column] += 1
             try:
                 progress.begin("making the environment", env_id)
-                env = self._job.factories.make(env_id)
-                self.stepper.replace(column, env)
+                self.stepper.replace(column, self._job.factories.make(env_id))
                 progress.begin("reset", env_id)
                 seed = environment_seed(self._job.seed, env_id, self._generation, self._counts[column])
-                observation, info = env.reset(seed=seed)
-                return observation, info
+                return self.stepper.envs[column].reset(seed=seed)
             except Exception as another:
                 error = another
 
@@ -93,8 +93,7 @@ class ReplacingCollector(Collector):
 
     def take_replaced(self) -> list[list[Any]]:
         """``[env_id, doing, exception as text]`` of every replacement since the last time."""
-        causes, self._replacements.causes = self._replacements.causes, []
-        return causes
+        return self._replacements.take_causes()
 
     def _step_and_replace(self, actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:
         stepper, first = self._replacements.stepper, 0

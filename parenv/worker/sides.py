@@ -29,6 +29,7 @@ class Side:
     Attributes:
         rows: which ones, ascending.
         carry: of all rows of the group.
+        initial: the carry at the beginning of an episode.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class Side:
         self.name, self.index, self.group, self.actor = name, index, group, actor
         self._num_rows, self._whose = num_rows, whose
         self._renamed = {mine: theirs for mine, theirs in stored.items() if mine != theirs}
-        self._initial = actor.initial_carry(num_rows)
-        self.carry = self._initial
+        self.initial = actor.initial_carry(num_rows)
+        self.carry = self.initial
         self.rows = np.arange(0)
         self._observed: Callable[[int], Any] | None = None
 
@@ -89,9 +90,9 @@ class Side:
 
     def carry_with_initial(self, rows: Sequence[int]) -> Any:
         """The carry, with these rows as at the beginning of an episode."""
-        if self._initial is None or not rows:
+        if self.initial is None or not rows:
             return self.carry
-        return self.actor.with_rows(self.carry, self._initial, rows)
+        return self.actor.with_rows(self.carry, self.initial, rows)
 
     def own(self) -> None:
         """Keep nothing of a rollout."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collecting import AgentsCollector, Enough
 from parenv.worker.collecting import Seconds, StopCollectingError
+from parenv.worker.group_rows import Seat
 from parenv.worker.single import ACT
 
 
@@ -33,6 +33,7 @@ class TogetherCollector(AgentsCollector):
         self._has_state = bool(self.roster.groups[0].observed)
         self._rows: Sequence[Any] = [group.observed for group in self.roster.groups]
         self._changed = False
+        self._not_taken = 0
 
     def begin(self, seeds: Sequence[int | None]) -> None:
         """Begin an episode in every sub-environment."""
@@ -56,6 +57,7 @@ class TogetherCollector(AgentsCollector):
         cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
         self._begin_writing(writer)
         environment = acting = 0.0
+        self._not_taken = 0
         env_ends = writer.groups[0].ends
         agents = list(zip(roster.groups[1:], writer.groups[1:], strict=True))
         for step in range(roster.spec.rollout_length):
@@ -72,7 +74,7 @@ class TogetherCollector(AgentsCollector):
             environment += clock() - acted
             if enough is not None and len(env_ends) > known and enough(env_ends[known:]):
                 break
-        self.env_steps = (step + 1) * len(self.envs)
+        self.env_steps = (step + 1) * len(self.envs) - self._not_taken
         for group, rows in zip(roster.groups, self._rows, strict=True):
             group.observed = [row.copy() for row in rows]
             group.lengths += step + 1
@@ -89,7 +91,11 @@ class TogetherCollector(AgentsCollector):
             cell[0], given = step_code, {}
             for agent, index, row in live:
                 given[agent] = actions[index][row]
-            observations, rewarded, terminated, truncated, _ = step_env(given)
+            try:
+                observations, rewarded, terminated, truncated, _ = step_env(given)
+            except (Exception, SystemExit) as error:
+                self._replace(column, error, step)
+                continue
             ended: tuple[str, ...] = ()
             try:
                 for agent, index, row in live:
@@ -130,14 +136,27 @@ class TogetherCollector(AgentsCollector):
     def _end(self, index: int, row: int, step: int, observation: Any, terminated: bool, column: int) -> None:
         """An agent's part of an episode ends with this observation."""
         group, mine = self.roster.groups[index], self._writer.groups[index]
-        seconds, _ = group.clocks.end(row, None)
         episode_return = float(group.returns[row] + mine.rewards[step, row])
         group.write(mine.finals, len(mine.ends), observation)
-        end = End(step, row, terminated, not terminated, seconds)
-        mine.add_end(end, episode_return, int(group.lengths[row]) + step + 1, self.roster.numbers[column])
-        group.who[row] = NOBODY
-        self.roster.groups[0].returns[column] += episode_return
-        self._truncated[column] |= not terminated
+        length = int(group.lengths[row]) + step + 1
+        self._end_part(Seat("", index, row), step, terminated, episode_return, length, column)
+
+    def _replace(self, column: int, error: BaseException, step: int) -> None:
+        """A sub-environment has raised in a step, which nobody took; from the next one on, another is in its place."""
+        self._first[column] = self._made_anew(column, error)
+        self._not_taken += 1
+        self._break_off(column, lambda seat: step, step)
+        for _, index, row in self._live[column]:
+            self._writer.groups[index].note(row, step, NOBODY)
+        self._begin_episode(column, None)
+        self._note_who(column, step + 1)
+
+    def _note_who(self, column: int, step: int) -> None:
+        """From a step on, others act in the seats of a sub-environment."""
+        self._changed = True
+        for seat in self.roster.seats[column].values():
+            now = int(self.roster.groups[seat.group].who[seat.row])
+            self._writer.groups[seat.group].note(seat.row, step, now)
 
     def _change(self, column: int, step: int, observations: Any, ended: Sequence[str]) -> None:
         """Agents have gone, come or come back; where none is left, another episode begins."""
@@ -155,10 +174,7 @@ class TogetherCollector(AgentsCollector):
             self._end_episode(column, step, int(roster.groups[0].lengths[column]) + step + 1)
             self._begin_episode(column, None)
         if self._live[column] != live or roster.names[column] != names:
-            self._changed = True
-            for seat in roster.seats[column].values():
-                now = int(roster.groups[seat.group].who[seat.row])
-                self._writer.groups[seat.group].note(seat.row, step + 1, now)
+            self._note_who(column, step + 1)
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
         observations, _ = self._reset(column, seed)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.targets import End
-from parenv.errors import ObservationError
+from parenv.errors import ObservationError, ParenvError
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter, GroupWriter
@@ -171,15 +170,31 @@ class TurnsCollector(AgentsCollector):
 
     def _take_turn(self, column: int, action: Any) -> None:
         self._progress.cell[0] = self._step_codes[column]
-        self._steps[column](action)
-        self._taken[column] += 1
-        self.roster.groups[0].lengths[column] += 1
-        self._next_turn(column)
+        try:
+            self._steps[column](action)
+            self._taken[column] += 1
+            self.roster.groups[0].lengths[column] += 1
+            self._next_turn(column)
+        except ParenvError:
+            raise
+        except (Exception, SystemExit) as error:
+            self._replace(column, error)
+
+    def _replace(self, column: int, error: BaseException) -> None:
+        """A sub-environment has raised: turns whose reward was still to come are none; another is in its place."""
+        self._first[column] = self._made_anew(column, error)
+        self._break_off(column, self._complete_steps, 0)
+        for seat in self.roster.seats[column].values():
+            self._pending[seat.group].there[seat.row] = False
+        self._begin_episode(column, None)
+
+    def _complete_steps(self, seat: Seat) -> int:
+        return int(self._pending[seat.group].counts[seat.row]) if seat.group else self._taken[seat.row]
 
     def _next_turn(self, column: int) -> None:
         """Go on until it is the turn of an agent that can act: what it did last is complete now."""
-        env = self.envs[column]
         while True:
+            env = self.envs[column]
             if not env.agents:
                 if not self._is_writing:
                     raise ObservationError(f"no agent of env_id {self.roster.env_ids[column]} can act after its reset")
@@ -212,16 +227,12 @@ class TurnsCollector(AgentsCollector):
     def _end_turns(self, seat: Seat, observation: Any, terminated: bool, column: int) -> None:
         """An agent is gone; unless it has never had a turn, its part of the episode ends with its last one."""
         group, row = self.roster.groups[seat.group], seat.row
-        self._truncated[column] |= not terminated
+        self._truncated[column] |= not terminated  # Also where it has never had a turn.
         if group.who[row] == NOBODY:
             return
         mine, step = self._writer.groups[seat.group], int(self._pending[seat.group].counts[row]) - 1
-        seconds, _ = group.clocks.end(row, None)
         group.write(mine.finals, len(mine.ends), observation)
-        end = End(step, row, terminated, not terminated, seconds)
-        mine.add_end(end, float(group.returns[row]), int(group.lengths[row]), self.roster.numbers[column])
-        group.who[row] = NOBODY
-        self.roster.groups[0].returns[column] += group.returns[row]
+        self._end_part(seat, step, terminated, float(group.returns[row]), int(group.lengths[row]), column)
 
     def _await(self, column: int, seat: Seat, observation: Any) -> None:
         """It is an agent's turn, and this is what it sees."""

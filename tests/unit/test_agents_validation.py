@@ -63,7 +63,8 @@ def test_a_worker_that_does_not_say_its_agents_is_refused(changed: dict[str, Any
     "changed",
     [
         {"objects": {("observations", 0): []}},
-        {"replaced": [[0, "step", "no"]]},
+        {"replaced": [[0, "step"]]},
+        {"replaced": [["0", "step", "no"]]},
         {"report": None},
         {"report": [9, 1, [0], {}]},
         {"report": [8, "1", [0], {}]},

@@ -31,6 +31,11 @@ def test_nobody_is_restarted_more_often_than_allowed_in_any_window(deaths: Any, 
             restarts.append((worker, now))
 
 
+def test_one_that_dies_thousands_of_times_waits_as_long_as_is_allowed() -> None:
+    limit = RestartLimit(RestartPolicy(max_restarts=10_000, max_backoff_s=8.0), 1)
+    assert [limit.died(0, 0.0) for _ in range(2000)][-1] == 8.0
+
+
 def test_without_a_policy_nobody_is_restarted() -> None:
     assert RestartLimit(None, 1).died(0, 0.0) is None
 

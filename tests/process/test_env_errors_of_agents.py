@@ -1,0 +1,195 @@
+"""What becomes of a sub-environment of several agents that raises: on_env_error="restart_env"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sampling import one_in
+from scripted_agents import AGENTS, Ledger, Scripted, ScriptedTurns, act, delivered, plain_loop, plain_turns
+
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, RestartPolicy, Stop, WorkerOptions
+from parenv.policy.policy import Action
+
+OFTEN = RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3)
+NUM_ENVS = 4
+
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+
+
+class SimulatorError(RuntimeError):
+    """Known to the driver too."""
+
+
+def last_call(env_id: int) -> tuple[str, int]:
+    """In which call an environment raises: some in one of the first steps, some later, some in a reset."""
+    return ("reset", 2 + env_id % 3) if env_id % 4 == 3 else ("step", 1 + env_id * 7 % 23)
+
+
+class Breaks:
+    """Raises in a certain call, for good."""
+
+    error: Any = SimulatorError
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)  # type: ignore[call-arg]
+        self.calls = {"step": 0, "reset": 0}
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.call("reset")
+        return super().reset(seed)  # type: ignore[misc]
+
+    def step(self, action: Any) -> Any:
+        if action is not None:
+            self.call("step")
+        return super().step(action)  # type: ignore[misc]
+
+    def call(self, name: str) -> None:
+        self.calls[name] += 1
+        doing, last = last_call(self.env_id)  # type: ignore[attr-defined]
+        if name == doing and self.calls[name] >= last:
+            raise self.error("the motor is hot")
+
+
+class Breaking(Breaks, Scripted):
+    pass
+
+
+class BreakingTurns(Breaks, ScriptedTurns):
+    pass
+
+
+def breaking(kind: Any) -> list[Any]:
+    """Of every sub-environment, the first one made has its own number, and every other one its own too."""
+
+    def maker(env_id: int) -> Any:
+        made: list[int] = []
+
+        def make() -> Any:
+            made.append(env_id + NUM_ENVS * len(made))
+            return kind(made[-1])
+
+        return make
+
+    return [maker(env_id) for env_id in range(NUM_ENVS)]
+
+
+def lived_until_it_broke(kind: Any, env_id: int) -> Ledger:
+    turns = issubclass(kind, ScriptedTurns)
+    doing, last = last_call(env_id)
+    if doing == "step":
+        return plain_turns(env_id, last) if turns else plain_loop(env_id, last - 1)[0]
+    every = plain_turns(env_id, 300) if turns else plain_loop(env_id, 60)[0]
+    return {key: [one for one in ledger if one.observation[1] < last - 1] for key, ledger in every.items()}
+
+
+class Counter(Policy):
+    """Counts the steps of each of its agents' lives, in its carry."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return {"steps": np.zeros(batch, np.int64)}
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(act(observations), {"steps": carry["steps"]}, {"steps": carry["steps"] + 1})
+
+
+def species(agent: str, episode: Any) -> str:
+    return agent.split("_")[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "num_workers"), one_in(3, [Breaking, BreakingTurns], ["sync", "async"], [0, 2])
+)
+def test_a_replaced_environment_truncates_what_its_agents_did_and_loses_nothing_of_it(
+    kind: Any, mode: Any, num_workers: int
+) -> None:
+    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
+    found: Ledger = {}
+    counts: dict[tuple[int, str], int] = {}
+    cut = restarted = 0
+    with AsyncWorkerPool(
+        breaking(kind), {"hen": Counter(), "fox": Counter()}, policy_of=species, num_workers=num_workers, mode=mode,
+        rollout_length=5, workers=workers,
+    ) as pool:  # fmt: skip
+        for rollout in pool.rollouts(Stop(env_steps=1200)):
+            for rows in rollout.values():
+                mine: Ledger = {}
+                delivered(rows, mine)
+                for (_, agent), steps in mine.items():
+                    for step in steps:
+                        found.setdefault((step.observation[0], agent), []).append(step)
+                restarted += int(rows.restarted.sum())
+                check_carry(rows, counts)
+                ends = rows.terminated | rows.truncated
+                assert (rows.next_observations()[..., 0] == rows.observations[..., 0])[rows.alive].all()
+                assert len(rows.episodes) == ends.sum()
+        statistics = pool.statistics()
+    assert statistics.worker_restarts == 0
+    assert statistics.env_restarts > 20
+    made = {env_id for env_id, _ in found}
+    broken = {env_id for env_id in made if env_id + NUM_ENVS in made}
+    for env_id in broken:
+        wanted = lived_until_it_broke(kind, env_id)
+        for agent in AGENTS:
+            expected, lived = wanted.get((env_id, agent), []), found.get((env_id, agent), [])
+            assert [one._replace(truncated=False) for one in lived] == [
+                one._replace(truncated=False) for one in expected
+            ]
+            assert lived[:-1] == expected[:-1]
+            cut += lived[-1:] != expected[-1:]
+    assert cut > 10
+    assert restarted > 5
+
+
+def check_carry(rows: Any, counts: dict[tuple[int, str], int]) -> None:
+    """The carry counts the steps of a life; where a life is cut by the beginning of a rollout, from that on anew."""
+    for row, agent in enumerate(rows.agents):
+        begun, steps = rows.initial_carry["steps"][row], rows.extras["steps"][:, row]
+        assert rows.alive[0, row] or not rows.restarted[row] or begun == 0
+        for step in np.flatnonzero(rows.alive[:, row]):
+            key = int(rows.observations[step, row, 0]), agent
+            assert steps[step] == counts.get(key, 0)
+            assert step > 0 or begun == steps[0]
+            counts[key] = 0 if rows.terminated[step, row] or rows.truncated[step, row] else int(steps[step]) + 1
+
+
+def test_env_steps_that_were_not_taken_do_not_count() -> None:
+    workers = WorkerOptions(restart=OFTEN, on_env_error="restart_env")
+    with AsyncWorkerPool(
+        breaking(Breaking), {"hen": act, "fox": act}, policy_of=species, num_workers=0, mode="sync", rollout_length=5,
+        workers=workers,
+    ) as pool:  # fmt: skip
+        for rollout in pool.rollouts(Stop(env_steps=300)):
+            there = np.zeros((5, NUM_ENVS), bool)
+            for rows in rollout.values():
+                for row, env_id in enumerate(rows.env_ids.tolist()):
+                    there[:, env_id] |= rows.alive[:, row]
+            assert rollout.num_steps == there.sum()
+
+
+@pytest.mark.parametrize("kind", [Breaking, BreakingTurns])
+def test_one_that_raises_always_is_an_error_in_the_end(kind: Any) -> None:
+    workers = WorkerOptions(restart=RestartPolicy(max_restarts=2, backoff_s=1e-3), on_env_error="restart_env")
+    with AsyncWorkerPool(
+        lambda: kind(0), {"hen": act, "fox": act}, policy_of=species, num_workers=1, workers=workers
+    ) as pool:
+        with pytest.raises(SimulatorError, match="the motor is hot"):
+            next(pool.rollouts())
+        assert pool.closed
+
+
+def test_an_environment_in_its_place_must_have_the_same_agents() -> None:
+    class Fewer(Breaking):
+        def __init__(self, env_id: int) -> None:
+            super().__init__(env_id)
+            self.possible_agents = list(AGENTS[: 5 - env_id // NUM_ENVS])
+
+    workers = WorkerOptions(restart=RestartPolicy(max_restarts=2), on_env_error="restart_env")
+    with (
+        pytest.raises(ConfigurationError, match="has agents with observations"),
+        AsyncWorkerPool(
+            breaking(Fewer)[:2], {"hen": act, "fox": act}, policy_of=species, num_workers=1, workers=workers
+        ) as pool,
+    ):
+        next(pool.rollouts())
