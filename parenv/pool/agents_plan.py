@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from parenv.errors import ConfigurationError
 from parenv.policy.devices import on_device
 from parenv.policy.policy import as_policy
-from parenv.policy.snapshots import flat_layout, module_of
+from parenv.policy.snapshots import flat_layout, module_of, tensors_of
 from parenv.pool.arena import MAX_WEIGHTS_BYTES, MIN_WEIGHTS_PLACES
 from parenv.worker.job import AgentsJob
 
@@ -34,6 +35,8 @@ def check_policies(given: SimpleNamespace) -> None:
         )
     if given.policy_of is not None and not callable(given.policy_of):
         raise ConfigurationError(f"policy_of must be a callable (agent, episode) -> name, got {given.policy_of!r}")
+    if given.parallelism == "gradient":
+        _check_parameters(given.policy)
     _check_settings(given.settings)
     _check_not_yet(given)
 
@@ -45,7 +48,7 @@ def agents_job(given: SimpleNamespace, **arguments: Any) -> AgentsJob:
         given: the arguments of the pool.
         **arguments: of the job, as of any other pool.
     """
-    policies = {name: on_device(policy, "cpu") for name, policy in arguments.pop("policy").items()}
+    policies = _apart({name: on_device(policy, "cpu") for name, policy in arguments.pop("policy").items()})
     settings = arguments.pop("settings")
     ahead = 1 if given.mode == "sync" else 1 + given.prefetch
     return AgentsJob(
@@ -55,6 +58,18 @@ def agents_job(given: SimpleNamespace, **arguments: Any) -> AgentsJob:
         policy_of=given.policy_of,
         places=_places(policies, len(arguments["shares"]) * ahead + 2) + given.max_frozen,
     )
+
+
+def _apart(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies, what some have in common copied: each has versions of its own, which workers write into it."""
+    seen: set[int] = set()
+    apart = {}
+    for name, policy in policies.items():
+        module = module_of(policy)
+        mine = {id(policy), *map(id, () if module is None else tensors_of(module).values())}
+        apart[name] = copy.deepcopy(policy) if mine & seen else policy
+        seen |= mine
+    return apart
 
 
 def _places(policies: Mapping[str, Any], versions: int) -> int:
@@ -69,6 +84,19 @@ def _check_name(name: Any) -> None:
         raise ConfigurationError(f"the names of policies are texts, got {name!r}")
     if "@" in name:
         raise ConfigurationError(f'a policy cannot be called {name!r}: names with "@" are those of frozen versions')
+
+
+def _check_parameters(policies: Mapping[str, Any]) -> None:
+    owners: dict[int, str] = {}
+    for name, policy in policies.items():
+        module = module_of(policy)
+        for parameter in () if module is None else module.parameters():
+            other = owners.setdefault(id(parameter), name)
+            if parameter.requires_grad and other != name:
+                raise ConfigurationError(
+                    f"the policies {other!r} and {name!r} share parameters, and a gradient is that of one policy: have "
+                    f"policy_of name one of them for the agents of both, or give {name!r} a copy of its own"
+                )
 
 
 def _check_settings(settings: Any) -> None:

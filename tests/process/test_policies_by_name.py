@@ -80,6 +80,33 @@ def opponents(agent: str, episode: Any) -> str:
     return str(episode.generator.choice(["hen", *episode.settings["hen"].get("past", [])]))
 
 
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.more)])
+def test_what_is_given_under_two_names_has_versions_under_each(num_workers: int) -> None:
+    both = scorer()
+    with AsyncWorkerPool(
+        scripted(2), {"hen": both, "fox": both}, policy_of=species, num_workers=num_workers, mode="sync",
+        rollout_length=4,
+    ) as pool:  # fmt: skip
+        for number, rollout in enumerate(pool.rollouts(Stop(env_steps=80)), start=1):
+            for rows in rollout.values():  # type: ignore[attr-defined]
+                assert (rows.extras["weight"][rows.alive] == rows.policy_version).all()
+                assert (rows.extras["count"][rows.alive] == rows.policy_version).all()
+            name = "hen" if number % 3 else "fox"
+            pool.publish({name: scorer(float(pool.policy_versions[name] + 1))})
+        assert min(pool.policy_versions.values()) > 1
+
+
+def test_policies_that_share_parameters_have_no_gradient_of_each() -> None:
+    both, how = scorer(), {"parallelism": "gradient", "loss_fn": act}
+    other = TorchPolicy(Scorer(), "act", ("actions", "weight", "count"))
+    other.module.weight = both.module.weight
+    for fox in (both, other):
+        with pytest.raises(
+            ConfigurationError, match=r"the policies 'hen' and 'fox' share parameters, .* copy of its own"
+        ):
+            AsyncWorkerPool(scripted(2), {"hen": both, "fox": fox}, policy_of=species, **NO_POOL, **how)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_each_policy_has_versions_of_its_own(mode: Any, num_workers: int) -> None:
