@@ -13,6 +13,7 @@ import numpy as np
 
 from parenv.argument_checks import at_least
 from parenv.errors import ConfigurationError
+from parenv.experience.agent_rollouts import AgentEpisodes
 from parenv.experience.episodes import EvaluationResult
 from parenv.policy.snapshots import module_of
 from parenv.pool.evaluating import PendingEvaluation
@@ -22,6 +23,7 @@ from parenv.protocol.data import pack
 from parenv.records.checkpoint import load_checkpoint, save_checkpoint
 
 FORMAT = 1
+MIN_EPISODES = 5
 _KIND = "parenv best agent"
 
 
@@ -41,6 +43,8 @@ class SaveBest:
         every: env steps from the beginning of one evaluation to that of the next, at least.
         confidence: that the mean return is above the bound.
         deterministic: as in :meth:`~parenv.AsyncWorkerPool.evaluate`.
+        policy: where policies have names, that of the one to keep. The return of an episode is then the mean of those
+            of its agents that acted by it, and ``policy_version`` in the file that of all together.
         arguments: of your script, plain data such as ``vars(arguments)``; kept in the file.
 
     Attributes:
@@ -78,13 +82,14 @@ class SaveBest:
         *,
         confidence: float = 0.95,
         deterministic: bool = True,
+        policy: str | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self._path = Path(own_file(path))
-        self._episodes, self._every = at_least("episodes", episodes, 5), at_least("every", every, 1)
+        self._episodes, self._every = at_least("episodes", episodes, MIN_EPISODES), at_least("every", every, 1)
         if not 0.5 <= confidence < 1:
             raise ConfigurationError(f"confidence must be at least 0.5 and below 1, got {confidence}")
-        self._confidence, self._deterministic = confidence, deterministic
+        self._confidence, self._deterministic, self._policy = confidence, deterministic, policy
         self._arguments = dict(arguments or {})
         pack(self._arguments)
         self._kept = _kept(self._path)
@@ -114,7 +119,7 @@ class SaveBest:
             self._look(pool)
 
     def _begin(self, pool: AsyncWorkerPool, env_steps: float) -> PendingEvaluation:
-        if module_of(pool._session.plan.job.policy) is None:
+        if module_of(self._chosen(pool._session.plan.job.policy)) is None:
             raise ConfigurationError(
                 "SaveBest keeps the weights of a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy "
                 "with a module attribute, which this pool does not have"
@@ -122,6 +127,21 @@ class SaveBest:
         self._due = env_steps + self._every
         self._pending = pool.evaluate(self._episodes, self._deterministic, wait=False)
         return self._pending
+
+    def _chosen(self, policies: Any) -> Any:
+        """The policy to keep, of a pool's."""
+        if not isinstance(policies, Mapping):
+            if self._policy is not None:
+                raise ConfigurationError(
+                    f"the pool's policy has no name: leave policy={self._policy!r} out of SaveBest"
+                )
+            return policies
+        if self._policy not in policies:
+            raise ConfigurationError(
+                f"the pool has the policies {list(policies)}: say which one to keep, "
+                f"SaveBest(path, policy={next(iter(policies))!r}); got policy={self._policy!r}"
+            )
+        return policies[self._policy]
 
     def _look(self, pool: AsyncWorkerPool) -> None:
         pending = self._pending
@@ -133,18 +153,20 @@ class SaveBest:
             self._due = -math.inf
             return
         self._evaluated = found.policy_version
-        bound = lower_bound(found.episodes.returns.tolist(), self._confidence)
+        returns = found.episodes.returns if self._policy is None else _returns_by(self._policy, found.episodes)
+        bound = lower_bound(returns.tolist(), self._confidence)
         if bound > self.lower_bound:
-            self._keep(pool, found, bound)
+            self._keep(pool, found, returns, bound)
 
-    def _keep(self, pool: AsyncWorkerPool, found: EvaluationResult, bound: float) -> None:
-        _check_same_agent(self._path, self._kept, found)
+    def _keep(self, pool: AsyncWorkerPool, found: EvaluationResult, returns: Any, bound: float) -> None:
+        weights = found.weights if self._policy is None else found.weights[self._policy]
+        _check_same_agent(self._path, self._kept, weights)
         data = {
             _KIND: FORMAT,
-            "weights": found.weights,
+            "weights": weights,
             "policy_version": found.policy_version,
             "env_steps": found.env_steps,
-            "returns": found.episodes.returns,
+            "returns": returns,
             "lengths": found.episodes.lengths,
             "lower_bound": bound,
             "confidence": self._confidence,
@@ -195,11 +217,21 @@ def _kept(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _check_same_agent(path: Path, kept: Mapping[str, Any], found: EvaluationResult) -> None:
-    shapes = [
-        {name: tuple(one.shape) for name, one in weights.items()}
-        for weights in (kept.get("weights", {}), found.weights)
-    ]
+def _returns_by(policy: str, episodes: Any) -> Any:
+    """Of each episode in which somebody acted by a policy, the mean return of those who did, float64 ``[n]``."""
+    parts = episodes.by_policy.get(policy, AgentEpisodes.together([[[]] * 6]))
+    ids = np.stack([np.asarray(parts.env_ids, np.int64), parts.numbers])
+    found, which = np.unique(ids, axis=1, return_inverse=True)
+    if found.shape[1] < MIN_EPISODES:
+        raise ConfigurationError(
+            f"in {found.shape[1]} of {len(episodes)} episodes somebody acted by policy {policy!r}, which is too few to "
+            f"judge it: have policy_of name it in at least {MIN_EPISODES} of an evaluation"
+        )
+    return np.bincount(which.reshape(-1), parts.returns) / np.bincount(which.reshape(-1))
+
+
+def _check_same_agent(path: Path, kept: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    shapes = [{name: tuple(one.shape) for name, one in weights.items()} for weights in (kept.get("weights", {}), found)]
     if kept and shapes[0] != shapes[1]:
         differing = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
         raise ConfigurationError(

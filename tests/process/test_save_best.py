@@ -237,6 +237,85 @@ def test_a_policy_without_weights_is_refused_before_anything_is_evaluated(tmp_pa
         assert pool.statistics().evaluations == 0
 
 
+class Rivals:
+    """Two agents that are paid what they do, and one that is paid too, but not always there."""
+
+    possible_agents = ("a_0", "a_1", "b_0")
+
+    def __init__(self) -> None:
+        self.unwrapped, self.agents = self, []  # type: ignore[var-annotated]
+
+    def observation_space(self, agent: str) -> Any:
+        return Paid.observation_space
+
+    def action_space(self, agent: str) -> Any:
+        return Paid.action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        rewards = {agent: float(action[0]) * (1 + (agent == "a_1")) for agent, action in actions.items()}
+        self.agents = []
+        seen = {agent: np.zeros(1, np.float32) for agent in actions}
+        return seen, rewards, dict.fromkeys(actions, True), dict.fromkeys(actions, False), {a: {} for a in actions}
+
+    def close(self) -> None:
+        pass
+
+
+def by_name(**more: Any) -> AsyncWorkerPool:
+    policies = {"a": Payer(), "b": Payer(), "c": lambda observations: np.zeros((len(observations), 2), np.float32)}
+    return AsyncWorkerPool(
+        Rivals, policies, policy_of=lambda agent, episode: agent[0], num_envs=2, num_workers=0, rollout_length=8, **more
+    )
+
+
+def test_of_policies_by_name_the_one_that_was_named_is_kept_when_it_is_better(tmp_path: Path) -> None:
+    path = tmp_path / "best.ckpt"
+    with by_name() as pool:
+        best, agent = SaveBest(path, episodes=5, every=1, policy="a"), Payer()
+        for name, mean, kept in (("a", 3, 4.5), ("b", 50, 4.5), ("a", 2, 4.5), ("a", 4, 6)):
+            agent.set(mean)
+            pool.publish({name: agent})
+            best.finish(pool)
+            assert best.lower_bound == kept
+    found = load_checkpoint(path)
+    assert found["weights"]["action"].tolist() == [4, 0]
+    assert found["returns"].tolist() == [6.0] * 5, "of each episode the mean of its agents"
+    assert found["policy_version"] == 4
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (None, r"the policies \['a', 'b', 'c'\]: say which one to keep, SaveBest\(path, policy='a'\)"),
+        ("z", r"the policies \['a', 'b', 'c'\]: .* got policy='z'"),
+        ("c", "policy with a torch module"),
+    ],
+)
+def test_which_of_several_policies_to_keep_must_be_said(named: Any, message: str, tmp_path: Path) -> None:
+    with by_name() as pool:
+        with pytest.raises(ConfigurationError, match=message):
+            SaveBest(tmp_path / "best.ckpt", policy=named).update(pool)
+        assert pool.statistics().evaluations == 0
+
+
+def test_a_policy_by_which_nobody_acts_cannot_be_judged(tmp_path: Path) -> None:
+    policies = {"a": Payer(), "b": Payer()}
+    with (
+        AsyncWorkerPool(Rivals, policies, policy_of=lambda agent, episode: "a", num_workers=0) as pool,
+        pytest.raises(ConfigurationError, match="in 0 of 5 episodes somebody acted by policy 'b'"),
+    ):
+        SaveBest(tmp_path / "best.ckpt", episodes=5, policy="b").finish(pool)
+
+
+def test_a_policy_without_a_name_needs_none(tmp_path: Path) -> None:
+    with make_pool(Payer()) as pool, pytest.raises(ConfigurationError, match="has no name: leave policy='a' out"):
+        SaveBest(tmp_path / "best.ckpt", policy="a").update(pool)
+
+
 @pytest.mark.parametrize(
     ("count", "confidence", "quantile"), [(5, 0.95, 2.131847), (20, 0.95, 1.729133), (5, 0.99, 3.746947), (9, 0.5, 0.0)]
 )
