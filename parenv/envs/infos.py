@@ -31,7 +31,7 @@ class InfoRows:
         self._own = {info.name: [arrays["infos", name] for name in info.names] for info in infos}
         taken = [info for info in infos if info.acted_on]
         self._seen = {info.name: [arrays["seen", name] for name in info.names] for info in taken}
-        blocks = {name: arrays["seen", name] for info in taken for name in info.names}
+        self._blocks = blocks = {name: arrays["seen", name] for info in taken for name in info.names}
         length = max((len(block) for block in blocks.values()), default=0)
         self.seen: list[dict[str, Any]] = [{name: block[t] for name, block in blocks.items()} for t in range(length)]
 
@@ -41,6 +41,10 @@ class InfoRows:
     def after(self, step: int) -> dict[str, Any]:
         """What came with the observations after a step."""
         return self.seen[step + 1] if self.seen else {}
+
+    def seen_at(self, steps: Any, columns: Any) -> dict[str, Any]:
+        """What came with the observations at some places."""
+        return {name: block[steps, columns] for name, block in self._blocks.items()}
 
     def begin(self, seen: Mapping[str, Any]) -> None:
         """Write what came with the first observations."""
@@ -57,9 +61,8 @@ class InfoRows:
 
     def write_first(self, row: int, column: int, info: Found) -> None:
         """Write what a reset returned, as what came with the observation of a row."""
-        for name, blocks in self._seen.items():
-            wanted = next(one for one in self._infos if one.name == name)
-            _put(blocks, row, column, fitting(wanted, info.get(name)))
+        if self.seen:
+            write_seen(self._infos, self.seen[row], column, info)
 
     def write_batch(self, step: int, infos: Found, columns: Any, own: bool = True, seen: bool = True) -> None:
         """Write what a step of a whole ``VectorEnv`` returned.
@@ -86,14 +89,36 @@ def first_seen(infos: Sequence[Info], of_each: Sequence[Found]) -> dict[str, Any
         infos: what was named.
         of_each: the info that each sub-environment's reset returned.
     """
+    seen = nothing_seen(infos, len(of_each))
+    for column, info in enumerate(of_each):
+        write_seen(infos, seen, column, info)
+    return seen
+
+
+def nothing_seen(infos: Sequence[Info], count: int) -> dict[str, Any]:
+    """Room for what comes with some observations, by name ``[count, ...]``."""
     seen: dict[str, Any] = {}
     for wanted in infos:
         if wanted.acted_on:
-            rows = np.zeros((1, len(of_each), *wanted.shape), wanted.dtype), np.zeros((1, len(of_each)), bool)
-            for column, info in enumerate(of_each):
-                _put(rows, 0, column, fitting(wanted, info.get(wanted.name)))
-            seen |= {name: block[0] for name, block in zip(wanted.names, rows, strict=True)}
+            name, there = wanted.names
+            seen[name] = np.zeros((count, *wanted.shape), wanted.dtype)
+            seen[there] = np.zeros(count, bool)
     return seen
+
+
+def write_seen(infos: Sequence[Info], rows: Mapping[str, Any], column: int, info: Found) -> None:
+    """Write what came with an observation.
+
+    Args:
+        infos: what was named.
+        rows: by name ``[B, ...]``.
+        column: whose.
+        info: what came.
+    """
+    for wanted in infos:
+        if wanted.acted_on:
+            blocks = [rows[name][None] for name in wanted.names]
+            _put(blocks, 0, column, fitting(wanted, info.get(wanted.name)))
 
 
 def fitting(wanted: Info, value: Any) -> Any:

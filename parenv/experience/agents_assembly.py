@@ -130,6 +130,12 @@ class _GroupOfRows:
             actions=unflatten(spec.actions, [arrays["actions", i][:, part] for i in range(len(spec.actions))]),
             last_observations=unflatten(spec.observations, last),
             extras={name: arrays["extras", at][:, part] for name, at in stored.items()},
+            infos={
+                name: arrays["seen", name][:T, part] if info.acted_on else arrays["infos", name][:, part]
+                for info in spec.infos
+                for name in info.names
+            },
+            next_infos={name: arrays["infos", name][:, part] for info in spec.infos for name in info.names},
             initial_carry=map_trees(lambda values: values[part], carry[played.name]) if played.name in carry else None,
             env_ids=self._env_ids[part],
             worker=self._worker,

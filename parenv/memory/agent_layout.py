@@ -21,6 +21,7 @@ from parenv.memory.layout import (
     RolloutSpec,
     SlotLayout,
     aligned,
+    infos_from_data,
     leaves_from_data,
     place,
     slot_layout,
@@ -127,8 +128,8 @@ def agents_spec(
         observation_spaces: by agent.
         action_spaces: by agent.
         policies: names of the policies.
-        about: what a worker has found out: ``state``, the leaf of ``env.state()`` or ``None``; ``turns``; and by policy
-            ``found``: its group, extras and carry.
+        about: what a worker has found out: ``state``, the leaf of ``env.state()`` or ``None``; ``turns``; ``infos``,
+            of each group; and by policy ``found``: its group, extras and carry.
         gradient_bytes: the flat gradient that each worker adds.
     """
     agents = tuple(observation_spaces.spaces)
@@ -138,7 +139,7 @@ def agents_spec(
     groups = [RowGroup(("",), of_envs)]
     for index, mine in enumerate(agent_groups(observation_spaces, action_spaces), start=1):
         observed, acted = leaves(observation_spaces[mine[0]]), leaves(action_spaces[mine[0]])
-        spec = RolloutSpec(rollout_length, observed, acted)
+        spec = RolloutSpec(rollout_length, observed, acted, infos=infos_from_data(about["infos"][index - 1]))
         groups.append(RowGroup(mine, _with_policies(spec, index, found)))
     return AgentsSpec(tuple(groups), tuple(policies), found, about["turns"])
 

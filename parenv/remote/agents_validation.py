@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from parenv.errors import ProtocolError
 from parenv.memory.agent_layout import AgentsSpec, agent_groups
-from parenv.memory.layout import extras_and_carry
+from parenv.memory.layout import extras_and_carry, infos_from_data
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Commit, Ready, StepReady
 from parenv.remote.validation import check_metrics, check_replaced
@@ -39,9 +39,17 @@ def check_agents_ready(ready: Ready | StepReady, policies: Sequence[str], first:
 
 
 def _check_found(about: Any, policies: Sequence[str], num_groups: int) -> None:
-    if type(about) is not dict or set(about) != {"state", "turns", "found"} or type(about["turns"]) is not bool:
+    if (
+        type(about) is not dict
+        or set(about) != {"state", "turns", "infos", "found"}
+        or type(about["turns"]) is not bool
+    ):
         raise ProtocolError("a worker does not say what rollouts hold")
     extras_and_carry((), about["state"])
+    if type(about["infos"]) is not list or len(about["infos"]) != num_groups:
+        raise ProtocolError("a worker does not say what its agents are told")
+    for infos in about["infos"]:
+        infos_from_data(infos)
     found = about["found"]
     if type(found) is not dict or set(found) != set(policies):
         raise ProtocolError("a worker does not say what each policy adds")

@@ -47,15 +47,16 @@ class GroupWriter(RolloutWriter):
         self.own = {**self._own, **{(name, 0): array for name, array in zip(MORE_FIELDS, more, strict=True)}}
         self.blocks: dict[str, list[Any]] = {
             field: [array[part[field]] for name, array in arrays.items() if name[0] == field]
-            for field in ("observations", "actions", "extras")
+            for field in ("observations", "actions", "extras", "infos", "seen")
         }
         self._records: list[tuple[float, int, int]] = []
 
-    def begin_rows(self, rows: Rows, who: Any, restarted: Any) -> None:
+    def begin_rows(self, rows: Rows, seen: Mapping[str, Any], who: Any, restarted: Any) -> None:
         """Begin a rollout with these observations.
 
         Args:
             rows: one array ``[R, ...]`` per leaf.
+            seen: the infos that came with them, by name ``[R, ...]``.
             who: acts in each row, ``[R]``.
             restarted: bool ``[R]``.
         """
@@ -63,6 +64,7 @@ class GroupWriter(RolloutWriter):
         self.ends = []
         if self.blocks["observations"]:
             self.begin(rows)
+        self.infos.begin(seen)
         self.plain["terminated"][:] = self.plain["truncated"][:] = False
         self.restarted[:] = restarted
         self.rewards[:] = 0
@@ -156,11 +158,12 @@ class AgentWriter:
         self.versions = arrays[0]["versions", 0][position]
 
     @cached_property
-    def steps(self) -> list[tuple[list[Any], list[Any]]]:
-        """By step, rows for what is observed behind it and for rewards, of each group; cut up once for all rollouts."""
+    def steps(self) -> list[tuple[list[Any], list[Any], list[Any]]]:
+        """By step, rows for what is observed behind it, its infos, and rewards, of each group; cut up once for all."""
         T = self.groups[-1].policies.shape[0]
         observed = [[mine.observations[t + 1] if mine.observations else () for mine in self.groups] for t in range(T)]
-        return [(rows, [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
+        seen = [[mine.infos.after(t) for mine in self.groups] for t in range(T)]
+        return [(rows, seen[t], [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
 
     @property
     def gradient(self) -> Any:

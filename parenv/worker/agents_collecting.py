@@ -141,7 +141,7 @@ class AgentsCollector:
         for side in self.roster.sides.values():
             side.begin()
         for group, mine in zip(self.roster.groups, writer.groups, strict=True):
-            mine.begin_rows(group.observed, group.who, group.restarted)
+            mine.begin_rows(group.observed, group.seen, group.who, group.restarted)
             group.restarted[:] = False
         for index, mine in enumerate(writer.groups):
             mine.write_carry(self._carries(index))

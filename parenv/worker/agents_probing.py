@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,16 @@ from gymnasium import spaces
 
 from parenv.envs.agents import acts_in_turns, state_space
 from parenv.envs.fitting import Fit
+from parenv.envs.infos import first_seen
 from parenv.envs.values import row_writer
 from parenv.errors import ConfigurationError, PolicyOutputError
 from parenv.memory.agent_layout import agent_groups
-from parenv.memory.layout import RolloutSpec, leaves_as_data
+from parenv.memory.layout import Info, RolloutSpec, infos_as_data, leaves_as_data
 from parenv.memory.spaces import is_single, leaves
 from parenv.policy.assignment import EpisodeStart, PolicyRow, drawn
+from parenv.policy.policy import as_policy
 from parenv.worker.acting import Actor
+from parenv.worker.agents_naming import Told, infos_of_groups
 from parenv.worker.job import AgentsJob
 from parenv.worker.probing import probe_actor
 
@@ -24,7 +27,9 @@ EPISODES_DRAWN = 8
 """Of each sub-environment, to see who may play by which policy."""
 
 
-def probe_agents(job: AgentsJob, envs: Sequence[Any], first: Sequence[Any], spaces_of: Any, fit: Fit) -> dict[str, Any]:
+def probe_agents(
+    job: AgentsJob, envs: Sequence[Any], first: Sequence[Any], spaces_of: Any, fit: Fit, make: Callable[[], Any]
+) -> dict[str, Any]:
     """What rollouts hold, as plain data for :func:`~parenv.memory.agent_layout.agents_spec`.
 
     Args:
@@ -33,12 +38,17 @@ def probe_agents(job: AgentsJob, envs: Sequence[Any], first: Sequence[Any], spac
         first: what their resets returned.
         spaces_of: observation and action spaces, by agent.
         fit: how values must fit their spaces.
+        make: makes an environment, to hear infos that no reset returns.
 
     Raises:
-        ConfigurationError: a policy does not fit its agents.
+        ConfigurationError: a policy does not fit its agents, or no agent is told an info that was named.
     """
     groups = agent_groups(*spaces_of)
-    samples = [_sample(mine, envs, first, spaces_of[0], fit) for mine in groups]
+    resets = list(zip(envs, first, strict=True))
+    told: Told = [each for mine in groups for reset in resets for each in _found_by(mine, *reset)]
+    taken = frozenset[str]().union(*(as_policy(policy).infos_taken() for policy in job.policy.values()))
+    infos, told = infos_of_groups(job.infos, taken, groups, told, make)
+    samples = [_sample(mine, named, told, spaces_of[0], fit) for mine, named in zip(groups, infos, strict=True)]
     wanted = _groups_drawn(job, groups)
     state, turns = state_space(envs[0]), acts_in_turns(envs[0])
     state_leaves = () if state is None or turns or not is_single(leaves(state)) else leaves(state)
@@ -46,18 +56,19 @@ def probe_agents(job: AgentsJob, envs: Sequence[Any], first: Sequence[Any], spac
     for name, policy in job.policy.items():
         where = [wanted[name]] if name in wanted else range(len(groups))
         found[name] = _found(job, name, policy, [(i, groups[i], samples[i]) for i in where], spaces_of, fit)
-    return {"state": leaves_as_data(state_leaves), "turns": turns, "found": found}
+    about = {"state": leaves_as_data(state_leaves), "turns": turns, "infos": list(map(infos_as_data, infos))}
+    return {**about, "found": found}
 
 
 def _found(job: AgentsJob, name: str, policy: Any, where: Sequence[Any], spaces_of: Any, fit: Fit) -> list[Any]:
     """Group, extras and carry of a policy: in the first group that it can act for."""
     refusals: list[ConfigurationError] = []
-    for index, agents, rows in where:
+    for index, agents, (rows, seen) in where:
         spec = RolloutSpec(1, leaves(spaces_of[0][agents[0]]), leaves(spaces_of[1][agents[0]]))
         actor = Actor(policy, spec.observations, spec.actions, job.device, fit=fit)
         actor.settle(job.settings.get(name, {}))
         try:
-            extras, carry = probe_actor(actor, spec, spaces_of[1][agents[0]], rows, len(rows[0]))
+            extras, carry = probe_actor(actor, spec, spaces_of[1][agents[0]], rows, len(rows[0]), seen)
         except PolicyOutputError as error:
             refusals.append(PolicyOutputError(f"policy {name!r} for agent {agents[0]!r}: {error}"))
         except Exception as error:
@@ -100,22 +111,32 @@ def _groups_drawn(job: AgentsJob, groups: Sequence[tuple[str, ...]]) -> Mapping[
     return {name: index for name, (index, _) in agents.items()}
 
 
-def _sample(agents: Sequence[str], envs: Sequence[Any], first: Sequence[Any], of: spaces.Dict, fit: Fit) -> list[Any]:
-    """Observations of agents that have the same spaces, one array ``[n, ...]`` per leaf; drawn where none is there."""
-    observed = [each for env, found in zip(envs, first, strict=True) for each in _observed(agents, env, found)]
+def _sample(
+    agents: Sequence[str], infos: Sequence[Info], told: Told, of: spaces.Dict, fit: Fit
+) -> tuple[list[Any], dict[str, Any]]:
+    """Observations of agents that have the same spaces, one array ``[n, ...]`` per leaf, and the infos with them.
+
+    Of all that they were told, what came with the infos that policies take; drawn where none is there.
+    """
     space = of[agents[0]]
-    observed = observed or [space.sample()]
+    mine = [each for each in told if each[0] in agents]
+    named = {info.name for info in infos if info.acted_on}
+    mine = [each for each in mine if named <= set(each[2])] or mine or [(agents[0], space.sample(), {})]
+    observed = [observation for _, observation, _ in mine]
     observations = leaves(space)
     rows = [np.zeros((len(observed), *leaf.shape), leaf.dtype) for leaf in observations]
     write = row_writer(observations, fit)
     for i, observation in enumerate(observed):
         write(rows, i, observation)
-    return rows
+    return rows, first_seen(infos, [info for *_, info in mine])
 
 
-def _observed(agents: Sequence[str], env: Any, found: Any) -> list[Any]:
-    """What some agents see behind a reset; where they act in turns, the one that is to act, since its mask is real."""
+def _found_by(agents: Sequence[str], env: Any, found: Any) -> Told:
+    """What some agents see and are told behind a reset; in turns the one that is to act, since its mask is real."""
     there = [agent for agent in agents if agent in env.agents]
     if not acts_in_turns(env):
-        return [found[0][agent] for agent in there if agent in found[0]]
-    return [env.last()[0]] if env.agent_selection in there else [env.observe(agent) for agent in there]
+        return [(agent, found[0][agent], found[1].get(agent, {})) for agent in there if agent in found[0]]
+    if env.agent_selection not in there:
+        return [(agent, env.observe(agent), {}) for agent in there]
+    observation, *_, info = env.last()
+    return [(env.agent_selection, observation, info)]

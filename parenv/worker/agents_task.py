@@ -71,7 +71,11 @@ def start_agents(
     if sender.worker == 0:
         progress.begin("act")
         with RandomState(0):
-            about = probe_agents(load_job(), envs, first, by_agent, fit)
+
+            def make() -> Any:
+                return make_agents(job, range(env_ids.start, env_ids.start + 1), progress, envs)[0]
+
+            about = probe_agents(load_job(), envs, first, by_agent, fit, make)
     return StartedAgents(env_ids, envs, by_agent, first, about, fit)
 
 

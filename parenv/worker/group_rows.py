@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.envs.fitting import Fit
+from parenv.envs.infos import nothing_seen
 from parenv.envs.recorded import EpisodeClocks
 from parenv.envs.values import action_splitter, row_writer
 from parenv.memory.agent_layout import NOBODY
@@ -42,6 +43,7 @@ class GroupRows:
 
     Attributes:
         observed: the observations to begin the next rollout with, one array ``[R, ...]`` per leaf.
+        seen: the infos that came with them, as far as policies take them, by name ``[R, ...]``.
         who: the policy of each row, or :data:`~parenv.memory.agent_layout.NOBODY`.
         assigned: the one that was drawn for it, also where its agent is not there.
         restarted: what the next rollout begins with does not follow what was delivered last.
@@ -56,6 +58,7 @@ class GroupRows:
 
     def __init__(self, spec: RolloutSpec, num_rows: int, fit: Fit, restarted: bool) -> None:
         self.observed = [np.zeros((num_rows, *leaf.shape), leaf.dtype) for leaf in spec.observations]
+        self.seen = nothing_seen(spec.infos, num_rows)
         self.who = np.full(num_rows, NOBODY, np.int32)
         self.assigned = np.full(num_rows, NOBODY, np.int32)
         self.restarted = np.full(num_rows, restarted)
@@ -71,11 +74,14 @@ class GroupRows:
     def get_state(self) -> dict[str, Any]:
         """What lasts, as plain data."""
         lasting = {name: getattr(self, name).copy() for name in _LASTING}
-        return {"observed": [row.copy() for row in self.observed], **lasting}
+        seen = {name: rows.copy() for name, rows in self.seen.items()}
+        return {"observed": [row.copy() for row in self.observed], "seen": seen, **lasting}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Be as rows were that had this state."""
         for mine, saved in zip(self.observed, state["observed"], strict=True):
             mine[:] = saved
+        for name, saved in state.get("seen", {}).items():
+            self.seen[name][:] = saved
         for name in _LASTING:
             getattr(self, name)[:] = state[name]

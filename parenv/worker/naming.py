@@ -86,9 +86,13 @@ def played(
             found = infos_in(missing, (), everything)
             if len(found) == len(missing):
                 return found
+    raise nowhere([name for name in missing if name not in {info.name for info in found}], everything)
+
+
+def nowhere(absent: Sequence[str], everything: Sequence[Found]) -> ConfigurationError:
+    """Of infos with these names there are none among all that were heard."""
     returned = sorted({str(name) for info in everything for name in info})
-    absent = [name for name in missing if name not in {info.name for info in found}]
-    raise ConfigurationError(
+    return ConfigurationError(
         f"infos names {', '.join(map(repr, absent))}, but neither resets nor {len(everything)} steps of an episode "
         f"returned that: what they returned is {returned}. Correct the name, or have the environment "
         "return it in every step"

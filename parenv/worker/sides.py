@@ -64,7 +64,8 @@ class Side:
         rows = self.rows
         if self.has_all:
             self._observed = self._observed or self.actor.observing(writer)
-            actions, extras, self.carry = self.actor.act_on(self._observed(step), self.carry, NO_INFOS)
+            infos = writer.infos.seen[step] if writer.infos.seen else NO_INFOS
+            actions, extras, self.carry = self.actor.act_on(self._observed(step), self.carry, infos)
             writer.write_actions(step, self._fitted(actions, rows), self._stored(extras))
         else:
             self.act_for([block[rows] for block in writer.observations[step]], rows, writer, step)
@@ -79,7 +80,8 @@ class Side:
             steps: one for all, or ``[n]``.
         """
         carry = None if self.carry is None else map_trees(lambda values: values[rows], self.carry)
-        actions, extras, following = self.actor.act(observed, carry, NO_INFOS)
+        infos = writer.infos.seen_at(steps, rows) if writer.infos.seen else NO_INFOS
+        actions, extras, following = self.actor.act(observed, carry, infos)
         if self.carry is not None:
             self.carry = _with_rows(self.carry, following, rows)
         return writer.write_some(steps, rows, self._fitted(actions, rows), self._stored(extras))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.infos import write_seen
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
@@ -31,13 +32,14 @@ class TogetherCollector(AgentsCollector):
         """The seats of who is there, as plain tuples, which are faster to take apart."""
         self._agents: list[list[str]] = [[] for _ in self.envs]
         self._has_state = bool(self.roster.groups[0].observed)
-        self._rows: Sequence[Any] = [group.observed for group in self.roster.groups]
+        self._infos = [group.spec.infos for group in self.roster.spec.groups]
         self._changed = False
         self._not_taken = 0
+        self._write_aside()
 
     def begin(self, seeds: Sequence[int | None]) -> None:
         """Begin an episode in every sub-environment."""
-        self._rows = [group.observed for group in self.roster.groups]
+        self._write_aside()
         super().begin(seeds)
 
     def get_state(self) -> dict[str, Any]:
@@ -46,7 +48,7 @@ class TogetherCollector(AgentsCollector):
 
     def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
         """Go on; see above."""
-        self._rows = [group.observed for group in self.roster.groups]
+        self._write_aside()
         self._agents = [list(agents) for agents in state["agents"]]
         self._live = [[self.roster.seat_of(i, a)[:] for a in agents] for i, agents in enumerate(self._agents)]
         super().set_state(state, seeds, broken)
@@ -75,24 +77,30 @@ class TogetherCollector(AgentsCollector):
             if enough is not None and len(env_ends) > known and enough(env_ends[known:]):
                 break
         self.env_steps = (step + 1) * len(self.envs) - self._not_taken
-        for group, rows in zip(roster.groups, self._rows, strict=True):
+        for group, rows, seen in zip(roster.groups, self._rows, self._seen, strict=True):
             group.observed = [row.copy() for row in rows]
+            group.seen = {name: row.copy() for name, row in seen.items()}
             group.lengths += step + 1
         self._finish_writing(writer)
         return Seconds(environment, acting)
 
+    def _write_aside(self) -> None:
+        """Until a rollout begins, what agents observe is written to memory of its own."""
+        self._rows: Sequence[Any] = [group.observed for group in self.roster.groups]
+        self._seen: Sequence[Mapping[str, Any]] = [group.seen for group in self.roster.groups]
+
     def _step(self, actions: Sequence[Any], step: int) -> None:
         """Step every sub-environment; where an agent's part of an episode ends, keep its final observation."""
         cell, groups, array, has_state = self._progress.cell, self.roster.groups, np.ndarray, self._has_state
-        rows, rewards = self._writer.steps[step]
-        self._rows = rows
+        rows, self._seen, rewards = self._writer.steps[step]
+        self._rows, are_named = rows, any(self._infos)
         together = zip(self._step_codes, self._steps, self.envs, self._live, self._agents, strict=True)
         for column, (step_code, step_env, env, live, agents) in enumerate(together):
             cell[0], given = step_code, {}
             for agent, index, row in live:
                 given[agent] = actions[index][row]
             try:
-                observations, rewarded, terminated, truncated, _ = step_env(given)
+                observations, rewarded, terminated, truncated, infos = step_env(given)
             except (Exception, SystemExit) as error:
                 self._replace(column, error, step)
                 continue
@@ -114,8 +122,10 @@ class TogetherCollector(AgentsCollector):
                         group.write(rows[index], row, observation)
             except KeyError as error:
                 raise self._unheard(column, agent, error) from error
+            if are_named:
+                self._write_infos(live, step, infos)
             if ended or env.agents != agents:
-                self._change(column, step, observations, ended)
+                self._change(column, step, (observations, infos), ended)
             elif has_state:
                 self._write_state(column, rows[0], column)
         for group, mine in zip(groups[1:], rewards[1:], strict=True):
@@ -124,6 +134,10 @@ class TogetherCollector(AgentsCollector):
         if self._changed:
             self._changed = False
             self.roster.share_out()
+
+    def _write_infos(self, live: Sequence[Any], step: int, infos: Mapping[str, Any]) -> None:
+        for agent, index, row in live:
+            self._writer.groups[index].infos.write(step, row, infos.get(agent, {}))
 
     def _unheard(self, column: int, agent: str, error: KeyError) -> Exception:
         if error.args != (agent,):
@@ -158,15 +172,15 @@ class TogetherCollector(AgentsCollector):
             now = int(self.roster.groups[seat.group].who[seat.row])
             self._writer.groups[seat.group].note(seat.row, step, now)
 
-    def _change(self, column: int, step: int, observations: Any, ended: Sequence[str]) -> None:
+    def _change(self, column: int, step: int, found: Any, ended: Sequence[str]) -> None:
         """Agents have gone, come or come back; where none is left, another episode begins."""
         roster, agents = self.roster, list(self.envs[column].agents)
         live, names = self._live[column], roster.names[column]
         for agent, index, row in live:
             if agent not in ended and agent not in agents:
-                self._end(index, row, step, observations[agent], False, column)
+                self._end(index, row, step, found[0][agent], False, column)
         if agents:
-            self._come_in(column, agents, observations)
+            self._come_in(column, agents, *found)
         else:
             if self._has_state:
                 finals = self._writer.groups[0].finals
@@ -177,10 +191,10 @@ class TogetherCollector(AgentsCollector):
             self._note_who(column, step + 1)
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
-        observations, _ = self._reset(column, seed)
-        self._come_in(column, list(self.envs[column].agents), observations)
+        found = self._reset(column, seed)
+        self._come_in(column, list(self.envs[column].agents), *found)
 
-    def _come_in(self, column: int, agents: list[str], observations: Any) -> None:
+    def _come_in(self, column: int, agents: list[str], observations: Any, infos: Mapping[str, Any]) -> None:
         """These agents are there from now on: those that were not begin."""
         seats = [self.roster.seat_of(column, agent) for agent in agents]
         for seat in seats:
@@ -192,6 +206,8 @@ class TogetherCollector(AgentsCollector):
                     )
                 self.roster.be_born(seat)
                 group.write(self._rows[seat.group], seat.row, observations[seat.agent])
+                info = infos.get(seat.agent, {})
+                write_seen(self._infos[seat.group], self._seen[seat.group], seat.row, info)
         self._live[column], self._agents[column] = [seat[:] for seat in seats], agents
         if self._has_state:
             self._write_state(column, self._rows[0], column)

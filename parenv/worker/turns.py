@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.infos import Found, write_seen
 from parenv.errors import ObservationError, ParenvError
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
@@ -39,13 +40,14 @@ class Pending:
         self._rows = np.arange(num_rows)
         self._kept: dict[str, list[Any]] = {}
 
-    def keep(self, writer: GroupWriter) -> list[Any]:
-        """Keep what is not complete at the end of a rollout; the observations that the next one begins with."""
+    def keep(self, writer: GroupWriter) -> tuple[list[Any], dict[str, Any]]:
+        """Keep what is not complete at the end of a rollout; observations, and infos, that the next one begins with."""
         last = np.minimum(self.counts, len(writer.policies) - 1)
         self._kept = {
             name: [block[last, self._rows] for block in writer.blocks[name]] for name in ("actions", "extras")
         }
-        return [block[self.counts, self._rows] for block in writer.blocks["observations"]]
+        observed = [block[self.counts, self._rows] for block in writer.blocks["observations"]]
+        return observed, writer.infos.seen_at(self.counts, self._rows)
 
     def get_state(self) -> dict[str, Any]:
         """As plain data."""
@@ -67,9 +69,11 @@ class Pending:
         """Leave nothing of former rollouts behind what this one has."""
         steps = np.arange(len(writer.policies) + 1)[:, None]
         unused = steps >= self.counts + (who != NOBODY)
-        for block in writer.blocks["observations"]:
+        for block in (*writer.blocks["observations"], *writer.blocks["seen"]):
             block[unused] = 0
         writer.policies[steps[:-1] >= self.counts] = NOBODY
+        for block in writer.blocks["infos"]:
+            block[steps[:-1] >= self.counts] = 0
         for block in (*writer.blocks["actions"], *writer.blocks["extras"]):
             block[(steps >= self.counts + self.there)[:-1]] = 0
 
@@ -203,22 +207,24 @@ class TurnsCollector(AgentsCollector):
                 self.roster.begin_counting()
                 continue
             seat = self.roster.seat_of(column, env.agent_selection)
-            observation, reward, terminated, truncated, _ = env.last()
-            self._complete(seat, reward)
+            observation, reward, terminated, truncated, info = env.last()
+            self._complete(seat, reward, info)
             if not (terminated or truncated):
                 break
             self._end_turns(seat, observation, bool(terminated), column)
             env.step(None)
         self._turns[column] = seat
-        self._await(column, seat, observation)
+        self._await(seat, observation, info)
 
-    def _complete(self, seat: Seat, reward: Any) -> None:
+    def _complete(self, seat: Seat, reward: Any, info: Found) -> None:
         """An agent's reward since its last turn is known."""
         group, pending, row = self.roster.groups[seat.group], self._pending[seat.group], seat.row
         if not pending.there[row]:
             return
         mine, count = self._writer.groups[seat.group], pending.counts[row]
         mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
+        if mine.infos:
+            mine.infos.write(int(count), row, info)
         pending.there[row] = False
         pending.counts[row] += 1
         group.returns[row] += float(reward)
@@ -234,7 +240,7 @@ class TurnsCollector(AgentsCollector):
         group.write(mine.finals, len(mine.ends), observation)
         self._end_part(seat, step, terminated, float(group.returns[row]), int(group.lengths[row]), column)
 
-    def _await(self, column: int, seat: Seat, observation: Any) -> None:
+    def _await(self, seat: Seat, observation: Any, info: Found) -> None:
         """It is an agent's turn, and this is what it sees."""
         group, pending = self.roster.groups[seat.group], self._pending[seat.group]
         if group.who[seat.row] == NOBODY:
@@ -242,9 +248,11 @@ class TurnsCollector(AgentsCollector):
             self.roster.begin_counting()
         if not self._is_writing:
             group.write(group.observed, seat.row, observation)
+            write_seen(self.roster.spec.groups[seat.group].spec.infos, group.seen, seat.row, info)
             return
-        count = pending.counts[seat.row]
-        group.write(self._writer.groups[seat.group].observations[count], seat.row, observation)
+        mine, count = self._writer.groups[seat.group], pending.counts[seat.row]
+        group.write(mine.observations[count], seat.row, observation)
+        mine.infos.write_first(count, seat.row, info)
         self._is_full |= bool(count == self.roster.spec.rollout_length)
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
@@ -256,7 +264,7 @@ class TurnsCollector(AgentsCollector):
         versions = {side.index: self.roster.version_of(side) for side in self.roster.sides.values()}
         for group, pending, mine in zip(self.roster.groups[1:], self._pending[1:], writer.groups[1:], strict=True):
             pending.blank(mine, group.who)
-            group.observed = pending.keep(mine)
+            group.observed, group.seen = pending.keep(mine)
             for row in np.flatnonzero(pending.there & (pending.versions < 0)):
                 pending.versions[row] = versions[int(group.who[row])]
         self.env_steps = sum(self._taken)

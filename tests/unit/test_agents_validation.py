@@ -21,7 +21,7 @@ from parenv.remote.validation import check_reply
 OBSERVED = spaces.Dict({"fox": spaces.Box(-1, 1, (3,)), "hen": spaces.Box(-1, 1, (2,))})
 ACTED = spaces.Dict({"fox": spaces.Discrete(2), "hen": spaces.Discrete(3)})
 FOUND = {"clever": [1, [["value", [], "<f4"]], []], "shy": [2, [], [[["h"], [8], "<f8"]]]}
-ABOUT = {"state": [[[], [4], "<f4"]], "turns": False, "found": FOUND}
+ABOUT = {"state": [[[], [4], "<f4"]], "turns": False, "infos": [[], []], "found": FOUND}
 READY = Ready([describe(OBSERVED), describe(ACTED)], 2, ABOUT, [])
 POLICIES = ("clever", "shy")
 SPEC = agents_spec(4, OBSERVED, ACTED, POLICIES, ABOUT)
@@ -46,6 +46,8 @@ def test_what_honest_workers_say_is_let_through() -> None:
         {"spaces": [describe(spaces.Dict({}))] * 2},
         {"extras": {}},
         {"extras": ABOUT | {"turns": 1}},
+        {"extras": ABOUT | {"infos": [[]]}},
+        {"extras": ABOUT | {"infos": [[], [["mask", [-1], "|b1", True]]]}},
         {"extras": ABOUT | {"state": [[[], [4], "O"]]}},
         {"extras": ABOUT | {"found": {"clever": FOUND["clever"]}}},
         {"extras": ABOUT | {"found": FOUND | {"shy": [3, [], []]}}},

@@ -1,0 +1,127 @@
+"""Infos that the user named, of several agents: in rollouts, and, where a policy takes them, before it acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sampling import one_in
+from scripted_agents import Scripted, ScriptedTurns, act
+
+from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop
+from parenv.policy.policy import Action
+
+NAMES = ("total", "mask", "late")
+
+
+def told(observation: Any) -> dict[str, Any]:
+    """What an agent is told with an observation; only at times something else too, and to foxes alone."""
+    total = int(observation[:4].sum())
+    late = {"late": total / 2} if observation[2] == 2 and len(observation) == 5 else {}
+    return {"total": total, "mask": np.arange(3) == total % 3, **late}
+
+
+class Telling(Scripted):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        seen, _ = super().reset(seed)
+        return seen, {agent: told(observation) for agent, observation in seen.items()}
+
+    def step(self, actions: Any) -> Any:
+        seen, *others, _ = super().step(actions)
+        return seen, *others, {agent: told(observation) for agent, observation in seen.items()}
+
+
+class TellingTurns(ScriptedTurns):
+    def last(self) -> Any:
+        observation, *others, _ = super().last()
+        return observation, *others, told(observation)
+
+
+def as_told(observations: Any, mask: Any) -> Any:
+    assert (mask == (np.arange(3) == observations[:, :4].sum(1, keepdims=True) % 3)).all()
+    return act(observations)
+
+
+class Remembers(Policy):
+    """Also has a carry, and does not take everything."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return np.zeros(batch)
+
+    def act(self, observations: Any, carry: Any, mask: Any = None) -> Action:
+        return Action(as_told(observations, mask), {}, carry + 1)
+
+
+def species(agent: str, episode: Any) -> str:
+    return agent.split("_")[0]
+
+
+def by_turns(agent: str, episode: Any) -> str:
+    return "fox" if agent.startswith("fox") else ("hen", "hen two")[(episode.number + int(agent[-1])) % 2]
+
+
+def check(rows: Any, is_fox: bool, is_alone: bool = True) -> None:
+    later, following = rows.next_infos, rows.next_observations()
+    for step, row in np.ndindex(rows.alive.shape):
+        if not rows.alive[step, row]:
+            assert not is_alone or not any(np.any(values[step, row]) for values in later.values())
+            continue
+        now, then = told(rows.observations[step, row]), told(following[step, row])
+        assert rows.infos["total"][step, row] == later["total"][step, row] == then["total"]
+        assert (rows.infos["mask"][step, row] == now["mask"]).all()
+        assert (later["mask"][step, row] == then["mask"]).all()
+        if is_fox:
+            assert rows.infos["late"][step, row] == then.get("late", 0)
+            assert rows.infos["_late"][step, row] == ("late" in then)
+    assert not rows.agents or ("late" in rows.infos) == is_fox
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_workers", "policy_of"), one_in(2, [Telling, TellingTurns], [0, 2], [species, by_turns])
+)
+def test_every_agent_is_told_what_belongs_to_its_observation_and_it_is_in_its_rows(
+    kind: Any, num_workers: int, policy_of: Any
+) -> None:
+    policies = {"hen": as_told, "hen two": Remembers(), "fox": Remembers()}
+    makers = [lambda env_id=env_id: kind(env_id) for env_id in range(3)]
+    how: Any = {"num_workers": num_workers, "mode": "sync", "rollout_length": 5, "seed": 2, "infos": NAMES}
+    with AsyncWorkerPool(makers, policies, policy_of=policy_of, **how) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=500)):
+            for name, rows in rollout.items():  # type: ignore[attr-defined]
+                check(rows, name == "fox", policy_of is species)
+                flat = rows.transitions()
+                assert (flat.infos["total"] == flat.next_observations[:, :4].sum(1)).all()
+        assert len(pool.evaluate(3)) == 3
+        state = pool.state_dict()
+    with AsyncWorkerPool(makers, policies, policy_of=policy_of, **how) as pool:
+        pool.load_state_dict(state)
+        check(next(pool.rollouts())["fox"], True)  # type: ignore[index]
+
+
+def test_an_info_that_no_agent_is_told_is_an_error_that_says_what_there_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"infos names 'rank', but .*: what they returned is \['late', 'mask'"):
+        AsyncWorkerPool(
+            lambda: Telling(0), {"hen": as_told, "fox": as_told}, policy_of=species, infos=("mask", "rank"),
+            num_workers=0,
+        )  # fmt: skip
+
+
+def test_an_environment_of_gymnasium_tells_its_only_agent() -> None:
+    import gymnasium as gym
+
+    class Counted(gym.wrappers.TransformObservation):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            super().__init__(gym.make("CartPole-v1"), lambda seen: seen, None)
+            self.count = 0
+
+        def step(self, action: Any) -> Any:
+            self.count += 1
+            seen, *others, info = super().step(action)
+            return seen, *others, {**info, "count": self.count}
+
+    def lean(observations: Any) -> Any:
+        return observations[:, 2] > 0
+
+    with AsyncWorkerPool(Counted, {"all": lean}, infos=("count",), num_workers=0, rollout_length=50) as pool:
+        assert next(pool.rollouts())["all"].infos["count"][:, 0].tolist() == list(range(1, 51))  # type: ignore[index]
