@@ -21,6 +21,7 @@ from parenv.memory.layout import (
     RolloutSpec,
     SlotLayout,
     aligned,
+    extras_and_carry,
     infos_from_data,
     leaves_from_data,
     place,
@@ -153,9 +154,7 @@ def agent_groups(observation_spaces: spaces.Dict, action_spaces: spaces.Dict) ->
 
 
 def _policy_found(group: int, extras: Sequence[Any], carry: Sequence[Any]) -> PolicyFound:
-    return PolicyFound(
-        group, tuple(Extra(name, tuple(shape), dtype) for name, shape, dtype in extras), leaves_from_data(carry)
-    )
+    return PolicyFound(group, *extras_and_carry(extras, carry))
 
 
 def _with_policies(spec: RolloutSpec, index: int, found: Mapping[str, PolicyFound]) -> RolloutSpec:

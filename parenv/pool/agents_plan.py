@@ -107,7 +107,6 @@ def _check_settings(settings: Any) -> None:
 def _check_not_yet(given: SimpleNamespace) -> None:
     refused = {
         'rollout_length="episode": whole episodes are of one agent': given.rollout_length == "episode",
-        "postprocess: compute what you need in the loop": given.postprocess is not None,
         "spaces": given.spaces is not None,
     }
     for what, is_given in refused.items():

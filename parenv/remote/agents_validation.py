@@ -56,7 +56,7 @@ def _check_found(about: Any, policies: Sequence[str], num_groups: int) -> None:
     for group, extras, carry in found.values():
         if type(group) is not int or not 1 <= group <= num_groups:
             raise ProtocolError("a worker has a policy for agents that there are not")
-        extras_and_carry([[*extra, False] for extra in extras], carry)
+        extras_and_carry(extras, carry)
 
 
 def check_agents_commit(commit: Commit, spec: AgentsSpec, share: int) -> None:

@@ -100,6 +100,18 @@ class GroupWriter(RolloutWriter):
             self._extras[name][steps, rows] = to_array(value)
         return [block[steps, rows] for block in self.blocks["actions"]]
 
+    def blank_postprocessed(self) -> None:
+        """Leave nothing of what ``postprocess`` returned for former rollouts."""
+        for extra in self._spec.extras:
+            if extra.postprocessed:
+                self._extras[extra.name][:] = 0
+
+    def add(self, extras: Mapping[str, Any], rows: Any, alive: Any) -> None:
+        """Write what ``postprocess`` returned for some rows, ``[T, n, ...]``, where they were alive, ``[T, n]``."""
+        steps, which = np.nonzero(alive)
+        for name, value in extras.items():
+            self._extras[name][steps, rows[which]] = to_array(value)[steps, which]
+
     def begin_anew(self, row: int, carry: Mapping[str, Any]) -> None:
         """What is in a row does not follow the rollout before; it begins with this carry."""
         self.restarted[row] = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from parenv.envs.fitting import Fit
 from parenv.envs.infos import first_seen
 from parenv.envs.values import row_writer
 from parenv.errors import ConfigurationError, PolicyOutputError
+from parenv.experience.agent_rollouts import AgentRollout
+from parenv.experience.rollout import Rollout
 from parenv.memory.agent_layout import agent_groups
 from parenv.memory.layout import Info, RolloutSpec, infos_as_data, leaves_as_data
 from parenv.memory.spaces import is_single, leaves
@@ -21,7 +25,7 @@ from parenv.policy.policy import as_policy
 from parenv.worker.acting import Actor
 from parenv.worker.agents_naming import Told, infos_of_groups
 from parenv.worker.job import AgentsJob
-from parenv.worker.probing import probe_actor
+from parenv.worker.probing import probe_actor, probe_postprocess
 
 EPISODES_DRAWN = 8
 """Of each sub-environment, to see who may play by which policy."""
@@ -64,18 +68,31 @@ def _found(job: AgentsJob, name: str, policy: Any, where: Sequence[Any], spaces_
     """Group, extras and carry of a policy: in the first group that it can act for."""
     refusals: list[ConfigurationError] = []
     for index, agents, (rows, seen) in where:
-        spec = RolloutSpec(1, leaves(spaces_of[0][agents[0]]), leaves(spaces_of[1][agents[0]]))
+        spec = RolloutSpec(job.rollout_length, leaves(spaces_of[0][agents[0]]), leaves(spaces_of[1][agents[0]]))
         actor = Actor(policy, spec.observations, spec.actions, job.device, fit=fit)
         actor.settle(job.settings.get(name, {}))
         try:
             extras, carry = probe_actor(actor, spec, spaces_of[1][agents[0]], rows, len(rows[0]), seen)
+            if job.postprocess is not None:
+                known = replace(spec, extras=extras, carry=carry)
+                of = partial(_of_agents, agents[0])
+                extras += probe_postprocess(actor, known, job.postprocess, rows, len(rows[0]), seen, of)
         except PolicyOutputError as error:
             refusals.append(PolicyOutputError(f"policy {name!r} for agent {agents[0]!r}: {error}"))
         except Exception as error:
             refusals.append(_cannot_act(name, agents[0], spaces_of[0][agents[0]], error))
         else:
-            return [index + 1, [[e.name, list(e.shape), e.dtype] for e in extras], leaves_as_data(carry)]
+            said = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in extras]
+            return [index + 1, said, leaves_as_data(carry)]
     raise refusals[-1]
+
+
+def _of_agents(agent: str, rollout: Rollout) -> AgentRollout:
+    """A rollout as one of agents that are there all the time."""
+    T, rows = rollout.rewards.shape
+    mine = {one.name: getattr(rollout, one.name) for one in fields(Rollout) if one.init}
+    more: dict[str, Any] = {"first_versions": np.zeros(rows, np.int64), "last_steps": np.full(rows, T - 1)}
+    return AgentRollout(**mine, **more, alive=np.ones((T, rows), bool), agents=[agent] * rows)
 
 
 def _cannot_act(name: str, agent: str, space: Any, error: Exception) -> ConfigurationError:

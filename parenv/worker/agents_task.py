@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, spaces_of, with_agents
@@ -15,7 +16,7 @@ from parenv.memory.spaces import describe
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
-from parenv.worker.agent_writing import AgentWriters
+from parenv.worker.agent_writing import AgentWriter, AgentWriters
 from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.agents_evaluation import AgentsEvaluation
 from parenv.worker.agents_probing import probe_agents
@@ -223,6 +224,9 @@ class AgentsTask:
         self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
         writer = self._writers[credit.slot]
         seconds, learned = self._collector.collect(writer), NOTHING_LEARNED
+        if self._job.postprocess is not None:
+            self._progress.begin("postprocess")
+            self._postprocess(self._job.postprocess, writer, credit.policy_version)
         if self._differentiator is not None:
             self._progress.begin("loss_fn")
             rollout = self._collector.rollout(writer, self._sender.worker, credit.policy_version)
@@ -232,6 +236,22 @@ class AgentsTask:
         in_use = {*self._collector.roster.indices_in_use, *self._evaluation.indices_in_use}
         report = [self._collector.env_steps, credit.weights_slot, sorted(in_use), learned.metrics]
         return Commit(credit.sequence, {}, report, self._collector.take_replaced())
+
+    def _postprocess(self, function: Callable[[Any, Any], Any], writer: AgentWriter, version: int) -> None:
+        """Call the user's ``postprocess`` with each policy and what its agents did."""
+        assert self._collector is not None
+        roster = self._collector.roster
+        for group in writer.groups:
+            group.blank_postprocessed()
+        for name, rows in self._collector.rollout(writer, self._sender.worker, version).items():
+            if not rows.num_steps:
+                continue
+            mine = roster.spec.found[self._cast.table[name].of]
+            given = replace(rows, extras={e.name: rows.extras[e.name] for e in mine.extras if not e.postprocessed})
+            returned = self._cast.actors[name].postprocess(function, given)
+            stored = roster.spec.stored(self._cast.table[name].of)
+            places = roster.rows_of(rows.env_ids, rows.agents)
+            writer.groups[mine.group].add({stored[n]: v for n, v in returned.items()}, places, rows.alive)
 
     def _evaluate(
         self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, serial: int, snapshot: bytes

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from gymnasium import Space
 
 from parenv.errors import PolicyOutputError
+from parenv.experience.assembly import assemble
+from parenv.experience.rollout import Rollout
 from parenv.memory.layout import Extra, RolloutSpec
 from parenv.memory.spaces import Leaf
 from parenv.worker.acting import NO_INFOS, Actor, carry_of, check_actions, extras_of
@@ -67,20 +70,31 @@ def probe_actor(
     return extras_of(extras, (batch,), "policy"), carry
 
 
-def probe_postprocess(collector: Collector, postprocess: Any, rows: Sequence[Any]) -> tuple[Extra, ...]:
+def probe_postprocess(
+    actor: Actor,
+    spec: RolloutSpec,
+    postprocess: Any,
+    rows: Sequence[Any],
+    batch: int,
+    infos: Mapping[str, Any],
+    of: Callable[[Rollout], Rollout] = lambda rollout: rollout,
+) -> tuple[Extra, ...]:
     """Postprocess a rollout in which nothing moves.
 
     Args:
-        collector: one that knows what a rollout holds beside what comes of this.
+        actor: as in :func:`probe_actor`.
+        spec: what a rollout holds beside what comes of this.
         postprocess: the user's.
         rows: the first observations.
+        batch: how many.
+        infos: what came with them.
+        of: makes of the rollout what ``postprocess`` is given.
 
     Raises:
         PolicyOutputError: what it returns does not fit.
     """
-    actor, spec, batch = collector.actor, collector.spec, collector.stepper.num_envs
     initial = actor.initial_carry(batch)
-    actions, extras, _ = actor.act(rows, initial, collector.seen)
+    actions, extras, _ = actor.act(rows, initial, infos)
     writer = private_writer(spec, batch)
     writer.begin(rows)
     writer.write_carry(initial)
@@ -89,7 +103,10 @@ def probe_postprocess(collector: Collector, postprocess: Any, rows: Sequence[Any
         for block, row in zip(writer.observations[step + 1], rows, strict=True):
             block[:] = row
     writer.write_ends([], [])
-    returned = actor.postprocess(postprocess, collector.rollout(writer, policy_version=0))
+    about: dict[str, Any] = {"env_ids": np.arange(batch), "worker": 0, "policy_version": 0, "policy_lag": 0}
+    names = [extra.name for extra in spec.extras]
+    rollout = assemble(spec, writer.arrays, [writer.columns], **about, extras=names)
+    returned = actor.postprocess(postprocess, of(rollout))
     more = extras_of(returned, (spec.rollout_length, batch), "postprocess")
     both = {extra.name for extra in spec.extras} & {extra.name for extra in more}
     if both:

@@ -145,6 +145,12 @@ class Roster:
             )
         return seat
 
+    def rows_of(self, env_ids: Any, agents: Sequence[str]) -> Any:
+        """In which rows of their group agents of sub-environments are, int64 ``[n]``."""
+        first = self.env_ids[0]
+        both = zip(env_ids.tolist(), agents, strict=True)
+        return np.array([self.seats[env_id - first][agent].row for env_id, agent in both])
+
     def be_born(self, seat: Seat) -> None:
         """An agent begins to be there."""
         group = self.groups[seat.group]

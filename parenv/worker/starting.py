@@ -123,6 +123,7 @@ def _probe(
             more = played(make, actor, spec, missing, progress)
             spec = replace(spec, infos=(*spec.infos, *more))
         if job.postprocess is not None:
-            collector.spec = spec
-            spec = replace(spec, extras=(*extras, *probe_postprocess(collector, job.postprocess, rows)))
+            batch = stepper.num_envs
+            more_extras = probe_postprocess(actor, spec, job.postprocess, rows, batch, collector.seen)
+            spec = replace(spec, extras=(*extras, *more_extras))
         return spec

@@ -20,7 +20,7 @@ from parenv.remote.validation import check_reply
 
 OBSERVED = spaces.Dict({"fox": spaces.Box(-1, 1, (3,)), "hen": spaces.Box(-1, 1, (2,))})
 ACTED = spaces.Dict({"fox": spaces.Discrete(2), "hen": spaces.Discrete(3)})
-FOUND = {"clever": [1, [["value", [], "<f4"]], []], "shy": [2, [], [[["h"], [8], "<f8"]]]}
+FOUND = {"clever": [1, [["value", [], "<f4", False]], []], "shy": [2, [], [[["h"], [8], "<f8"]]]}
 ABOUT = {"state": [[[], [4], "<f4"]], "turns": False, "infos": [[], []], "found": FOUND}
 READY = Ready([describe(OBSERVED), describe(ACTED)], 2, ABOUT, [])
 POLICIES = ("clever", "shy")
@@ -52,7 +52,7 @@ def test_what_honest_workers_say_is_let_through() -> None:
         {"extras": ABOUT | {"found": {"clever": FOUND["clever"]}}},
         {"extras": ABOUT | {"found": FOUND | {"shy": [3, [], []]}}},
         {"extras": ABOUT | {"found": FOUND | {"shy": [0, [], []]}}},
-        {"extras": ABOUT | {"found": FOUND | {"shy": [2, [["value", [], "O"]], []]}}},
+        {"extras": ABOUT | {"found": FOUND | {"shy": [2, [["value", [], "O", False]], []]}}},
     ],
     ids=str,
 )
