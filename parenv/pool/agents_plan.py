@@ -106,8 +106,9 @@ def _check_settings(settings: Any) -> None:
 
 def _check_not_yet(given: SimpleNamespace) -> None:
     refused = {
-        'rollout_length="episode": whole episodes are of one agent': given.rollout_length == "episode",
-        "spaces": given.spaces is not None,
+        'rollout_length="episode", since agents end at different times: give a rollout_length of as many steps as an '
+        "episode has, and leave out of the loss what has not ended": given.rollout_length == "episode",
+        "spaces=, since workers say those of every agent: leave it out": given.spaces is not None,
     }
     for what, is_given in refused.items():
         if is_given:

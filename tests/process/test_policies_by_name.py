@@ -632,6 +632,7 @@ def test_tensors_have_the_fields_of_the_arrays() -> None:
         (act, {"policy_of": species}, "policy_of is for policies by name"),
         (TWO, {"policy_of": species, "parallelism": "gradient", "loss_fn": act}, "needs a policy with a torch module"),
         (TWO, {"policy_of": species, "rollout_length": "episode"}, 'not go together with rollout_length="episode"'),
+        (TWO, {"policy_of": species, "spaces": "make"}, "not go together with spaces=, since .*: leave it out"),
     ],
 )
 def test_bad_policies_are_errors_before_a_process_starts(policies: Any, how: Any, message: str) -> None:
