@@ -47,7 +47,7 @@ class AgentsCollector:
         self.env_steps = 0
         self._first = dict(enumerate(first))
         self._steps = [env.step for env in self.envs]
-        self._step_codes = [code("step", env_id) for env_id in roster.env_ids]
+        self._step_codes, self._reset_codes = ([code(name, i) for i in roster.env_ids] for name in ("step", "reset"))
         self._truncated = [False] * len(self.envs)
 
     def begin(self, seeds: Sequence[int | None]) -> None:
@@ -157,13 +157,14 @@ class AgentsCollector:
     def _reset(self, column: int, seed: int | None) -> Any:
         """Reset a sub-environment and draw who plays; what it returned."""
         env_id = self.roster.env_ids[column]
-        self._progress.begin("reset", env_id)
-        if column not in self._first:
+        self._progress.cell[0] = self._reset_codes[column]
+        if column in self._first:
+            found = self._first.pop(column)
+        else:
             try:
-                self._first[column] = self.envs[column].reset(seed=seed)
+                found = self.envs[column].reset(seed=seed)
             except (Exception, SystemExit) as error:
-                self._first[column] = self._made_anew(column, error)
-        found = self._first.pop(column)
+                found = self._made_anew(column, error)
         if not self.envs[column].agents:
             raise ObservationError(f"env_id {env_id} has no agents after its reset")
         self.roster.begin_episode(column)
@@ -197,7 +198,7 @@ class AgentsCollector:
                 length = int(group.lengths[seat.row]) + uncounted
                 if seat.group:
                     so_far = float(group.returns[seat.row])
-                    self._end_part(seat, count - 1, False, so_far, length, column)
+                    self._end_part(seat.group, seat.row, count - 1, False, so_far, length, column)
                 else:
                     self._truncated[column] = True
                     self._end_episode(column, count - 1, length)
@@ -209,14 +210,14 @@ class AgentsCollector:
         return {side.name: side.initial for side in self.roster.sides.values() if side.group == index}
 
     def _end_part(
-        self, seat: Seat, step: int, terminated: bool, episode_return: float, length: int, column: int
+        self, index: int, row: int, step: int, terminated: bool, episode_return: float, length: int, column: int
     ) -> None:
         """An agent's part of an episode ends; what it observed last is kept already."""
-        group, mine = self.roster.groups[seat.group], self._writer.groups[seat.group]
-        seconds, _ = group.clocks.end(seat.row, None)
-        end = End(step, seat.row, terminated, not terminated, seconds)
+        group, mine = self.roster.groups[index], self._writer.groups[index]
+        seconds, _ = group.clocks.end(row, None)
+        end = End(step, row, terminated, not terminated, seconds)
         mine.add_end(end, episode_return, length, self.roster.numbers[column])
-        group.who[seat.row] = NOBODY
+        group.who[row] = NOBODY
         self.roster.groups[0].returns[column] += episode_return
         self._truncated[column] |= not terminated
 

@@ -35,6 +35,7 @@ class Roster:
     Attributes:
         groups: rows of the sub-environments themselves, then of each group of agents.
         seats: of each sub-environment, by agent.
+        agents: everybody, in the order of the seats.
         sides: by index of the policy.
         acting: the sides that somebody is on.
         numbers: of each sub-environment, that of its episode.
@@ -52,6 +53,7 @@ class Roster:
             {a: Seat(a, group, column * len(spec.groups[group].agents) + i) for a, (group, i) in spec.seats.items()}
             for column in range(num_envs)
         ]
+        self.agents = list(spec.seats)
         self.sides: dict[int, Side] = {}
         self.acting: list[Side] = []
         self.names: list[Mapping[str, str]] = [{} for _ in self.env_ids]
@@ -151,14 +153,14 @@ class Roster:
         both = zip(env_ids.tolist(), agents, strict=True)
         return np.array([self.seats[env_id - first][agent].row for env_id, agent in both])
 
-    def be_born(self, seat: Seat) -> None:
-        """An agent begins to be there."""
-        group = self.groups[seat.group]
-        index = int(group.assigned[seat.row])
-        group.who[seat.row] = index
-        group.clocks.begin(seat.row)
-        self._born.append((group, seat.row))
-        self.sides[index].begin_row(seat.row)
+    def be_born(self, of: int, row: int) -> None:
+        """The agent of a row of a group begins to be there."""
+        group = self.groups[of]
+        index = int(group.assigned[row])
+        group.who[row] = index
+        group.clocks.begin(row)
+        self._born.append((group, row))
+        self.sides[index].begin_row(row)
 
     def begin_counting(self, length: int = 0) -> None:
         """What has begun since the last time has no return yet, and this length."""

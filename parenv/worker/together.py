@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collecting import AgentsCollector, Enough
 from parenv.worker.collecting import Seconds, StopCollectingError
-from parenv.worker.group_rows import Seat
 from parenv.worker.single import ACT
 
 
@@ -28,6 +28,7 @@ class TogetherCollector(AgentsCollector):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
+        self._everybody = [[seat[:] for seat in seats.values()] for seats in self.roster.seats]
         self._live: list[list[tuple[str, int, int]]] = [[] for _ in self.envs]
         """The seats of who is there, as plain tuples, which are faster to take apart."""
         self._agents: list[list[str]] = [[] for _ in self.envs]
@@ -50,7 +51,7 @@ class TogetherCollector(AgentsCollector):
         """Go on; see above."""
         self._write_aside()
         self._agents = [list(agents) for agents in state["agents"]]
-        self._live = [[self.roster.seat_of(i, a)[:] for a in agents] for i, agents in enumerate(self._agents)]
+        self._live = list(starmap(self._live_of, enumerate(self._agents)))
         super().set_state(state, seeds, broken)
 
     def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
@@ -153,7 +154,7 @@ class TogetherCollector(AgentsCollector):
         episode_return = float(group.returns[row] + mine.rewards[step, row])
         group.write(mine.finals, len(mine.ends), observation)
         length = int(group.lengths[row]) + step + 1
-        self._end_part(Seat("", index, row), step, terminated, episode_return, length, column)
+        self._end_part(index, row, step, terminated, episode_return, length, column)
 
     def _replace(self, column: int, error: BaseException, step: int) -> None:
         """A sub-environment has raised in a step, which nobody took; from the next one on, another is in its place."""
@@ -196,21 +197,26 @@ class TogetherCollector(AgentsCollector):
 
     def _come_in(self, column: int, agents: list[str], observations: Any, infos: Mapping[str, Any]) -> None:
         """These agents are there from now on: those that were not begin."""
-        seats = [self.roster.seat_of(column, agent) for agent in agents]
-        for seat in seats:
-            group = self.roster.groups[seat.group]
-            if group.who[seat.row] == NOBODY:
-                if seat.agent not in observations:
+        live = self._live_of(column, agents)
+        for agent, index, row in live:
+            group = self.roster.groups[index]
+            if group.who[row] == NOBODY:
+                if agent not in observations:
                     raise ObservationError(
-                        f"agent {seat.agent!r} of env_id {self.roster.env_ids[column]} is there, but has no observation"
+                        f"agent {agent!r} of env_id {self.roster.env_ids[column]} is there, but has no observation"
                     )
-                self.roster.be_born(seat)
-                group.write(self._rows[seat.group], seat.row, observations[seat.agent])
-                info = infos.get(seat.agent, {})
-                write_seen(self._infos[seat.group], self._seen[seat.group], seat.row, info)
-        self._live[column], self._agents[column] = [seat[:] for seat in seats], agents
+                self.roster.be_born(index, row)
+                group.write(self._rows[index], row, observations[agent])
+                if self._infos[index]:
+                    write_seen(self._infos[index], self._seen[index], row, infos.get(agent, {}))
+        self._live[column], self._agents[column] = live, agents
         if self._has_state:
             self._write_state(column, self._rows[0], column)
+
+    def _live_of(self, column: int, agents: list[str]) -> list[tuple[str, int, int]]:
+        if agents == self.roster.agents:  # As it mostly is where an episode begins: nothing new is made then.
+            return self._everybody[column]
+        return [self.roster.seat_of(column, agent)[:] for agent in agents]
 
     def _write_state(self, column: int, rows: Any, row: int) -> None:
         self.roster.groups[0].write(rows, row, self.envs[column].state())

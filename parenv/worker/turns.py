@@ -238,13 +238,13 @@ class TurnsCollector(AgentsCollector):
             return
         mine, step = self._writer.groups[seat.group], int(self._pending[seat.group].counts[row]) - 1
         group.write(mine.finals, len(mine.ends), observation)
-        self._end_part(seat, step, terminated, float(group.returns[row]), int(group.lengths[row]), column)
+        self._end_part(seat.group, row, step, terminated, float(group.returns[row]), int(group.lengths[row]), column)
 
     def _await(self, seat: Seat, observation: Any, info: Found) -> None:
         """It is an agent's turn, and this is what it sees."""
         group, pending = self.roster.groups[seat.group], self._pending[seat.group]
         if group.who[seat.row] == NOBODY:
-            self.roster.be_born(seat)
+            self.roster.be_born(seat.group, seat.row)
             self.roster.begin_counting()
         if not self._is_writing:
             group.write(group.observed, seat.row, observation)
