@@ -9,7 +9,10 @@ import itertools
 import struct
 from typing import Any
 
+import numpy as np
+
 from parenv.errors import ConfigurationError, ProtocolError
+from parenv.memory.layout import ALIGNMENT
 from parenv.memory.status_slot import header_bytes
 from parenv.protocol.data import pack, unpack
 
@@ -44,7 +47,7 @@ class MemberPlaces:
             NotDataError: it holds something else than plain data.
             ConfigurationError: there is no room for it.
         """
-        text, buffers = pack(state)
+        text, buffers = pack(state, views=True)
         parts = [memoryview(part).cast("B") for part in (text, *buffers)]
         lengths = [len(parts), *(part.nbytes for part in parts)]
         head = b"".join(map(_LENGTH.pack, lengths))
@@ -62,7 +65,7 @@ class MemberPlaces:
         return nbytes
 
     def read(self, place: int) -> Any:
-        """The state in a place; its arrays are copies.
+        """The state in a place; its arrays can be written, and are the only copy that is made.
 
         Raises:
             ProtocolError: there is none.
@@ -70,7 +73,7 @@ class MemberPlaces:
         with memoryview(self.buffer) as whole:
             stops = self._stops(whole, place)
             # Copied before anything is read from it, so that nobody writes to it meanwhile.
-            parts = [bytes(whole[begin:stop]) for begin, stop in itertools.pairwise(stops)]
+            parts = [_copied(whole[begin:stop]) for begin, stop in itertools.pairwise(stops)]
         return unpack(parts[0], parts[1:], writable=True)
 
     def read_bytes(self, place: int) -> bytes:
@@ -92,3 +95,12 @@ class MemberPlaces:
         if stops[-1] > stop:
             raise ProtocolError(f"the state of a member in place {place} does not end")
         return stops
+
+
+def _copied(part: memoryview) -> memoryview:
+    """A copy where torch's own tensors could begin, since what it computes with others may differ in the last bit."""
+    room = np.empty(part.nbytes + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    copied = room[begin : begin + part.nbytes]
+    copied.data[:] = part
+    return copied.data

@@ -47,8 +47,12 @@ _LAST_POSITION = {"MT19937": 624, "Philox": 4}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def pack(value: Any) -> tuple[bytes, list[Buffer]]:
+def pack(value: Any, views: bool = False) -> tuple[bytes, list[Buffer]]:
     """Encode a plain value.
+
+    Args:
+        value: it.
+        views: whether the buffers of arrays are, where they can be, those arrays themselves, and no copies.
 
     Returns:
         JSON text and the raw buffers that it refers to by index.
@@ -59,7 +63,8 @@ def pack(value: Any) -> tuple[bytes, list[Buffer]]:
     >>> unpack(*pack({"a": (1, None), "b": np.arange(3)}))
     {'a': (1, None), 'b': array([0, 1, 2])}
     """
-    buffers: list[Buffer] = []
+    buffers = _Buffers()
+    buffers.views = views
     return _ENCODE(_pack(value, buffers, "value", 0)).encode(), buffers
 
 
@@ -78,7 +83,8 @@ def unpack(text: Buffer, buffers: Sequence[Buffer], writable: bool = False) -> A
     Args:
         text: as :func:`pack` gave it.
         buffers: likewise.
-        writable: whether arrays are copies of their buffers; otherwise they are views, which cannot be written to.
+        writable: whether arrays can be written to: views of buffers that can, and copies of others; otherwise they are
+            views.
 
     Raises:
         ProtocolError: the text or a buffer is malformed, or the spaces in it take more than
@@ -95,7 +101,7 @@ def unpack(text: Buffer, buffers: Sequence[Buffer], writable: bool = False) -> A
         raise ProtocolError(f"malformed data in a message: {error}") from error
 
 
-def _pack(value: Any, buffers: list[Buffer], where: str, depth: int) -> Any:
+def _pack(value: Any, buffers: _Buffers, where: str, depth: int) -> Any:
     if type(value) in _PLAIN:
         if type(value) is int and not _LEAST_INTEGER <= value <= _LARGEST_INTEGER:
             raise NotDataError(f"{where} is an integer of more than {MAX_INTEGER_DIGITS} digits, which cannot travel")
@@ -107,7 +113,7 @@ def _pack(value: Any, buffers: list[Buffer], where: str, depth: int) -> Any:
     return _pack_tagged(value, buffers, where, depth)
 
 
-def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> dict[str, Any]:
+def _pack_tagged(value: Any, buffers: _Buffers, where: str, depth: int) -> dict[str, Any]:
     def inner(item: Any, suffix: str) -> Any:
         return _pack(item, buffers, where + suffix, depth + 1)
 
@@ -140,11 +146,12 @@ def _pack_tagged(value: Any, buffers: list[Buffer], where: str, depth: int) -> d
     )
 
 
-def _pack_array(value: np.ndarray[Any, Any] | np.generic, buffers: list[Buffer], where: str) -> dict[str, Any]:
+def _pack_array(value: np.ndarray[Any, Any] | np.generic, buffers: _Buffers, where: str) -> dict[str, Any]:
     array = np.asarray(value)
     if array.dtype.kind not in _KINDS:
         raise NotDataError(f"{where} is an array of dtype {array.dtype}, which cannot leave a worker as plain data")
-    buffers.append(array.tobytes())
+    can_be_viewed = buffers.views and array.size and array.flags.c_contiguous
+    buffers.append(array.reshape(-1).view(np.uint8).data if can_be_viewed else array.tobytes())
     tag = "scalar" if isinstance(value, np.generic) else "array"
     return {tag: [array.dtype.str, list(array.shape), len(buffers) - 1]}
 
@@ -155,6 +162,7 @@ class _Buffers(list[Buffer]):
     taken = 0
     space_bytes = 0
     writable = False
+    views = False
 
     def take(self, index: Any) -> Buffer:
         if index != self.taken:
@@ -232,7 +240,7 @@ def _array(body: Any, buffers: _Buffers) -> np.ndarray[Any, Any]:
     array = np.frombuffer(buffers.take(index), dtype=_dtype(dtype)).reshape(shape)
     if list(array.shape) != shape:
         raise ValueError(f"{shape} is no shape")
-    return array.copy() if buffers.writable else array
+    return array.copy() if buffers.writable and not array.flags.writeable else array
 
 
 def _scalar(body: Any, buffers: _Buffers) -> Any:

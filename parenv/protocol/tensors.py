@@ -29,7 +29,7 @@ def without_tensors(value: Any, where: str, other: Callable[[Any, str], Any] = l
 
 
 def with_tensors(value: Any) -> Any:
-    """The inverse of :func:`without_tensors`; tensors are on the CPU, over the memory of arrays that can be written."""
+    """The inverse of :func:`without_tensors`; on the CPU, over the memory of arrays where they can be written."""
     if isinstance(value, dict):
         if value.keys() == {_TENSOR}:
             import torch
@@ -38,6 +38,7 @@ def with_tensors(value: Any) -> Any:
                 return torch.tensor(value[_TENSOR])
             dtype, shape, raw = value[_TENSOR]
             kind = getattr(torch, dtype)
+            raw = raw if raw.flags.writeable else raw.copy()
             flat = torch.from_numpy(raw).view(kind) if len(raw) else torch.empty(0, dtype=kind)
             return flat.reshape(shape)
         return {key: with_tensors(item) for key, item in value.items()}

@@ -120,7 +120,8 @@ def state_of(member: Member) -> dict[str, Any]:
 def restore(member: Member, state: Mapping[str, Any]) -> None:
     """Put a state of :func:`state_of` into a member that was made by the same function.
 
-    Its hyper-parameters may be others than those of the state: they hold, and not what an optimizer remembers of them.
+    What has been read is not copied once more: tensors and optimizers go on with the memory of the state. Its
+    hyper-parameters may be others than those of the state: they hold, and not what an optimizer remembers of them.
 
     Raises:
         ConfigurationError: the member has other parts or tensors than the state.
@@ -133,7 +134,7 @@ def restore(member: Member, state: Mapping[str, Any]) -> None:
             f"and the tensors {sorted(tensors)}: parts and names must not depend on hyper-parameters"
         )
     for name, tensor in tensors.items():
-        tensor.data.copy_(with_tensors(state["tensors"][name]))
+        _take(tensor, with_tensors(state["tensors"][name]))
     if state["policy"] is not None:
         member.policy.load_state_dict(with_tensors(state["policy"]))
     for name, saved in state["parts"].items():
@@ -143,6 +144,18 @@ def restore(member: Member, state: Mapping[str, Any]) -> None:
             setattr(member, name, with_tensors(saved))
     before = state["hyperparameters"]
     _act_on_optimizers(member, {n: v for n, v in member.hyperparameters.items() if before.get(n) != v})
+
+
+def _take(tensor: Any, saved: Any) -> None:
+    """Have a tensor be a saved one, whose memory becomes its own where it fits."""
+    if (saved.shape, saved.dtype, saved.device) == (
+        tensor.shape,
+        tensor.dtype,
+        tensor.device,
+    ) and tensor.is_contiguous():
+        tensor.data = saved
+    else:
+        tensor.data.copy_(saved)
 
 
 def _act_on_optimizers(member: Member, changed: Mapping[str, float]) -> None:
