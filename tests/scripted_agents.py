@@ -59,7 +59,7 @@ class Scripted:
         self.episode += 1
         self.now = 0
         self.agents = self._there()
-        return {agent: self._see(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+        return {agent: self._see(agent) for agent in self.agents}, {agent: {"now": self.now} for agent in self.agents}
 
     def step(self, actions: Any) -> Any:
         acted = self.agents
@@ -74,7 +74,7 @@ class Scripted:
         terminated = {agent: agent in gone and not self.cuts(agent) for agent in seen}
         truncated = {agent: agent in gone and self.cuts(agent) for agent in seen}
         self.agents = [*there, *born]
-        return seen, rewards, terminated, truncated, {agent: {} for agent in seen}
+        return seen, rewards, terminated, truncated, {agent: {"now": self.now} for agent in seen}
 
     def reward(self, agent: str, action: int) -> float:
         return float((self.env_id * 31 + self.episode * 17 + self.now * 7 + AGENTS.index(agent) * 3 + action) % 1000)
@@ -126,7 +126,13 @@ class ScriptedTurns(Scripted):
 
     def last(self) -> Any:
         agent = self.agent_selection
-        return self.observe(agent), self._sum[agent], self.terminations[agent], self.truncations[agent], {}
+        return (
+            self.observe(agent),
+            self._sum[agent],
+            self.terminations[agent],
+            self.truncations[agent],
+            {"now": self.now},
+        )
 
     def step(self, action: Any) -> None:
         agent = self._queue.pop(0)

@@ -53,6 +53,7 @@ def envs(kind: Any, count: int) -> list[Any]:
 ROWS = (
     "observations", "actions", "rewards", "terminated", "truncated", "alive", "extras", "initial_carry", "env_ids",
     "agents", "policy_version", "policy_lag", "first_versions", "last_observations", "last_steps", "restarted",
+    "infos", "next_infos",
 )  # fmt: skip
 EPISODES = ("returns", "lengths", "env_ids", "numbers")
 
@@ -79,7 +80,8 @@ def league(kind: Any, **placement: Any) -> list[Any]:
     hen, past, found = TorchPolicy(Scorer(), "act", ("actions", "weight")), list[str](), []
     with AsyncWorkerPool(
         envs(kind, 5), {"hen": hen, "fox": Counter()}, policy_of=opponents, num_workers=3, mode="sync",
-        rollout_length=6, seed=4, **placement,
+        rollout_length=6, seed=4, infos=("now",), postprocess=lambda policy, rows: {"twice": rows.rewards * 2},
+        **placement,
     ) as pool:  # fmt: skip
         for number, rollout in enumerate(pool.rollouts()):
             found.append(everything(rollout))
