@@ -125,14 +125,8 @@ class ScriptedTurns(Scripted):
         self.agent_selection = self._queue[0]
 
     def last(self) -> Any:
-        agent = self.agent_selection
-        return (
-            self.observe(agent),
-            self._sum[agent],
-            self.terminations[agent],
-            self.truncations[agent],
-            {"now": self.now},
-        )
+        agent, info = self.agent_selection, {"now": self.now}
+        return self.observe(agent), self._sum[agent], self.terminations[agent], self.truncations[agent], info
 
     def step(self, action: Any) -> None:
         agent = self._queue.pop(0)
