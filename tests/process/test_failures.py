@@ -75,6 +75,15 @@ def raise_simulator_error() -> None:
     raise SimulatorError("the motor is hot", 3)
 
 
+class UnsayableError(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def raise_unsayable() -> None:
+    raise UnsayableError
+
+
 DOING = {"constructor": "making the environment", "reset": "reset", "step": "step"}
 
 
@@ -91,6 +100,18 @@ def test_an_environment_that_raises_comes_back_in_its_own_type_with_its_place(wh
     if num_workers:
         assert "raise_simulator_error" in cause.remote_traceback
         assert "env_id 2" in str(cause)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_that_cannot_say_what_it_is_ends_no_worker(num_workers: int) -> None:
+    with pytest.raises(RuntimeError) as raised:  # noqa: SIM117
+        with AsyncWorkerPool(one_faulty("step", raise_unsayable), zeros, num_workers=num_workers) as pool:
+            list(pool.rollouts())
+    cause = raised.value.__cause__
+    assert isinstance(cause, SubEnvironmentError)
+    assert (cause.env_id, cause.doing) == (2, "step")
+    if num_workers:
+        assert "UnsayableError: <UnsayableError, which cannot say" in str(raised.value)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
