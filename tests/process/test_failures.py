@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from parenv import (
     ConfigurationError,
     NotPicklableError,
     ObservationError,
+    ParallelVectorEnv,
     PolicyOutputError,
     PoolBusyError,
     PoolClosedError,
@@ -124,6 +126,30 @@ def test_after_a_failure_the_pool_is_closed(mode: Any) -> None:
         pool.publish(zeros)
 
 
+def fork_and_exit(code: Any) -> None:
+    pid = os.fork()
+    if not pid:
+        sys.exit(code)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 3:
+        raise SimulatorError("the child ended otherwise", 0)
+
+
+@pytest.mark.parametrize("product", ["pool", "vector env"])
+def test_a_child_that_an_environment_forks_may_end_by_sys_exit(product: str) -> None:
+    envs = one_faulty("step", lambda: fork_and_exit(3))
+    if product == "pool":
+        with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=16) as pool:
+            assert len(list(pool.rollouts(Stop(env_steps=256)))) >= 8
+        return
+    vector = ParallelVectorEnv(envs, num_workers=2)
+    try:
+        vector.reset(seed=0)
+        for _ in range(32):
+            vector.step(np.zeros(4, np.int64))
+    finally:
+        vector.close()
+
+
 def segfault() -> None:
     import ctypes
     import faulthandler
@@ -157,8 +183,6 @@ def test_a_worker_that_dies_is_an_error_that_says_who_how_and_doing_what(death: 
 
 
 def test_sys_exit_in_an_environment_does_not_end_the_driver() -> None:
-    import sys
-
     with pytest.raises(WorkerError, match="SystemExit: 4"):  # noqa: SIM117
         with AsyncWorkerPool(one_faulty("step", lambda: sys.exit(4)), zeros, num_workers=2) as pool:
             list(pool.rollouts())
