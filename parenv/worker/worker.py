@@ -97,8 +97,8 @@ class Worker:
     ) -> None:
         self._sender, self._memory = sender, memory
         self._load_job: Callable[[], Any] = lambda: load_job().of_worker(sender.worker)
-        self._send, self._owns_process = send, owns_process
-        self._pid = os.getpid()
+        self._send = send
+        self._own_process = os.getpid() if owns_process else None
         self._conversation = Conversation()
         self._inbox = Inbox()
         self._warnings: deque[str] = deque()
@@ -168,7 +168,7 @@ class Worker:
 
     def complain(self, errors: Sequence[EnvError], call: int = 0) -> None:
         """Say what sub-environments raised, in a call or in a step on the board."""
-        if self._owns_process and os.getpid() != self._pid:
+        if self._own_process not in (None, os.getpid()):
             _leave(errors[0].error)
         for left, (env_id, doing, error) in zip(reversed(range(len(errors))), errors, strict=True):
             self.say(failure_of(error, doing, env_id, call, more=left))
@@ -182,7 +182,7 @@ class Worker:
     def _start(self) -> None:
         job = self._load_job()
         seed = worker_seed(job.seed, job.first_worker + self._sender.worker, self._sender.generation)
-        if self._owns_process:
+        if self._own_process is not None:
             prepare_process(seed, job, self._sender.worker)
         else:
             self._random_state = RandomState(seed)
