@@ -64,7 +64,7 @@ class Scripted:
     def step(self, actions: Any) -> Any:
         acted = self.agents
         assert list(actions) == acted, (actions, acted)
-        assert all(type(action) is int for action in actions.values())
+        assert all(type(action) is np.int64 for action in actions.values())
         self.now += 1
         there = [agent for agent in acted if self._stays(agent)]
         gone = [agent for agent in acted if agent not in there]
@@ -136,7 +136,7 @@ class ScriptedTurns(Scripted):
             for table in (self._sum, self.terminations, self.truncations):
                 del table[agent]
         else:
-            assert type(action) is int
+            assert type(action) is np.int64
             self._sum[agent] = 0.0
             for other in self.agents:
                 self._sum[other] += self.reward(other, action) / 8
@@ -185,8 +185,8 @@ class Lived(NamedTuple):
 Ledger = dict[tuple[int, str], list[Lived]]
 
 
-def one_action(observation: Any) -> int:
-    return int(act(np.asarray(observation)[None])[0])
+def one_action(observation: Any) -> Any:
+    return np.int64(act(np.asarray(observation)[None])[0])
 
 
 def plain_loop(env_id: int, env_steps: int) -> tuple[Ledger, list[list[int]]]:

@@ -792,7 +792,7 @@ def test_an_action_that_is_not_finite_is_said_with_its_agent() -> None:
             return gym.spaces.Box(-1, 1, (1,), np.float32)
 
         def step(self, actions: Any) -> Any:
-            return super().step(dict.fromkeys(actions, 0))
+            return super().step(dict.fromkeys(actions, np.int64(0)))
 
     def lost(observations: Any) -> Any:
         steps = observations[:, 2:3].astype(np.float32)

@@ -166,7 +166,7 @@ def test_single_environments_can_be_asked_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("space", "batch", "single"),
     [
-        (spaces.Discrete(4), [np.array([1, 3])], [1, 3]),
+        (spaces.Discrete(4), [np.array([1, 3])], [np.int64(1), np.int64(3)]),
         (UNIT, [np.array([[0, 1], [1, 0]], np.float32)], [np.array([0, 1], "f4"), np.array([1, 0], "f4")]),
         (spaces.Text(3), [["a", "bc"]], ["a", "bc"]),
         (
