@@ -11,7 +11,6 @@ from parenv.errors import PoolClosedError
 from parenv.pool.threads import OneThread, StreamKey
 from parenv.process.forks import Owner
 from parenv.supervision.shortening import Shortened
-from parenv.transport.interrupts import deferred
 
 
 class _Session(Protocol):
@@ -62,7 +61,7 @@ class SessionHolder(Generic[S]):
     @contextlib.contextmanager
     def _used(self, stream: StreamKey | None) -> Iterator[S]:
         self._check_open()
-        with self._one_thread.using(stream), deferred():
+        with self._one_thread.using(stream):
             try:
                 yield self._session
             finally:
