@@ -171,7 +171,6 @@ LARGE_ON_PURPOSE = {
     "remote/placement.py:HostsPlacement": "the whole of Placement, over the scheduler, the exchange and the versions",
     "supervision/supervisor.py:Supervisor": "the states that a worker goes through from its death to its return",
     "supervision/workers.py:Workers": "all that can be said to workers and heard of them, a few lines each",
-    "worker/rollout_task.py:RolloutTask": "all that a worker of a pool is asked, a few lines each",
     "vector/env.py:ParallelVectorEnv": "the attributes that Gymnasium's vector envs have, and their methods",
     "vector/make.py:make_vec": "the arguments of gymnasium.make_vec, spelled out",
     "vector/process_backend.py:ProcessBackend": "the whole of Backend, over doorbells, the board and the supervisor",

@@ -45,6 +45,7 @@ class LocalPlacement(SteppingPlacement):
         self._doorbells: dict[int, Doorbell] = {}
         self._bells: dict[Sender, Doorbell] = {}
         self._watched: set[int] = set()
+        self._unsent: dict[Sender, Message] = {}
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
@@ -60,8 +61,16 @@ class LocalPlacement(SteppingPlacement):
             launcher.launch(handle, self._entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:
-        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
-        if self._socket is not None and self._socket.send(*to, to_frames(to, message)) and to in self._bells:
+        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`.
+
+        One that still starts may not have connected. It gets its message, which can only be the last one, behind its
+        own first one.
+        """
+        if self._socket is None:
+            return
+        if not self._socket.send(*to, to_frames(to, message)):
+            self._unsent[to] = message
+        elif to in self._bells:
             self._bells[to].ring(MESSAGE)
 
     def wait(self, timeout_s: float) -> list[Event]:
@@ -155,7 +164,9 @@ class LocalPlacement(SteppingPlacement):
         events: list[Event] = []
         while self._socket is not None and (frames := self._socket.receive()) is not None:
             try:
-                events.append(Received(*from_frames(frames)))
+                events.append(received := Received(*from_frames(frames)))
+                if received.sender in self._unsent:
+                    self.send(received.sender, self._unsent.pop(received.sender))
             except ProtocolError as error:
                 # Its sender will be missed, and replaced.
                 _log.warning("a message that cannot be read was dropped: %s", str(error))

@@ -77,8 +77,10 @@ class RolloutQueue:
 
     def _chosen(self, deadline: float) -> CreditKey | None:
         """What to yield now; to ask for it says that the learner is done with the one before."""
-        if self._in_hand is not None:
-            self.scheduler.done(self._in_hand)
+        # Whoever is interrupted while waiting, as by Ctrl-C in a notebook, has said so once.
+        in_hand, self._in_hand = self._in_hand, None
+        if in_hand is not None:
+            self.scheduler.done(in_hand)
         self._note(self._supervisor.past_events())
         self._issue()
         self._in_hand = self._wait(self.scheduler.patience(deadline))

@@ -11,7 +11,7 @@ from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
 from parenv.protocol.messages import KINDS, Failure, Reply, SideData
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 T = TypeVar("T")
 _MAGIC = b"PENV"
 _LEAST_INTEGER, _LARGEST_INTEGER = -(1 << 63), (1 << 63) - 1

@@ -25,6 +25,7 @@ def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
 
     Raises:
         NotDataError: there is something else in it; the message says where.
+        OSError: it cannot be written; the file before is as it was.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -44,6 +45,9 @@ def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
+    except OSError as error:
+        why = f"{error.strerror}, so that the checkpoint is not written; what was there is as it was"
+        raise OSError(error.errno, why, str(target)) from None
     finally:
         draft.unlink(missing_ok=True)
 

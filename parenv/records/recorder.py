@@ -7,8 +7,11 @@ of JSON each, and a digest of every rollout. In a run that is recorded, calls wa
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -18,6 +21,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from parenv.envs.values import as_array
+from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import AgentRollout, RolloutsByPolicy
 from parenv.experience.rollout import NAMED, TREES
 from parenv.libraries import installed_version
@@ -27,6 +31,7 @@ from parenv.pool.events import Delivered, Event, Observer, Questioned
 from parenv.protocol.data import pack
 
 FORMAT = 1
+_log = logging.getLogger("parenv")
 _DERIVED = {"shifted_observations", "resetting"}
 
 
@@ -44,8 +49,23 @@ class Recorder(Observer):
         self._file: TextIO | None = None
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Open the file and describe the pool."""
-        self._file = self._path.open("w", buffering=1, encoding="utf-8")
+        """Open the file and describe the pool.
+
+        Raises:
+            ConfigurationError: another run is being recorded there.
+        """
+        self._file = self._path.open("a", buffering=1, encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigurationError(
+                f"record={str(self._path)!r} is what another run is recorded in just now"
+            ) from None
+        except OSError:
+            _log.debug("%s is on a file system without locks", self._path)
+        if self._path.is_file():
+            self._file.truncate(0)
         self.write({"parenv journal": FORMAT, **about, "made with": versions()})
 
     def dispatch(self, *arguments: Any, **more: Any) -> Dispatch:
@@ -63,11 +83,21 @@ class Recorder(Observer):
     def write(self, line: Any) -> None:
         """Add a line."""
         assert self._file is not None
-        self._file.write(json.dumps(line) + "\n")
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            why = f"{error.strerror}, so that what this run does cannot be recorded"
+            raise OSError(error.errno, why, str(self._path)) from None
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
+        if self._file is None or self._file.closed:
+            return
+        with contextlib.suppress(OSError):
+            # A child that the user has forked meanwhile has the file too.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        # Every line was written when it was there; what is left is one of which somebody was told that it cannot be.
+        with contextlib.suppress(OSError):
             self._file.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,9 +21,8 @@ from parenv.worker.agents_evaluation import AgentsEvaluation
 from parenv.worker.agents_probing import probe_agents
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.casting import Cast
-from parenv.worker.collecting import StopCollectingError
+from parenv.worker.collecting_task import CollectingTask
 from parenv.worker.differentiating import NOTHING_LEARNED, Differentiator
-from parenv.worker.failing import LATER, Outlet
 from parenv.worker.job import AgentsJob
 from parenv.worker.replacing import Replacements
 from parenv.worker.roster import Roster
@@ -85,28 +83,13 @@ def make_agents(job: AgentsJob, env_ids: range, progress: StatusSlot, others: Se
     return [with_agents(env) for env in make_envs(job.factories, env_ids, progress, others, check_has_agents)]
 
 
-class AgentsTask:
-    """Collects a rollout of all agents for each credit, and answers what it is asked between two of them.
+class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
+    """Collects a rollout of all agents for each credit, and answers what it is asked between two of them."""
 
-    Args:
-        job: what to make.
-        sender: which share of it.
-        load_job: makes another copy of the job.
-        progress: where to say what is going on.
-        outlet: where to say what comes of it.
-    """
-
-    def __init__(
-        self, job: AgentsJob, sender: Sender, load_job: Callable[[], Any], progress: StatusSlot, outlet: Outlet
-    ) -> None:
-        self._job, self._sender, self._load_job = job, sender, load_job
-        self._progress, self._outlet = progress, outlet
-        self._started = start_agents(job, sender, load_job, progress, outlet.warn)
-        self._collector: AgentsCollector | None = None
-        self._evaluation: AgentsEvaluation | None = None
-        self.loads = None  # A table of versions comes as a message.
-        self._loaded = (-1, -1)
-        self._resumed: tuple[Any, Any, bool] | None = None
+    _collector: AgentsCollector | None = None
+    _evaluation: AgentsEvaluation | None = None
+    _loaded = (-1, -1)
+    _resumed: tuple[Any, Any, bool] | None = None
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
@@ -133,36 +116,20 @@ class AgentsTask:
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
         self._timer = RolloutTimer(self._sender.generation)
 
-    def take(self, credit: Credit) -> None:
-        """Produce the rollout of a credit, unless the driver wants this worker to end."""
-        with contextlib.suppress(StopCollectingError):
-            self._outlet.say(self._collect(credit))
+    def _start(self) -> StartedAgents:
+        return start_agents(self._job, self._sender, self._load_job, self._progress, self._outlet.warn)
 
-    def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call, or begin what :meth:`go_on` goes on with, for :data:`~parenv.worker.failing.LATER`."""
-        if method in ENV_METHODS:
-            return self._ask_envs(method, *arguments)
-        answers: dict[str, Callable[..., Any]] = {
+    def _answers(self) -> dict[str, Callable[..., Any]]:
+        return {
             "load": self._load,
             "evaluate": self._evaluate,
             "get_state": self._get_state,
             "set_state": self._set_state,
         }
-        return answers[method](*arguments)
 
-    def go_on(self, seconds: float) -> Any:
-        """See :meth:`~parenv.worker.evaluation.Evaluation.go_on`."""
-        assert self._evaluation is not None
-        return self._evaluation.go_on(seconds)
-
-    def close(self) -> None:
-        """Close the sub-environments."""
-        try:
-            for env in self._started.envs:
-                env.close()
-        finally:
-            if self._evaluation is not None:
-                self._evaluation.close()
+    def _close_envs(self) -> None:
+        for env in self._started.envs:
+            env.close()
 
     def _collecting(
         self, cast: Cast, job: AgentsJob, spec: AgentsSpec, envs: list[Any], first: Sequence[Any] = ()
@@ -252,16 +219,6 @@ class AgentsTask:
             stored = roster.spec.stored(self._cast.table[name].of)
             places = roster.rows_of(rows.env_ids, rows.agents)
             writer.groups[mine.group].add({stored[n]: v for n, v in returned.items()}, places, rows.alive)
-
-    def _evaluate(
-        self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, serial: int, snapshot: bytes
-    ) -> Any:
-        assert self._evaluation is not None
-        if beside:
-            self._evaluation.begin(episodes, deterministic, number, serial, snapshot)
-            return LATER
-        self._load(version, serial, snapshot)
-        return self._evaluation.run(episodes, deterministic, number)
 
     def _trial(self, cast: Cast, envs: list[Any], job: AgentsJob) -> AgentsCollector:
         """What plays an evaluation."""

@@ -43,7 +43,7 @@ class FailedCallError(Exception):
 
 def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, more: int = 0) -> Failure:
     """An exception as a message; of its attributes, those that are plain data, and not much of it."""
-    kind, text = type(error), str(error)
+    kind, text = type(error), text_of(error)
     if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0]  # Which it shows in quotes, and would do so again.
     return Failure(
@@ -56,6 +56,14 @@ def failure_of(error: BaseException, doing: str, env_id: int, call: int = -1, mo
         traceback=_traceback_of(error),
         attributes={name: value for name, value in vars(error).items() if is_data(value, MAX_ATTRIBUTE_BYTES)},
     )
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, also where that raises."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<{type(error).__name__}, which cannot say what it is: {type(another).__name__}>"
 
 
 def _traceback_of(error: BaseException) -> str:

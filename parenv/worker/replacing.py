@@ -12,6 +12,7 @@ from parenv.errors import ConfigurationError
 from parenv.memory.status_slot import StatusSlot
 from parenv.process.restart_limit import RestartLimit
 from parenv.worker.collecting import Collector
+from parenv.worker.failing import text_of
 from parenv.worker.job import Job
 from parenv.worker.writing import RolloutWriter
 
@@ -61,7 +62,7 @@ class Replacements:
             if self._restart_limit.died(column, time.monotonic()) is None:
                 progress.begin(doing, env_id)
                 raise error
-            self._causes.append([env_id, doing, f"{type(error).__qualname__}: {error}"])
+            self._causes.append([env_id, doing, f"{type(error).__qualname__}: {text_of(error)}"])
             self._counts[column] += 1
             try:
                 progress.begin("making the environment", env_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,47 +19,28 @@ from parenv.memory.layout import (
     leaves_as_data,
 )
 from parenv.memory.spaces import describe
-from parenv.memory.status_slot import StatusSlot
 from parenv.policy.snapshots import WeightsReader
-from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
 from parenv.worker.acting import Actor
 from parenv.worker.calling import ENV_METHODS
-from parenv.worker.collecting import Collector, StopCollectingError
+from parenv.worker.collecting import Collector
+from parenv.worker.collecting_task import CollectingTask
 from parenv.worker.differentiating import NOTHING_LEARNED, Differentiator
-from parenv.worker.evaluation import EnvsEvaluation, Evaluation
-from parenv.worker.failing import LATER, Outlet
+from parenv.worker.evaluation import EnvsEvaluation
 from parenv.worker.half_batches import HalfBatchCollector
 from parenv.worker.job import Job
 from parenv.worker.loads import Loads
 from parenv.worker.replacing import Replacements, ReplacingCollector
 from parenv.worker.stamping import RolloutTimer
-from parenv.worker.starting import start
+from parenv.worker.starting import StartedEnvs, start
 from parenv.worker.whole_episodes import EpisodeCollector
 from parenv.worker.writing import SlotWriters
 
 
-class RolloutTask:
-    """Collects a rollout for each credit, and answers what it is asked between two of them.
+class RolloutTask(CollectingTask[Job, StartedEnvs]):
+    """Collects a rollout for each credit, and answers what it is asked between two of them."""
 
-    Args:
-        job: what to make.
-        sender: which share of it.
-        load_job: makes another copy of the job.
-        progress: where to say what is going on.
-        outlet: where to say what comes of it.
-    """
-
-    def __init__(
-        self, job: Job, sender: Sender, load_job: Callable[[], Job], progress: StatusSlot, outlet: Outlet
-    ) -> None:
-        self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
-        self._load_job = load_job
-        self._started = start(sender, job, load_job, progress, outlet.warn)
-        self._evaluation: Evaluation | None = None
-        self._policy_version = -1
-        self.loads: Loads | None = None
-        """What the driver asks for by doorbell, once it is laid out."""
+    _policy_version = -1
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
@@ -98,36 +78,20 @@ class RolloutTask:
         self._timer = RolloutTimer(self._sender.generation)
         self.loads = Loads(mapping, len(job.shares), worker, self._load)
 
-    def take(self, credit: Credit) -> None:
-        """Produce the rollout of a credit, unless the driver wants this worker to end."""
-        with contextlib.suppress(StopCollectingError):
-            self._outlet.say(self._collect(credit))
+    def _start(self) -> StartedEnvs:
+        return start(self._sender, self._job, self._load_job, self._progress, self._outlet.warn)
 
-    def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call, or begin what :meth:`go_on` goes on with, for :data:`~parenv.worker.failing.LATER`."""
-        if method in ENV_METHODS:
-            return self._ask_envs(method, *arguments)
-        answers: dict[str, Callable[..., Any]] = {
+    def _answers(self) -> dict[str, Callable[..., Any]]:
+        return {
             "evaluate": self._evaluate,
             "get_state": self._get_state,
             "set_state": self._set_state,
             "load": self._load,
             "restart": self._collector.restart,
         }
-        return answers[method](*arguments)
 
-    def go_on(self, seconds: float) -> Any:
-        """See :meth:`~parenv.worker.evaluation.Evaluation.go_on`."""
-        assert self._evaluation is not None
-        return self._evaluation.go_on(seconds)
-
-    def close(self) -> None:
-        """Close the sub-environments."""
-        try:
-            self._started.stepper.close()
-        finally:
-            if self._evaluation is not None:
-                self._evaluation.close()
+    def _close_envs(self) -> None:
+        self._started.stepper.close()
 
     def _collect(self, credit: Credit) -> Commit:
         """Produce the rollout of a credit and stamp its slot."""
@@ -187,13 +151,3 @@ class RolloutTask:
             self._episodes.all_fresh = False
         set_random_state(state["random"])
         return anew
-
-    def _evaluate(
-        self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, place: int, snapshot: bytes
-    ) -> Any:
-        assert self._evaluation is not None
-        if beside:
-            self._evaluation.begin(episodes, deterministic, number, place, snapshot)
-            return LATER
-        self._load(version, place, snapshot)
-        return self._evaluation.run(episodes, deterministic, number)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 
@@ -94,7 +97,8 @@ class Worker:
     ) -> None:
         self._sender, self._memory = sender, memory
         self._load_job: Callable[[], Any] = lambda: load_job().of_worker(sender.worker)
-        self._send, self._owns_process = send, owns_process
+        self._send = send
+        self._own_process = os.getpid() if owns_process else None
         self._conversation = Conversation()
         self._inbox = Inbox()
         self._warnings: deque[str] = deque()
@@ -164,6 +168,8 @@ class Worker:
 
     def complain(self, errors: Sequence[EnvError], call: int = 0) -> None:
         """Say what sub-environments raised, in a call or in a step on the board."""
+        if self._own_process not in (None, os.getpid()):
+            _leave(errors[0].error)
         for left, (env_id, doing, error) in zip(reversed(range(len(errors))), errors, strict=True):
             self.say(failure_of(error, doing, env_id, call, more=left))
 
@@ -176,7 +182,7 @@ class Worker:
     def _start(self) -> None:
         job = self._load_job()
         seed = worker_seed(job.seed, job.first_worker + self._sender.worker, self._sender.generation)
-        if self._owns_process:
+        if self._own_process is not None:
             prepare_process(seed, job, self._sender.worker)
         else:
             self._random_state = RandomState(seed)
@@ -233,3 +239,15 @@ class Worker:
     def _say_warnings(self) -> None:
         while self._warnings and self._conversation.state in ANSWERING:
             self.say(as_warning(self._warnings.popleft()))
+
+
+def _leave(error: BaseException) -> NoReturn:
+    """End a process that an environment has forked, as Python does: it must not speak for the worker, or become one."""
+    code = error.code or 0 if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    elif not isinstance(code, int):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from parenv import (
     ConfigurationError,
     NotPicklableError,
     ObservationError,
+    ParallelVectorEnv,
     PolicyOutputError,
     PoolBusyError,
     PoolClosedError,
@@ -75,6 +77,15 @@ def raise_simulator_error() -> None:
     raise SimulatorError("the motor is hot", 3)
 
 
+class UnsayableError(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def raise_unsayable() -> None:
+    raise UnsayableError
+
+
 DOING = {"constructor": "making the environment", "reset": "reset", "step": "step"}
 
 
@@ -93,6 +104,18 @@ def test_an_environment_that_raises_comes_back_in_its_own_type_with_its_place(wh
         assert "env_id 2" in str(cause)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_that_cannot_say_what_it_is_ends_no_worker(num_workers: int) -> None:
+    with pytest.raises(RuntimeError) as raised:  # noqa: SIM117
+        with AsyncWorkerPool(one_faulty("step", raise_unsayable), zeros, num_workers=num_workers) as pool:
+            list(pool.rollouts())
+    cause = raised.value.__cause__
+    assert isinstance(cause, SubEnvironmentError)
+    assert (cause.env_id, cause.doing) == (2, "step")
+    if num_workers:
+        assert "UnsayableError: <UnsayableError, which cannot say" in str(raised.value)
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_after_a_failure_the_pool_is_closed(mode: Any) -> None:
     pool = AsyncWorkerPool(one_faulty("step", raise_simulator_error), zeros, num_workers=2, mode=mode)
@@ -101,6 +124,30 @@ def test_after_a_failure_the_pool_is_closed(mode: Any) -> None:
     assert pool.closed
     with pytest.raises(PoolClosedError):
         pool.publish(zeros)
+
+
+def fork_and_exit(code: Any) -> None:
+    pid = os.fork()
+    if not pid:
+        sys.exit(code)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 3:
+        raise SimulatorError("the child ended otherwise", 0)
+
+
+@pytest.mark.parametrize("product", ["pool", "vector env"])
+def test_a_child_that_an_environment_forks_may_end_by_sys_exit(product: str) -> None:
+    envs = one_faulty("step", lambda: fork_and_exit(3))
+    if product == "pool":
+        with AsyncWorkerPool(envs, zeros, num_workers=2, rollout_length=16) as pool:
+            assert len(list(pool.rollouts(Stop(env_steps=256)))) >= 8
+        return
+    vector = ParallelVectorEnv(envs, num_workers=2)
+    try:
+        vector.reset(seed=0)
+        for _ in range(32):
+            vector.step(np.zeros(4, np.int64))
+    finally:
+        vector.close()
 
 
 def segfault() -> None:
@@ -136,8 +183,6 @@ def test_a_worker_that_dies_is_an_error_that_says_who_how_and_doing_what(death: 
 
 
 def test_sys_exit_in_an_environment_does_not_end_the_driver() -> None:
-    import sys
-
     with pytest.raises(WorkerError, match="SystemExit: 4"):  # noqa: SIM117
         with AsyncWorkerPool(one_faulty("step", lambda: sys.exit(4)), zeros, num_workers=2) as pool:
             list(pool.rollouts())

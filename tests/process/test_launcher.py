@@ -19,9 +19,15 @@ import pytest
 from scripts import printed_by
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, WorkerError, WorkerOptions
+from parenv.memory.shared import SharedMemory
+from parenv.placement.base import Ended, Launch
+from parenv.placement.local import LocalPlacement
 from parenv.process import launcher as launcher_module
 from parenv.process.launcher import Launcher, ZygoteSpec
+from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.messages import Close, Ready
 from parenv.testing import LedgerEnv
+from parenv.transport.zeromq import WorkerSocket
 
 pytestmark = pytest.mark.timeout(200)
 DEADLINE_S = 150.0
@@ -300,3 +306,35 @@ def test_a_zygote_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypa
     with pytest.raises(FileNotFoundError, match="/nowhere/python"):
         AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options)
     assert not list(tmp_path.iterdir())
+
+
+def connects_late(arguments: dict[str, Any], socket_fd: int, *descriptors: int) -> int:
+    """A worker that connects when it may, says one thing and waits for its end."""
+    os.read(descriptors[-1], 1)
+    sender = Sender(**arguments)
+    socket = WorkerSocket(f"ipc:///proc/self/fd/{socket_fd}", *sender)
+    socket.send(to_frames(sender, Ready([], 1, [], [])))
+    frames = socket.receive(block=True)
+    assert frames is not None
+    socket.close()
+    return 0 if from_frames(frames) == (sender, Close()) else 1
+
+
+def test_a_worker_that_connects_after_it_was_told_to_close_closes() -> None:
+    may_connect, let_connect = os.pipe()
+    memory, sender = SharedMemory(64), Sender(0, 0)
+    placement = LocalPlacement(f"{__name__}:connects_late")
+    try:
+        placement.start(Launch(memory.fd, b"{}", (), {}, 1, (may_connect,)), [sender])
+        placement.send(sender, Close())
+        os.write(let_connect, b"!")
+        events: list[Any] = []
+        deadline = time.monotonic() + 60
+        while not any(isinstance(event, Ended) for event in events) and time.monotonic() < deadline:
+            events += placement.wait(60)
+    finally:
+        placement.close(0)
+        memory.close()
+        os.close(may_connect)
+        os.close(let_connect)
+    assert [event.exit_code for event in events if isinstance(event, Ended)] == [0]

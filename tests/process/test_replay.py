@@ -209,3 +209,30 @@ def test_a_journal_holds_a_line_for_everything_and_no_more(tmp_path: Path) -> No
     assert kinds.count("digest") == kinds.count("next") == len(rollouts) == 30
     assert kinds[-2:] == ["publish", "call"]
     assert [line[1] for line in lines if line[0] == "next"] == [rollout.worker for rollout in rollouts]
+
+
+def test_two_runs_are_not_recorded_in_one_file_at_a_time(tmp_path: Path) -> None:
+    def record() -> AsyncWorkerPool:
+        return pool_of(Net(), num_workers=0, record=tmp_path / "journal")
+
+    with record() as pool:
+        before = (tmp_path / "journal").read_text()
+        with pytest.raises(ConfigurationError, match=r"journal' is what another run is recorded in just now"):
+            record()
+        assert (tmp_path / "journal").read_text() == before
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+        next(pool.rollouts())
+    try:
+        record().close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_recording_that_cannot_be_written_says_which() -> None:
+    with pytest.raises(OSError, match=r"No space left on device, so that what this run does.*'/dev/full'"):
+        pool_of(Net(), num_workers=0, record="/dev/full")

@@ -338,3 +338,25 @@ def test_a_rollout_says_with_which_carry_it_began(policy: Any, steps: Any, mode:
 def test_a_policy_without_a_carry_has_none_in_its_rollouts() -> None:
     with AsyncWorkerPool(ledgers(1), zeros, num_workers=0) as pool:
         assert next(pool.rollouts()).to("cpu").initial_carry is None
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_whoever_is_interrupted_while_waiting_for_a_rollout_goes_on_with_the_next(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C in a notebook, where the next cell uses the pool again."""
+
+    def interrupt(timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    factories = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
+    with AsyncWorkerPool(factories, zeros, num_workers=2, rollout_length=8, mode=mode) as pool:
+        rollouts = [next(pool.rollouts())]
+        for _ in range(3):
+            with monkeypatch.context() as patched:
+                patched.setattr(pool._session._queue, "listen", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    rollouts += pool.rollouts()
+        rollouts += pool.rollouts(Stop(env_steps=256))
+    expected: dict[int, tuple[int, ...]] = {}
+    assert all(check_ledger(rollout, expected) for rollout in rollouts)

@@ -227,3 +227,11 @@ def test_a_checkpoint_file_is_whole_or_refused_and_holds_no_pickle(tmp_path: Pat
         path.write_bytes(damaged)
         with pytest.raises(ConfigurationError, match="no checkpoint that can be read"):
             load_checkpoint(path)
+
+
+@pytest.mark.parametrize("path", ["missing/agent.ckpt", "directory"])
+def test_a_checkpoint_that_cannot_be_written_says_which_and_leaves_nothing(tmp_path: Path, path: str) -> None:
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(OSError, match=f"so that the checkpoint is not written; what was there is as it was: .*{path}"):
+        save_checkpoint(tmp_path / path, {"weights": 1.0})
+    assert [each.name for each in tmp_path.iterdir()] == ["directory"]

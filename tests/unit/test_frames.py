@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import warnings
+import zlib
 from typing import Any
 
 import hypothesis.strategies as st
@@ -37,6 +38,7 @@ MESSAGES = st.one_of(
 )
 SENDERS = st.builds(Sender, st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 32) - 1))
 HEADER = "!4sHHII"
+DIGEST = 2519370310
 
 
 def header(magic: bytes = b"PENV", version: int = PROTOCOL_VERSION, kind: int = KINDS.index(Close)) -> bytes:
@@ -61,6 +63,15 @@ def test_every_kind_of_message_has_an_example_that_arrives(kind: type[AnyMessage
 def test_another_version_is_refused_with_both_versions() -> None:
     with pytest.raises(ProtocolError, match=f"speaks protocol version 77, this one {PROTOCOL_VERSION}"):
         from_frames([header(version=77) + b"[]"])
+
+
+def test_messages_that_change_have_a_protocol_version_of_their_own() -> None:
+    said = [(kind.__name__, [(f.name, str(f.type)) for f in dataclasses.fields(kind)]) for kind in KINDS]
+    digest = zlib.crc32(repr(said).encode())
+    assert (PROTOCOL_VERSION, digest) == (4, DIGEST), (
+        f"messages or their fields are others than those of this version: raise PROTOCOL_VERSION if peers may have it "
+        f"already, run docs/protocol_tables.py and write {digest} here"
+    )
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ class AllowList:
     def __init__(self, source: str | os.PathLike[str] | Sequence[str]) -> None:
         self._path = Path(source).absolute() if isinstance(source, str | os.PathLike) else None
         self._names = {} if isinstance(source, str | os.PathLike) else _named(source)
+        self._missed: set[Known] = set()
         self._current()
 
     def __len__(self) -> int:
@@ -129,12 +130,16 @@ class AllowList:
         return self._current().get(public)
 
     def removed(self, let_in: Iterable[Known]) -> set[Known]:
-        """Those of these hosts that may not join any more by that name and key; none while the file cannot be used."""
+        """Those of these hosts that may not join any more by that name and key; none while the file cannot be used.
+
+        They must be missing twice in a row: a file that somebody rewrites in place is empty, or half, for a moment.
+        """
         try:
             current = self._current()
         except ConfigurationError:
             return set()
-        return {host for host in let_in if current.get(host.public) != host.name}
+        before, self._missed = self._missed, {host for host in let_in if current.get(host.public) != host.name}
+        return self._missed & before
 
     def _current(self) -> Mapping[bytes, str]:
         return self._names if self._path is None else _read_hosts(self._path)
