@@ -10,6 +10,7 @@ from typing import Protocol
 from parenv.placement.base import Event, Launch, Placement, Received, drained
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
+from parenv.transport.interrupts import heard
 
 Send = Callable[[Message], None]
 
@@ -63,8 +64,9 @@ class InlinePlacement(Placement):
         """Let the worker work until it says something or has nothing to do. Not bounded by the limit."""
         worker = self._worker
         try:
-            while not self._events and worker is not None and worker.work():
-                pass
+            with heard():
+                while not self._events and worker is not None and worker.work():
+                    pass
         except BaseException:
             if worker is not None and worker.answering < 0:
                 worker.give_up()

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import zmq
 
+from parenv.transport.interrupts import heard
+
 Polled = zmq.Socket[bytes] | int
 MAX_WAIT_S = 1.0
 """A signal that comes just before a system call does not interrupt it, so that Ctrl-C would wait for its end."""
@@ -68,7 +70,8 @@ class Waiting:
             for polled, events in source.polled():
                 self._poller.register(polled, events)
                 registered.add(polled)
-        ready = {polled for polled, _ in self._poller.poll(round(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000))}
+        with heard():
+            ready = {polled for polled, _ in self._poller.poll(round(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000))}
         for source in self._sources:
             source.notice(ready)
         return self._descriptors & ready

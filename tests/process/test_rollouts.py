@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import time
 from typing import Any
 
@@ -349,8 +350,7 @@ def test_whoever_is_interrupted_while_waiting_for_a_rollout_goes_on_with_the_nex
     def interrupt(timeout_s: float) -> None:
         raise KeyboardInterrupt
 
-    factories = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(4)]
-    with AsyncWorkerPool(factories, zeros, num_workers=2, rollout_length=8, mode=mode) as pool:
+    with AsyncWorkerPool(ledgers(4), zeros, num_workers=2, rollout_length=8, mode=mode) as pool:
         rollouts = [next(pool.rollouts())]
         for _ in range(3):
             with monkeypatch.context() as patched:
@@ -360,3 +360,26 @@ def test_whoever_is_interrupted_while_waiting_for_a_rollout_goes_on_with_the_nex
         rollouts += pool.rollouts(Stop(env_steps=256))
     expected: dict[int, tuple[int, ...]] = {}
     assert all(check_ledger(rollout, expected) for rollout in rollouts)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down(
+    mode: Any, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with AsyncWorkerPool(ledgers(4), zeros, num_workers=num_workers, rollout_length=8, mode=mode) as pool:
+        queue, handler = pool._session._queue, signal.getsignal(signal.SIGINT)
+        note = queue._note
+
+        def interrupted(events: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+            note(events)
+
+        for _ in range(20):
+            next(pool.rollouts())
+            with monkeypatch.context() as patched:
+                patched.setattr(queue, "_note", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    list(pool.rollouts())
+            assert signal.getsignal(signal.SIGINT) is handler
+        assert sum(rollout.num_steps for rollout in pool.rollouts(Stop(env_steps=512))) >= 512
