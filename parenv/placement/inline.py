@@ -63,14 +63,14 @@ class InlinePlacement(Placement):
     def wait(self, timeout_s: float) -> list[Event]:
         """Let the worker work until it says something or has nothing to do. Not bounded by the limit."""
         worker = self._worker
-        try:
-            with heard():
+        with heard():
+            try:
                 while not self._events and worker is not None and worker.work():
                     pass
-        except BaseException:
-            if worker is not None and worker.answering < 0:
-                worker.give_up()
-            raise
+            except BaseException:
+                if worker is not None and worker.answering < 0:
+                    worker.give_up()
+                raise
         return drained(self._events)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:

@@ -33,7 +33,10 @@ class PoolSession:
         observation_space: of a sub-environment.
         action_space: likewise.
         versions: of the policy, or of each by name.
+        undelivered: what was taken when Ctrl-C came before it could be yielded; the next stream begins with it.
     """
+
+    undelivered: Any = None
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

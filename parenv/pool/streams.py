@@ -52,9 +52,15 @@ def stream(
             evaluation_return=evaluation_return,
         ):
             return
-        waits = wait is None or wait()
-        with using(key) as session:
-            item, found = take(session, deadline if waits else 0.0), session.evaluation
+        waits, item = wait is None or wait(), session.undelivered
+        try:
+            with using(key) as session:
+                if item is None:
+                    item = take(session, deadline if waits else 0.0)
+                session.undelivered, found = None, session.evaluation
+        except KeyboardInterrupt:
+            session.undelivered = item
+            raise
         if item is None:
             if waits:
                 return

@@ -171,6 +171,10 @@ class Supervisor:
             self.workers.listen(max(0.0, min(timeout_s, self.next_s - time.monotonic())))
         except Exception as error:
             failure = error
+        except BaseException:
+            # A worker in this process that was interrupted in the middle of a step, as by Ctrl-C, takes no other.
+            self.over = self.over or not (self._product.processes or self.workers.alive)
+            raise
         finally:
             self._events.extend(self.workers.take_commits())
         try:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
+
+PATIENCE_S = 1.0
+"""How long after a Ctrl-C that was not heard yet another one is heard at once: nothing here takes that long."""
 
 
 class _Interrupts:
     """Of the main thread, which alone hears of signals."""
 
-    noted = waits = False
+    waits, noted_s = False, 0.0
 
     def hear(self, signum: int, frame: FrameType | None) -> None:
-        # A second one comes from somebody who has waited long enough.
-        if self.waits or self.noted:
-            self.noted = False
+        now = time.monotonic()
+        if self.waits or 0.0 < self.noted_s < now - PATIENCE_S:
+            self.noted_s = 0.0
             signal.default_int_handler(signum, frame)
-        self.noted = True
+        self.noted_s = self.noted_s or now
 
 
 _interrupts = _Interrupts()
@@ -34,7 +38,7 @@ def deferred() -> Iterator[None]:
     ):
         yield
         return
-    _interrupts.noted = _interrupts.waits = False
+    _interrupts.noted_s, _interrupts.waits = 0.0, False
     signal.signal(signal.SIGINT, _interrupts.hear)
     try:
         yield
@@ -58,6 +62,6 @@ def heard() -> Iterator[None]:
 
 
 def _raise_noted() -> None:
-    if _interrupts.noted:
-        _interrupts.noted = False
+    if _interrupts.noted_s:
+        _interrupts.noted_s = 0.0
         raise KeyboardInterrupt

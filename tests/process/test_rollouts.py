@@ -364,11 +364,11 @@ def test_whoever_is_interrupted_while_waiting_for_a_rollout_goes_on_with_the_nex
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down(
+def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down_and_loses_nothing(
     mode: Any, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with AsyncWorkerPool(ledgers(4), zeros, num_workers=num_workers, rollout_length=8, mode=mode) as pool:
-        queue, handler = pool._session._queue, signal.getsignal(signal.SIGINT)
+        queue, handler, rollouts = pool._session._queue, signal.getsignal(signal.SIGINT), []
         note = queue._note
 
         def interrupted(events: Any) -> None:
@@ -376,10 +376,34 @@ def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down(
             note(events)
 
         for _ in range(20):
-            next(pool.rollouts())
+            rollouts.append(next(pool.rollouts()).copy())
             with monkeypatch.context() as patched:
                 patched.setattr(queue, "_note", interrupted)
                 with pytest.raises(KeyboardInterrupt):
-                    list(pool.rollouts())
+                    rollouts += pool.rollouts()
             assert signal.getsignal(signal.SIGINT) is handler
-        assert sum(rollout.num_steps for rollout in pool.rollouts(Stop(env_steps=512))) >= 512
+        rollouts += [rollout.copy() for rollout in pool.rollouts(Stop(env_steps=512))]
+    expected: dict[int, tuple[int, ...]] = {}
+    assert all(check_ledger(rollout, expected) for rollout in rollouts)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_pool_in_this_process_that_is_interrupted_in_the_middle_of_a_step_is_closed(mode: Any) -> None:
+    class Interrupted(LedgerEnv):
+        def step(self, action: Any) -> Any:
+            if self._buffer[2] == 1:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(action)
+
+    pool = AsyncWorkerPool(
+        [lambda env_id=env_id: Interrupted(env_id) for env_id in range(2)],
+        zeros,
+        num_workers=0,
+        rollout_length=8,
+        mode=mode,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        next(pool.rollouts())
+    assert pool.closed
+    with pytest.raises(PoolClosedError):
+        next(pool.rollouts())
