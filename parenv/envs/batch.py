@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from parenv.envs.board_rows import ActionRows, ObservationRows, SideChannel, Where
+from parenv.envs.returned import explain_step, reset_result
 from parenv.memory.board import Board
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.order import fence
@@ -135,6 +136,8 @@ class EnvBatch:
                 if info:
                     self._side.note(self._own.start + column, info)
             except BaseException as error:
+                if isinstance(error, TypeError | ValueError):
+                    explain_step(error)
                 observation, reward = self._fail(column, error), 0.0
             keep(observation)
             pay(reward)
@@ -178,7 +181,7 @@ class EnvBatch:
         seed = own_seed if seed is None else seed
         if seed is not None or options:
             options["seed"] = seed
-        return self._envs[column].reset(**options)
+        return reset_result(self._envs[column].reset(**options))
 
     def _fail(self, column: int, error: BaseException) -> Any:
         """Keep an exception; the observation that the row has."""
@@ -200,6 +203,7 @@ class EnvBatch:
                 try:
                     self._board.rewards[self._own.start + column] = reward
                 except (TypeError, ValueError) as error:
+                    explain_step(error)
                     self._fail(column, error)
 
     def _write(self, columns: Sequence[int], where: Where, observations: list[Any], stepped: bool) -> None:

@@ -13,6 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
 from parenv.envs.recorded import EpisodeClocks, is_recorded, recorded_in
+from parenv.envs.returned import explain_step, reset_result
 from parenv.envs.state import get_state, set_state
 from parenv.envs.targets import End, Target
 from parenv.envs.values import Rows, action_splitter, row_writer
@@ -66,7 +67,7 @@ class EnvStepper:
         infos = []
         for column, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self._progress.begin("reset", self._first + column)
-            observation, info = env.reset(seed=seed)
+            observation, info = reset_result(env.reset(seed=seed))
             self.begin(column, observation, rows)
             infos.append(info)
         return infos
@@ -85,17 +86,21 @@ class EnvStepper:
         array, dtype, shape, infos = np.ndarray, self._dtype, self._shape, target.infos
         named, split, codes, steps = bool(infos), self._split(actions), self._step_codes, self._steps
         # By index, because to put lists side by side costs one sub-environment as much as its step.
-        for column in range(first, self.num_envs):
-            cell[0] = codes[column]
-            observation, rewards[column], terminated, truncated, info = steps[column](split[column])
-            if named:
-                infos.write(step, column, info)
-            if terminated or truncated:
-                observation = self._end(target, step, column, observation, (terminated, truncated), info)
-            if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
-                row[column] = observation
-            else:
-                write(rows, column, observation)
+        try:
+            for column in range(first, self.num_envs):
+                cell[0] = codes[column]
+                observation, rewards[column], terminated, truncated, info = steps[column](split[column])
+                if named:
+                    infos.write(step, column, info)
+                if terminated or truncated:
+                    observation = self._end(target, step, column, observation, (terminated, truncated), info)
+                if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
+                    row[column] = observation
+                else:
+                    write(rows, column, observation)
+        except (TypeError, ValueError) as error:
+            explain_step(error)
+            raise
 
     @property
     def writes_arrays(self) -> bool:

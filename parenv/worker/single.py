@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parenv.envs.returned import explain_step
 from parenv.envs.stepping import EnvStepper, Stepper
 from parenv.errors import ObservationError
 from parenv.memory.status_slot import StatusSlot, code
@@ -75,8 +76,8 @@ def fill_rows(
             writer.write_extras_of_step(row, extras)
         acting += clock() - began
         cell[0] = step_code
-        observation, rewards[row, 0], terminated, truncated, info = step_env(split((actions,))[0])
         try:
+            observation, rewards[row, 0], terminated, truncated, info = step_env(split((actions,))[0])
             if terminated or truncated:
                 observation = end(writer, row, 0, observation, (terminated, truncated), info)
             if type(observation) is array and observation.dtype is dtype and observation.shape == shape:
@@ -85,5 +86,8 @@ def fill_rows(
                 write((observations[row + 1],), 0, observation)
         except ObservationError as error:
             error.args = (f"in env step {env_steps + row + 1}: {error.args[0]}",)
+            raise
+        except (TypeError, ValueError) as error:
+            explain_step(error)
             raise
     return Filled(carry, acting)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from sampling import one_in
 
-from parenv import AsyncWorkerPool, ConfigurationError, Policy, RestartLimitError, RestartPolicy, Stop, WorkerOptions
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    ParallelVectorEnv,
+    Policy,
+    RestartLimitError,
+    RestartPolicy,
+    Stop,
+    WorkerOptions,
+)
 from parenv.policy.policy import Action
 from parenv.testing import LedgerEnv, check_ledger
 
@@ -186,3 +198,49 @@ def test_what_cannot_be_is_refused_before_anything_starts() -> None:
         WorkerOptions(on_env_error="restart_env", restart=None)
     with pytest.raises(ConfigurationError, match="needs worker processes"):
         AsyncWorkerPool("CartPole-v1", zeros, num_workers=0, workers=WorkerOptions(on_env_error="restart_worker"))
+
+
+SEEN = np.zeros(2, np.float32)
+
+
+class Older(gym.Env[Any, Any]):
+    """As environments for Gym were."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
+
+    def __init__(self, is_older: str) -> None:
+        self.is_older = is_older
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return SEEN if self.is_older == "reset" else (SEEN, {})
+
+    def step(self, action: Any) -> Any:
+        if self.is_older == "itself":
+            raise ValueError("no fuel")
+        return (SEEN, 1.0, False, {}) if self.is_older == "step" else (SEEN, [1.0], False, False, {})
+
+
+def first_step(envs: ParallelVectorEnv) -> None:
+    envs.reset()
+    envs.step(np.zeros(envs.num_envs, int))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("is_older", ["reset", "step", "reward", "itself"])
+def test_what_an_environment_for_gym_returns_is_said(is_older: str, num_envs: int, num_workers: int) -> None:
+    with (
+        pytest.raises((TypeError, ValueError)) as pool_error,
+        AsyncWorkerPool(
+            lambda: Older(is_older), lambda o: np.zeros(len(o), int), num_envs=num_envs, num_workers=num_workers
+        ) as pool,
+    ):
+        next(pool.rollouts())
+    with (
+        contextlib.closing(ParallelVectorEnv([lambda: Older(is_older)] * num_envs, num_workers=num_workers)) as envs,
+        pytest.raises((TypeError, ValueError)) as vector_error,
+    ):
+        first_step(envs)
+    for error in (pool_error, vector_error):
+        said = "".join(traceback.format_exception(error.value))
+        assert (f"{is_older.replace('reward', 'step')} must return (observation, " in said) == (is_older != "itself")
