@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -362,6 +363,15 @@ def test_whoever_is_interrupted_while_waiting_for_a_rollout_goes_on_with_the_nex
     assert all(check_ledger(rollout, expected) for rollout in rollouts)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Does what it does in a script; a runner of tests may have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down_and_loses_nothing(
@@ -380,13 +390,14 @@ def test_an_interrupt_between_two_waits_comes_when_all_is_noted_down_and_loses_n
             with monkeypatch.context() as patched:
                 patched.setattr(queue, "_note", interrupted)
                 with pytest.raises(KeyboardInterrupt):
-                    rollouts += pool.rollouts()
+                    rollouts += pool.rollouts(Stop(env_steps=4096))
             assert signal.getsignal(signal.SIGINT) is handler
         rollouts += [rollout.copy() for rollout in pool.rollouts(Stop(env_steps=512))]
     expected: dict[int, tuple[int, ...]] = {}
     assert all(check_ledger(rollout, expected) for rollout in rollouts)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_pool_in_this_process_that_is_interrupted_in_the_middle_of_a_step_is_closed(mode: Any) -> None:
     class Interrupted(LedgerEnv):
