@@ -10,7 +10,7 @@ from typing import Protocol
 from parenv.placement.base import Event, Launch, Placement, Received, drained
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
-from parenv.transport.interrupts import heard
+from parenv.transport.interrupts import Heard
 
 Send = Callable[[Message], None]
 
@@ -63,7 +63,7 @@ class InlinePlacement(Placement):
     def wait(self, timeout_s: float) -> list[Event]:
         """Let the worker work until it says something or has nothing to do. Not bounded by the limit."""
         worker = self._worker
-        with heard():
+        with Heard():
             try:
                 while not self._events and worker is not None and worker.work():
                     pass

@@ -11,7 +11,7 @@ from parenv.errors import PoolClosedError
 from parenv.pool.threads import OneThread, StreamKey
 from parenv.process.forks import Owner
 from parenv.supervision.shortening import Shortened
-from parenv.transport.interrupts import deferred
+from parenv.transport.interrupts import Deferred
 
 
 class _Session(Protocol):
@@ -62,7 +62,7 @@ class SessionHolder(Generic[S]):
     @contextlib.contextmanager
     def _used(self, stream: StreamKey | None) -> Iterator[S]:
         self._check_open()
-        with self._one_thread.using(stream), deferred():
+        with self._one_thread.using(stream), Deferred():
             try:
                 yield self._session
             finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import threading
 import time
-from collections.abc import Iterator
+
+# Those of the module signal take ten times as long, for enums that nobody asks for here, at every rollout.
+from _signal import getsignal, signal  # type: ignore[import-not-found]
+from signal import SIGINT, default_int_handler
 from types import FrameType
 
 PATIENCE_S = 1.0
@@ -22,46 +23,51 @@ class _Interrupts:
         now = time.monotonic()
         if self.waits or 0.0 < self.noted_s < now - PATIENCE_S:
             self.noted_s = 0.0
-            signal.default_int_handler(signum, frame)
+            default_int_handler(signum, frame)
         self.noted_s = self.noted_s or now
+
+    def raise_noted(self) -> None:
+        if self.noted_s:
+            self.noted_s = 0.0
+            raise KeyboardInterrupt
 
 
 _interrupts = _Interrupts()
 
 
-@contextlib.contextmanager
-def deferred() -> Iterator[None]:
-    """Have Ctrl-C wait until this is done or :func:`heard`; a handler of the user's own is called as ever."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield
-        return
-    _interrupts.noted_s, _interrupts.waits = 0.0, False
-    signal.signal(signal.SIGINT, _interrupts.hear)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    _raise_noted()
+class Deferred:
+    """Has Ctrl-C wait until the block is done or :class:`Heard`; a handler of the user's own is called as ever."""
+
+    def __enter__(self) -> None:
+        self._is_ours = _is_main_thread() and getsignal(SIGINT) is default_int_handler
+        if self._is_ours:
+            _interrupts.noted_s, _interrupts.waits = 0.0, False
+            signal(SIGINT, _interrupts.hear)
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        if self._is_ours:
+            signal(SIGINT, default_int_handler)
+            if kind is None:
+                _interrupts.raise_noted()
 
 
-@contextlib.contextmanager
-def heard() -> Iterator[None]:
-    """Have Ctrl-C interrupt this at once, and before it begins if it came already."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    _interrupts.waits = True
-    try:
-        _raise_noted()
-        yield
-    finally:
-        _interrupts.waits = False
+class Heard:
+    """Has Ctrl-C interrupt the block at once, and before it begins if it came already."""
+
+    def __enter__(self) -> None:
+        self._is_ours = _is_main_thread()
+        if self._is_ours:
+            _interrupts.waits = True
+            try:
+                _interrupts.raise_noted()
+            except BaseException:
+                _interrupts.waits = False
+                raise
+
+    def __exit__(self, *raised: object) -> None:
+        if self._is_ours:
+            _interrupts.waits = False
 
 
-def _raise_noted() -> None:
-    if _interrupts.noted_s:
-        _interrupts.noted_s = 0.0
-        raise KeyboardInterrupt
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import zmq
 
-from parenv.transport.interrupts import heard
+from parenv.transport.interrupts import Heard
 
 Polled = zmq.Socket[bytes] | int
 MAX_WAIT_S = 1.0
@@ -70,7 +70,7 @@ class Waiting:
             for polled, events in source.polled():
                 self._poller.register(polled, events)
                 registered.add(polled)
-        with heard():
+        with Heard():
             ready = {polled for polled, _ in self._poller.poll(round(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000))}
         for source in self._sources:
             source.notice(ready)
