@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from parenv import Policy
+from parenv.policy.policy import Action
+
 AGENTS = ("fox_0", "fox_1", "hen_0", "hen_1", "hen_2")
 """Foxes see one number more than hens."""
 
@@ -183,6 +186,16 @@ class Lived(NamedTuple):
 
 
 Ledger = dict[tuple[int, str], list[Lived]]
+
+
+class Counter(Policy):
+    """Counts the steps of each of its agents' lives, in its carry."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return {"steps": np.zeros(batch, np.int64)}
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(act(observations), {"steps": carry["steps"]}, {"steps": carry["steps"] + 1})
 
 
 def one_action(observation: Any) -> Any:

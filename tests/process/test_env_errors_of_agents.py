@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from sampling import one_in
-from scripted_agents import AGENTS, Ledger, Scripted, ScriptedTurns, act, delivered, plain_loop, plain_turns
+from scripted_agents import AGENTS, Counter, Ledger, Scripted, ScriptedTurns, act, delivered, plain_loop, plain_turns
 
-from parenv import AsyncWorkerPool, ConfigurationError, Policy, RestartPolicy, Stop, WorkerOptions
-from parenv.policy.policy import Action
+from parenv import AsyncWorkerPool, ConfigurationError, RestartPolicy, Stop, WorkerOptions
 
 OFTEN = RestartPolicy(max_restarts=10_000, backoff_s=1e-3, max_backoff_s=2e-3)
 NUM_ENVS = 4
@@ -82,16 +81,6 @@ def lived_until_it_broke(kind: Any, env_id: int) -> Ledger:
         return plain_turns(env_id, last) if turns else plain_loop(env_id, last - 1)[0]
     every = plain_turns(env_id, 300) if turns else plain_loop(env_id, 60)[0]
     return {key: [one for one in ledger if one.observation[1] < last - 1] for key, ledger in every.items()}
-
-
-class Counter(Policy):
-    """Counts the steps of each of its agents' lives, in its carry."""
-
-    def initial_carry(self, batch: int) -> Any:
-        return {"steps": np.zeros(batch, np.int64)}
-
-    def act(self, observations: Any, carry: Any) -> Action:
-        return Action(act(observations), {"steps": carry["steps"]}, {"steps": carry["steps"] + 1})
 
 
 def species(agent: str, episode: Any) -> str:

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from scripted_agents import AGENTS, Ledger, Scripted, ScriptedTurns, act, delivered, plain_loop, plain_turns
+from scripted_agents import AGENTS, Counter, Ledger, Scripted, ScriptedTurns, act, delivered, plain_loop, plain_turns
 
 from parenv import (
     AsyncWorkerPool,
@@ -62,16 +62,6 @@ class Scorer(torch.nn.Module):
 
 def scorer(value: float = 0.0, name: str = "weight") -> TorchPolicy:
     return TorchPolicy(Scorer(value), "act", ("actions", name, "count"))
-
-
-class Counter(Policy):
-    """Counts the steps of each of its agents' lives, in its carry."""
-
-    def initial_carry(self, batch: int) -> Any:
-        return {"steps": np.zeros(batch, np.int64)}
-
-    def act(self, observations: Any, carry: Any) -> Action:
-        return Action(act(observations), {"steps": carry["steps"]}, {"steps": carry["steps"] + 1})
 
 
 def opponents(agent: str, episode: Any) -> str:
