@@ -16,6 +16,10 @@ from parenv.memory.spaces import Leaf, unflatten
 Arrays = Mapping[tuple[str, Any], Any]
 
 
+_NOWHERE, _NO = np.empty(0, np.int64), np.empty(0, np.bool_)
+_NO_EPISODES = EpisodeStatistics.of((), (), (), ())
+
+
 class Columns(NamedTuple):
     """One worker's part of a slot.
 
@@ -70,7 +74,7 @@ def assemble(
 
     observations = leaf_blocks("observations", spec.observations)
     shifted = [rows[1:] for rows in observations]
-    parts = [_ends_of(spec, arrays, mine, first, shifted) for mine in columns]
+    parts = [_ends_of(spec, arrays, mine, first, shifted, env_ids) for mine in columns]
     return Rollout(
         **{name: arrays[name, 0][part[name]] for name in PLAIN},
         observations=unflatten(spec.observations, [rows[:T] for rows in observations]),
@@ -82,7 +86,7 @@ def assemble(
         worker=worker,
         policy_version=policy_version,
         policy_lag=policy_lag,
-        episodes=EpisodeStatistics.joined([episodes_of(records, env_ids) for _, records in parts]),
+        episodes=EpisodeStatistics.joined([episodes for _, episodes in parts]),
         ends=[ends for ends, _ in parts],
         shifted_observations=unflatten(spec.observations, shifted),
         infos={
@@ -94,13 +98,18 @@ def assemble(
     )
 
 
-def _ends_of(spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, shifted: Sequence[Any]) -> tuple[Ends, Any]:
+def _ends_of(
+    spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, shifted: Sequence[Any], env_ids: Any
+) -> tuple[Ends, EpisodeStatistics]:
     begin = spec.rollout_length * mine.first
-    count = int(arrays["commits", 0]["num_ends"][mine.position])
+    count = int(arrays["commits", 0][mine.position]["num_ends"])
+    if not count:
+        none = [[] if leaf.dtype is None else arrays["finals", i][:0] for i, leaf in enumerate(spec.observations)]
+        return Ends(_NOWHERE, _NOWHERE, unflatten(spec.observations, none), _NO, _NO, _NO), _NO_EPISODES
     records = arrays["ends", 0][begin : begin + count].copy()
     records["column"] -= first
     steps, columns = records["step"].astype(np.int64), records["column"].astype(np.int64)
-    if count and records["resets_next"][0]:  # Then all do: they are of one environment.
+    if records["resets_next"][0]:  # Then all do: they are of one environment.
         finals = [_picked(rows, steps, columns) for rows in shifted]
     else:
         finals = [
@@ -108,7 +117,7 @@ def _ends_of(spec: RolloutSpec, arrays: Arrays, mine: Columns, first: int, shift
             for i, leaf in enumerate(spec.observations)
         ]
     about = (records[name] != 0 for name in ("known", "resets_next", "void"))
-    return Ends(steps, columns, unflatten(spec.observations, finals), *about), records
+    return Ends(steps, columns, unflatten(spec.observations, finals), *about), episodes_of(records, env_ids)
 
 
 def _picked(rows: Any, steps: Any, columns: Any) -> Any:

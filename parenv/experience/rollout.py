@@ -270,7 +270,7 @@ class Rollout:
     def _has_resets(self) -> bool:
         """Whether there is a step that is no transition."""
         flags = [self.resetting, *(flag for part in self.ends for flag in (part.resets_next, part.void))]
-        return any(bool(flag.any()) for flag in flags if flag is not None)
+        return any(bool(flag.any()) for flag in flags if flag is not None and len(flag))
 
     def _with_finals(self, shifted: Any, finals: Any) -> Any:
         filled = own_copy(shifted)

@@ -38,6 +38,7 @@ class Slots:
         self._stride = stride
         self._free = list(range(count))[::-1]
         self._leased = 0
+        self._leases: dict[int, weakref.ref[Any]] = {}
         self._returned: deque[int] = deque()
         self._buffer_type = ctypes.c_char * stride
 
@@ -76,7 +77,8 @@ class Slots:
         """
         root = self.peek(slot)
         self._leased += 1
-        weakref.finalize(root, self._returned.append, slot).atexit = False
+        returned = self._returned
+        self._leases[slot] = weakref.ref(root, lambda _: returned.append(slot))
         return root
 
     def arrays(self, layout: Any, slot: int, root: Any) -> dict[Any, Any]:

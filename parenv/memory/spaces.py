@@ -125,7 +125,7 @@ def stacked(of: Sequence[Leaf], trees: Iterable[Tree]) -> list[Any]:
 
 def unflatten(of: Sequence[Leaf], values: Sequence[Any]) -> Tree:
     """Nest values again as the space does: the inverse of :func:`flatten`."""
-    return _nest([leaf.path for leaf in of], values)
+    return values[0] if len(of) == 1 and not of[0].path else _nest([leaf.path for leaf in of], values)
 
 
 def _nest(paths: Sequence[tuple[str | int, ...]], values: Sequence[Any]) -> Tree:

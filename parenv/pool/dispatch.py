@@ -117,10 +117,9 @@ class Dispatch(Scheduler):
 
     def issue(self) -> list[CreditKey]:
         """Credits that may be given now, by the newest version; from here on they are outstanding."""
-        issued = []
-        for _ in range(self._per_worker):
-            turns = self._turns() if self._may_issue() else []
-            issued += [self.credit(worker) for worker in turns if self._may_issue()]
+        issued: list[CreditKey] = []
+        while self._short and self._may_issue():
+            issued += [self.credit(worker) for worker in self._turns() if self._may_issue()]
         if issued:
             self._turn = issued[-1].worker + 1
         return issued

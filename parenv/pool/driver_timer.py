@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator
 from typing import Literal
 
 Part = Literal["learning", "publishing", "waiting", "calling"]
@@ -49,20 +47,28 @@ class DriverTimer:
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
 
-    @contextlib.contextmanager
-    def during(self, part: Part) -> Iterator[None]:
+    def during(self, part: Part) -> During:
         """What is done inside is this part; after waiting for a rollout comes learning from it."""
-        after: Part | None = "learning" if part == "waiting" else self._part
-        self._begin(part)
-        try:
-            yield
-        finally:
-            self._begin(after)
+        return During(self, part, "learning" if part == "waiting" else self._part)
 
-    def _begin(self, part: Part | None) -> None:
+    def begin(self, part: Part | None) -> None:
+        """From now on it is this part."""
         now = (time.perf_counter(), time.process_time())
         if self._part is not None:
             self._seconds[self._part] = self._seconds.get(self._part, 0.0) + now[0] - self._since[0]
             before = self._processor_seconds.get(self._part, 0.0)
             self._processor_seconds[self._part] = before + now[1] - self._since[1]
         self._part, self._since = part, now
+
+
+class During:
+    """A part of the driver's time, as a context manager."""
+
+    def __init__(self, timer: DriverTimer, part: Part, after: Part | None) -> None:
+        self._timer, self._part, self._after = timer, part, after
+
+    def __enter__(self) -> None:
+        self._timer.begin(self._part)
+
+    def __exit__(self, *raised: object) -> None:
+        self._timer.begin(self._after)

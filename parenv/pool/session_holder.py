@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from parenv.errors import PoolClosedError
+from parenv.errors import PoolBusyError, PoolClosedError
 from parenv.pool.threads import OneThread, StreamKey
 from parenv.process.forks import Owner
-from parenv.supervision.shortening import Shortened
+from parenv.supervision.shortening import shorten
 from parenv.transport.interrupts import Deferred
 
 
@@ -37,8 +38,11 @@ class SessionHolder(Generic[S]):
 
     def __init__(self, what: str, open_session: Callable[[], S], close_timeout_s: float) -> None:
         self._what, self._one_thread = what, OneThread()
-        with Shortened(contextlib.nullcontext()):
+        try:
             self._session = open_session()
+        except BaseException as error:
+            shorten(error)
+            raise
         self._close = weakref.finalize(self, self._session.close, close_timeout_s)
 
     @property
@@ -57,18 +61,42 @@ class SessionHolder(Generic[S]):
         self.close()
 
     def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[S]:
-        return Shortened(self._used(stream))
-
-    @contextlib.contextmanager
-    def _used(self, stream: StreamKey | None) -> Iterator[S]:
         self._check_open()
-        with self._one_thread.using(stream), Deferred():
-            try:
-                yield self._session
-            finally:
-                if self._session.is_over:
-                    self.close()
+        return _Use(self._session, self._one_thread, stream, self.close)
 
     def _check_open(self) -> None:
         if refusal := self._session.owner.refusal or (self.closed and f"{self._what} is closed"):
             raise PoolClosedError(refusal)
+
+
+class _Use(Generic[S]):
+    """A session for the length of a call: for one thread, with Ctrl-C put off, and what is raised shortened.
+
+    No generator, as contextlib would make one of it: a stream uses the session for every rollout, however short.
+    """
+
+    def __init__(self, session: S, one_thread: OneThread, stream: StreamKey | None, close: Callable[[], None]) -> None:
+        self._session, self._one_thread, self._stream, self._close = session, one_thread, stream, close
+        self._deferred = Deferred()
+
+    def __enter__(self) -> S:
+        # First: a Ctrl-C in between would leave the session to this thread for ever.
+        self._deferred.__enter__()
+        try:
+            self._one_thread.begin(self._stream)
+        except PoolBusyError:
+            self._deferred.__exit__(PoolBusyError)
+            raise
+        return self._session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._session.is_over:
+                self._close()
+        finally:
+            self._one_thread.end()
+            self._deferred.__exit__(kind)
+        if error is not None:
+            shorten(error)

@@ -7,12 +7,14 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from parenv.experience.episodes import EvaluationResult
 from parenv.experience.rollout import Rollout
+from parenv.memory.layout import COMMIT_DTYPE
 
 WINDOW = 100
 """Episodes over which the mean return and length are taken."""
@@ -153,6 +155,11 @@ def _fractions(seconds: Mapping[str, float]) -> str:
 
 _SAME_NAMES = ("env_steps", "rollouts", "episodes", "gradients", "env_restarts", "skipped_publishes")
 _PARTS = ("environment", "acting", "learning", "waiting", "processor", "sleeping", "contended")
+_MEASURED = (
+    *("environment_s", "acting_s", "learning_s", "waiting_s", "processor_s"),
+    *("voluntary_switches", "involuntary_switches", "began_s", "ended_s"),
+)
+_TIMES = itemgetter(*map((COMMIT_DTYPE.names or ()).index, _MEASURED))
 
 
 @dataclass
@@ -188,10 +195,11 @@ class Counters:
         """Count a rollout that is yielded, or whose gradients are."""
         self.env_steps += env_steps
         self.rollouts += 1
-        self.episodes += len(rollout.episodes)
         self.lag[rollout.policy_lag] += 1
-        self.returns.extend(rollout.episodes.returns[-WINDOW:].tolist())
-        self.lengths.extend(rollout.episodes.lengths[-WINDOW:].tolist())
+        if ended := len(rollout.episodes):
+            self.episodes += ended
+            self.returns.extend(rollout.episodes.returns[-WINDOW:].tolist())
+            self.lengths.extend(rollout.episodes.lengths[-WINDOW:].tolist())
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data."""
@@ -210,16 +218,15 @@ class Counters:
 
     def add_seconds(self, commits: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
         """Count what the workers of a slot say of their time, given as :data:`~parenv.memory.layout.COMMIT_DTYPE`."""
-        # As Python's numbers: to add up an array of so few takes longer than all of this.
-        said = dict(zip(commits.dtype.names or (), zip(*commits.tolist(), strict=True), strict=True))
-        self.environment_s += sum(said["environment_s"])
-        self.acting_s += sum(said["acting_s"])
-        self.learning_s += sum(said["learning_s"])
-        self.waiting_s += sum(said["waiting_s"])
-        self.processor_s += sum(said["processor_s"])
         self.commits += len(commits)
-        names = ("began_s", "ended_s", "processor_s", "voluntary_switches", "involuntary_switches")
-        for began_s, ended_s, processor_s, voluntary, involuntary in zip(*map(said.get, names), strict=True):
+        # As Python's numbers: to add up an array of so few takes longer than all of this.
+        for said in map(_TIMES, commits.tolist()):
+            environment_s, acting_s, learning_s, waiting_s, processor_s, voluntary, involuntary, began_s, ended_s = said
+            self.environment_s += environment_s
+            self.acting_s += acting_s
+            self.learning_s += learning_s
+            self.waiting_s += waiting_s
+            self.processor_s += processor_s
             busy_s = ended_s - began_s
             off_s = max(busy_s - processor_s, 0.0) / max(voluntary + involuntary, 1)
             self.sleeping_s += off_s * voluntary

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
 
 from parenv.errors import PoolBusyError
 
@@ -21,9 +19,8 @@ class OneThread:
         self._lock = threading.Lock()
         self._streams: weakref.WeakKeyDictionary[StreamKey, threading.Thread] = weakref.WeakKeyDictionary()
 
-    @contextlib.contextmanager
-    def using(self, stream: StreamKey | None) -> Iterator[None]:
-        """Use the pool.
+    def begin(self, stream: StreamKey | None) -> None:
+        """Use the pool, until :meth:`end`.
 
         Args:
             stream: for which, whose thread this is from now on; ``None`` for a call.
@@ -40,9 +37,9 @@ class OneThread:
                 )
         if not self._lock.acquire(blocking=False):
             raise PoolBusyError(f"{me.name} may not use the pool, because another thread does: one pool, one thread")
-        try:
-            if stream is not None:
-                self._streams[stream] = me
-            yield
-        finally:
-            self._lock.release()
+        if stream is not None:
+            self._streams[stream] = me
+
+    def end(self) -> None:
+        """Use it no longer."""
+        self._lock.release()

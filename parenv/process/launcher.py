@@ -143,8 +143,9 @@ class Launcher:
 
     def flush(self) -> None:
         """Send on what the zygote has not taken yet. To be called before waiting for :meth:`fileno`."""
-        with contextlib.suppress(OSError):
-            self._lines.flush()
+        if self._lines.is_pending:
+            with contextlib.suppress(OSError):
+                self._lines.flush()
 
     def close(self) -> None:
         """End the session: what still runs is killed. Idempotent."""

@@ -119,6 +119,13 @@ def _pack_tagged(value: Any, buffers: _Buffers, where: str, depth: int) -> dict[
 
     if isinstance(value, (np.ndarray, np.generic)):
         return _pack_array(value, buffers, where)
+    if isinstance(value, (bytes, bytearray)):
+        if not value:
+            return {"bytes": None}
+        buffers.append(bytes(value))
+        return {"bytes": len(buffers) - 1}
+    if isinstance(value, dict):
+        return {"dict": [[inner(k, ".key"), inner(item, f"[{k!r}]")] for k, item in value.items()]}
     if isinstance(value, GraphInstance):
         return {"graph": [inner(part, f".{name}") for name, part in zip(value._fields, value, strict=True)]}
     if isinstance(value, Space):
@@ -130,16 +137,9 @@ def _pack_tagged(value: Any, buffers: _Buffers, where: str, depth: int) -> dict[
         return {"spec": [*(inner(getattr(value, name), f".{name}") for name in _SPEC), inner(kwargs, ".kwargs")]}
     if type(value) is tuple:
         return {"tuple": [inner(item, f"[{i}]") for i, item in enumerate(value)]}
-    if isinstance(value, dict):
-        return {"dict": [[inner(k, ".key"), inner(item, f"[{k!r}]")] for k, item in value.items()]}
     if type(value) is memoryview:
         buffers.append(value)
         return {"memory": len(buffers) - 1}
-    if isinstance(value, (bytes, bytearray)):
-        if not value:
-            return {"bytes": None}
-        buffers.append(bytes(value))
-        return {"bytes": len(buffers) - 1}
     raise NotDataError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot leave a worker: only None, "
         f"bool, int, float, str, bytes, list, tuple, dict and numpy arrays do. Return plain data instead."

@@ -181,8 +181,9 @@ class Supervisor:
             if failure is not None:
                 self._failed(failure)
             now = time.monotonic()
-            self._start_those_due(now)
-            self._end_the_late(now)
+            if self._due or self._starting or self._pending_kills:
+                self._start_those_due(now)
+                self._end_the_late(now)
             for worker, limit in self._watch.hung(now):
                 self.time_out(worker, limit)
         finally:

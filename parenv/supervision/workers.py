@@ -260,6 +260,7 @@ class Workers:
                 process.conversation.say(WORKER, event.message)
                 if isinstance(event.message, Commit):
                     self._hear_commit(process, event.message)
+                    continue
             except ProtocolError as error:
                 raise error from where_it_happened(worker, self.pid(worker), None, self.doing(worker))
             self._hear(process, event.message)

@@ -16,6 +16,7 @@ from parenv.transport.waiting import Waiting
 
 Frames = Sequence[bytes | bytearray | memoryview]
 _ROUTING_ID = struct.Struct("!cII")
+_POLLIN = int(zmq.POLLIN)
 LINGER_MS = 1000
 TERM_S = 10.0
 _log = logging.getLogger("parenv")
@@ -46,10 +47,8 @@ class DriverSocket(Waiting):
 
     def receive(self) -> list[bytes] | None:
         """The next message, or ``None``."""
-        try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)[1:]
-        except zmq.Again:
-            return None
+        frames = _next_message(self._socket)
+        return frames and frames[1:]
 
     def close(self) -> None:
         """Close; what was not sent yet is dropped. Idempotent."""
@@ -79,10 +78,7 @@ class WorkerSocket:
 
     def receive(self, block: bool) -> list[bytes] | None:
         """The next message; ``None`` if there is none and ``block`` is false."""
-        try:
-            return self._socket.recv_multipart(0 if block else zmq.NOBLOCK)
-        except zmq.Again:
-            return None
+        return self._socket.recv_multipart() if block else _next_message(self._socket)
 
     def wait(self, descriptor: int) -> None:
         """Wait until a message may have come or a descriptor is readable; :meth:`receive` must have had none before."""
@@ -107,6 +103,14 @@ def terminate(context: zmq.Context[Any]) -> None:
     thread.join(TERM_S)
     if thread.is_alive():
         _log.warning("ZeroMQ does not end within %g s; it is left behind", TERM_S)
+
+
+def _next_message(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    """Asks first: to be told by an exception that there is none takes twice as long, at every rollout."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK) if int(socket.getsockopt(zmq.EVENTS)) & _POLLIN else None
+    except zmq.Again:
+        return None
 
 
 def _routing_id(worker: int, generation: int) -> bytes:
