@@ -90,17 +90,19 @@ def stable_baselines(
     return run
 
 
+AS_IN_THE_ZOO = ("--num-envs", "8", "--epochs", "20", "--total-env-steps", "100000")
+"""What RL Baselines3 Zoo has for CartPole-v1, but for its clip range, which is annealed too."""
+
 SUBJECTS = {
     "cartpole-ppo": Subject(
         "PPO on CartPole-v1",
         475.0,
         {
-            "parenv, 2 workers": example("ppo"),
-            "the same in one process": example("ppo_plain"),
+            "parenv, 2 workers": example("ppo", *AS_IN_THE_ZOO),
+            "the same in one process": example("ppo_plain", *AS_IN_THE_ZOO),
             "Stable-Baselines3": stable_baselines(
                 "PPO", "CartPole-v1", 8, 100_000, 475.0, n_steps=32, batch_size=256, n_epochs=20, gamma=0.98,
                 gae_lambda=0.8, ent_coef=0.0, learning_rate=lambda left: 1e-3 * left,
-                clip_range=lambda left: 0.2 * left,
             ),
         },
     ),
