@@ -21,9 +21,6 @@ from parenv.worker.group_rows import Seat
 from parenv.worker.replacing import Replacements
 from parenv.worker.roster import Roster
 
-Enough = Callable[[Sequence[End]], bool]
-"""Is told which episodes of sub-environments have ended, and may end a rollout before it is full."""
-
 
 class AgentsCollector:
     """Sub-environments of several agents under way, with all that lasts from one rollout to the next.
@@ -78,12 +75,11 @@ class AgentsCollector:
         self.roster.begin_counting()
         self.roster.share_out()
 
-    def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
+    def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout.
 
         Args:
             writer: where to.
-            enough: may end it early.
 
         Raises:
             StopCollectingError: the driver wants this worker to end.

@@ -13,7 +13,7 @@ from parenv.envs.infos import write_seen
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
-from parenv.worker.agents_collecting import AgentsCollector, Enough
+from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.collecting import Seconds, StopCollectingError
 from parenv.worker.single import ACT
 
@@ -54,14 +54,13 @@ class TogetherCollector(AgentsCollector):
         self._live = list(starmap(self._live_of, enumerate(self._agents)))
         super().set_state(state, seeds, broken)
 
-    def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
+    def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout; see above."""
         clock, progress, roster = time.perf_counter, self._progress, self.roster
         cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
         self._begin_writing(writer)
         environment = acting = 0.0
         self._not_taken = 0
-        env_ends = writer.groups[0].ends
         agents = list(zip(roster.groups[1:], writer.groups[1:], strict=True))
         for step in range(roster.spec.rollout_length):
             if closing[0]:
@@ -71,12 +70,10 @@ class TogetherCollector(AgentsCollector):
             heartbeat[0] += 1
             for side in roster.acting:
                 side.act(writer.groups[side.group], step)
-            acted, known = clock(), len(env_ends)
+            acted = clock()
             self._step([(), *(group.split(mine.action_rows[step]) for group, mine in agents)], step)
             acting += acted - began
             environment += clock() - acted
-            if enough is not None and len(env_ends) > known and enough(env_ends[known:]):
-                break
         self.env_steps = (step + 1) * len(self.envs) - self._not_taken
         for group, rows, seen in zip(roster.groups, self._rows, self._seen, strict=True):
             group.observed = [row.copy() for row in rows]
