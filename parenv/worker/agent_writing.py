@@ -13,7 +13,6 @@ from parenv.envs.values import Rows
 from parenv.experience.assembly import Columns
 from parenv.memory.agent_layout import MORE_FIELDS, NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
 from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
-from parenv.memory.spaces import flatten
 from parenv.protocol.messages import Layout
 from parenv.worker.writing import RolloutWriter, to_array
 
@@ -116,8 +115,7 @@ class GroupWriter(RolloutWriter):
         """What is in a row does not follow the rollout before; it begins with this carry."""
         self.restarted[row] = True
         self.first_versions[row] = -1
-        for block, values in zip(self._carry, flatten(self._spec.carry, carry) if self._carry else (), strict=True):
-            block[row] = to_array(values)[row]
+        self.write_carry(carry, row)
 
     def goes_on(self, row: int, step: int) -> bool:
         """Whether somebody acted in a row at a step, and did not end with it."""
@@ -161,7 +159,6 @@ class AgentWriter:
     """
 
     def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], position: int, first: int, num_envs: int) -> None:
-        self.arrays = arrays
         self.groups = [
             GroupWriter(group, mine, Columns(position, first * width, (first + num_envs) * width))
             for group, mine in zip(spec.groups, arrays, strict=True)
@@ -176,15 +173,6 @@ class AgentWriter:
         observed = [[mine.observations[t + 1] if mine.observations else () for mine in self.groups] for t in range(T)]
         seen = [[mine.infos.after(t) for mine in self.groups] for t in range(T)]
         return [(rows, seen[t], [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
-
-    @property
-    def gradient(self) -> Any:
-        """Where the worker's gradient goes."""
-        return self.groups[0].gradient
-
-    def stamp(self, **commit: float) -> None:
-        """Write the commit record; from then on the slot holds this rollout."""
-        self.groups[0].stamp(**commit)
 
 
 class AgentWriters(dict[int, AgentWriter]):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.agents import check_has_agents, spaces_of, with_agents
+from parenv.envs.agents import QuestionedEnv, check_has_agents, spaces_of, with_agents
 from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.experience.agent_rollouts import RolloutsByPolicy
@@ -94,11 +94,11 @@ class AgentsCollector:
         return assemble_agents(self.roster.spec, own, [len(self.envs)], self.roster.playing(), *about)
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """Apply a function to some of the environments."""
+        """Apply a function to some of the environments, which find by ``possible_agents`` what they are asked for."""
         results = []
         for column in columns:
             self._progress.begin("call", self.roster.env_ids[column])
-            results.append(function(self.envs[column]))
+            results.append(function(QuestionedEnv(self.envs[column])))
         return results
 
     def replace(self, column: int, env: Any) -> None:
@@ -113,11 +113,6 @@ class AgentsCollector:
     def take_replaced(self) -> list[list[Any]]:
         """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
         return [] if self.replacements is None else self.replacements.take_causes()
-
-    def close(self) -> None:
-        """Close all."""
-        for env in self.envs:
-            env.close()
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
         """Begin the next episode of a sub-environment, up to the first observations."""
