@@ -154,14 +154,8 @@ class Actor:
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments from another one."""
         rows = list(columns)
-
-        def replaced(values: Any, others: Any) -> Any:
-            values = cloned(values)
-            values[rows] = others[rows]
-            return values
-
         with self._context():
-            return map_trees(replaced, carry, other)
+            return map_trees(lambda values, others: with_rows(values, others[rows], rows), carry, other)
 
     def own_carry(self, carry: Any) -> Any:
         """A copy of the carry that shares no memory with a rollout slot."""
@@ -303,6 +297,13 @@ def _read_only(value: Any) -> Any:
     view = to_array(value).view()
     view.setflags(write=False)
     return view
+
+
+def with_rows(values: Any, others: Any, rows: Any) -> Any:
+    """A copy of an array or tensor that has others in these rows."""
+    values = cloned(values)
+    values[rows] = others
+    return values
 
 
 def cloned(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,10 +50,7 @@ class AgentsCollector:
     def begin(self, seeds: Sequence[int | None]) -> None:
         """Begin an episode in every sub-environment."""
         self.roster.clear()
-        for column, seed in enumerate(seeds):
-            self._begin_episode(column, seed)
-        self.roster.begin_counting()
-        self.roster.share_out()
+        self._begin_episodes(enumerate(seeds))
 
     def get_state(self) -> dict[str, Any]:
         """Everything that lasts from one rollout to the next, beside the environments, as plain data."""
@@ -70,10 +67,7 @@ class AgentsCollector:
         self._first.clear()
         self.roster.set_state(state["roster"], list(seeds), broken)
         self._truncated = list(state["truncated"])
-        for column, seed in seeds.items():
-            self._begin_episode(column, seed)
-        self.roster.begin_counting()
-        self.roster.share_out()
+        self._begin_episodes(seeds.items())
 
     def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout.
@@ -113,6 +107,12 @@ class AgentsCollector:
     def take_replaced(self) -> list[list[Any]]:
         """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
         return [] if self.replacements is None else self.replacements.take_causes()
+
+    def _begin_episodes(self, seeds: Iterable[tuple[int, int | None]]) -> None:
+        for column, seed in seeds:
+            self._begin_episode(column, seed)
+        self.roster.begin_counting()
+        self.roster.share_out()
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
         """Begin the next episode of a sub-environment, up to the first observations."""

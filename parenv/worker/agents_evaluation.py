@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.memory.agent_layout import AgentsSpec
+from parenv.memory.agent_layout import AgentsSpec, RowGroup
 from parenv.worker.agent_writing import private_agent_writer
 from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.casting import Cast
@@ -104,17 +104,12 @@ class AgentsGame(Game):
 
 def _of_length(spec: AgentsSpec, steps: int) -> AgentsSpec:
     """The same with few steps, between two looks at who is done."""
-    factor = steps / spec.rollout_length
-    return replace(
-        spec,
-        groups=tuple(
-            replace(
-                group,
-                spec=replace(group.spec, rollout_length=round(group.spec.rollout_length * factor), gradient_bytes=0),
-            )
-            for group in spec.groups
-        ),
-    )
+
+    def shortened(group: RowGroup) -> RowGroup:
+        length = round(group.spec.rollout_length * (steps / spec.rollout_length))
+        return replace(group, spec=replace(group.spec, rollout_length=length, gradient_bytes=0))
+
+    return replace(spec, groups=tuple(map(shortened, spec.groups)))
 
 
 def _figures(record: Any) -> list[Any]:

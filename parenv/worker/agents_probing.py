@@ -80,7 +80,12 @@ def _found(job: AgentsJob, name: str, policy: Any, where: Sequence[Any], spaces_
         except PolicyOutputError as error:
             refusals.append(PolicyOutputError(f"policy {name!r} for agent {agents[0]!r}: {error}"))
         except Exception as error:
-            refusals.append(_cannot_act(name, agents[0], spaces_of[0][agents[0]], error))
+            refusal = ConfigurationError(
+                f"policy {name!r} cannot act for agent {agents[0]!r}, whose observations are "
+                f"{spaces_of[0][agents[0]]}: {type(error).__name__}: {error}"
+            )
+            refusal.__cause__ = error
+            refusals.append(refusal)
         else:
             said = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in extras]
             return [index + 1, said, leaves_as_data(carry)]
@@ -93,15 +98,6 @@ def _of_agents(agent: str, rollout: Rollout) -> AgentRollout:
     mine = {one.name: getattr(rollout, one.name) for one in fields(Rollout) if one.init}
     more: dict[str, Any] = {"first_versions": np.zeros(rows, np.int64), "last_steps": np.full(rows, T - 1)}
     return AgentRollout(**mine, **more, alive=np.ones((T, rows), bool), agents=[agent] * rows)
-
-
-def _cannot_act(name: str, agent: str, space: Any, error: Exception) -> ConfigurationError:
-    refusal = ConfigurationError(
-        f"policy {name!r} cannot act for agent {agent!r}, whose observations are {space}: "
-        f"{type(error).__name__}: {error}"
-    )
-    refusal.__cause__ = error
-    return refusal
 
 
 def _groups_drawn(job: AgentsJob, groups: Sequence[tuple[str, ...]]) -> Mapping[str, int]:

@@ -10,7 +10,7 @@ import numpy as np
 from parenv.envs.fitting import not_finite
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
-from parenv.worker.acting import NO_INFOS, Actor, cloned
+from parenv.worker.acting import NO_INFOS, Actor, with_rows
 from parenv.worker.agent_writing import GroupWriter
 
 
@@ -50,11 +50,6 @@ class Side:
         self.rows = np.arange(0)
         self._observed: Callable[[int], Any] | None = None
 
-    @property
-    def has_all(self) -> bool:
-        """Whether every row of the group is its own."""
-        return len(self.rows) == self._num_rows
-
     def begin(self) -> None:
         """A rollout begins."""
         self._observed = None
@@ -62,7 +57,7 @@ class Side:
     def act(self, writer: GroupWriter, step: int) -> None:
         """Act for all of its rows on the observations of a step, and write what comes of it."""
         rows = self.rows
-        if self.has_all:
+        if len(rows) == self._num_rows:  # Every row of the group is its own.
             self._observed = self._observed or self.actor.observing(writer)
             infos = writer.infos.seen[step] if writer.infos.seen else NO_INFOS
             actions, extras, self.carry = self.actor.act_on(self._observed(step), self.carry, infos)
@@ -83,7 +78,7 @@ class Side:
         infos = writer.infos.seen_at(steps, rows) if writer.infos.seen else NO_INFOS
         actions, extras, following = self.actor.act(observed, carry, infos)
         if self.carry is not None:
-            self.carry = _with_rows(self.carry, following, rows)
+            self.carry = map_trees(lambda values, others: with_rows(values, others, rows), self.carry, following)
         return writer.write_some(steps, rows, self._fitted(actions, rows), self._stored(extras))
 
     def begin_row(self, row: int) -> None:
@@ -112,14 +107,3 @@ class Side:
 
     def _stored(self, extras: Mapping[str, Any]) -> Mapping[str, Any]:
         return {self._renamed.get(name, name): value for name, value in extras.items()} if self._renamed else extras
-
-
-def _with_rows(carry: Any, following: Any, rows: Any) -> Any:
-    """A copy of the carry with these rows from the carry of these rows alone."""
-
-    def put(values: Any, others: Any) -> Any:
-        values = cloned(values)
-        values[rows] = others
-        return values
-
-    return map_trees(put, carry, following)

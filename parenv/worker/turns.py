@@ -258,12 +258,12 @@ class TurnsCollector(AgentsCollector):
         self._next_turn(column)
 
     def _end_writing(self, writer: AgentWriter) -> None:
-        versions = {side.index: self.roster.version_of(side) for side in self.roster.sides.values()}
+        playing = self.roster.playing()
         for group, pending, mine in zip(self.roster.groups[1:], self._pending[1:], writer.groups[1:], strict=True):
             pending.blank(mine, group.who)
             group.observed, group.seen = pending.keep(mine)
             for row in np.flatnonzero(pending.there & (pending.versions < 0)):
-                pending.versions[row] = versions[int(group.who[row])]
+                pending.versions[row] = playing[int(group.who[row])].version
         self.env_steps = sum(self._taken)
         self._finish_writing(writer)
         self._is_writing = False
