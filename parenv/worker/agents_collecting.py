@@ -88,7 +88,7 @@ class AgentsCollector:
         return assemble_agents(self.roster.spec, own, [len(self.envs)], self.roster.playing(), *about)
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """Apply a function to some of the environments, which find by ``possible_agents`` what they are asked for."""
+        """Apply a function to some of the environments, as what a user's questions are put to."""
         results = []
         for column in columns:
             self._progress.begin("call", self.roster.env_ids[column])

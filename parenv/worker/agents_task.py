@@ -10,7 +10,7 @@ from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, s
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed, random_state, set_random_state
-from parenv.memory.agent_layout import AgentsSpec, agents_spec
+from parenv.memory.agent_layout import agents_spec
 from parenv.memory.spaces import describe
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
 from parenv.worker.agent_writing import AgentWriter, AgentWriters
@@ -65,18 +65,19 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
         """Be told where everything lies in shared memory, all of which is mapped there."""
         job, started = self._job, self._started
         spec = agents_spec(job.rollout_length, *started.spaces, list(job.policy), layout.extras, job.gradient_bytes)
+        self._spec = spec
         self._writers = AgentWriters(spec, layout, len(started.envs), mapping)
 
         def make_cast(job: AgentsJob) -> Cast:
             return Cast(job, self._load_job, spec, mapping, started.fit)
 
         self._cast = make_cast(job)
-        self._collector = self._asked = self._collecting(self._cast, job, spec, started.envs, started.first)
+        self._collector = self._asked = self._collecting(self._cast, started.envs, job, started.first)
         if job.options.on_env_error == "restart_env":
             first, generation = started.env_ids.start, self._sender.generation
             self._collector.replacements = Replacements(job, self._collector, first, generation, self._progress)
         self._evaluation = AgentsEvaluation(
-            self._trial, job, self._sender.worker, self._progress, self._cast, lambda: make_cast(self._load_job())
+            self._collecting, job, self._sender.worker, self._progress, self._cast, lambda: make_cast(self._load_job())
         )
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
         self._timer = RolloutTimer(self._sender.generation)
@@ -110,12 +111,19 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
         for env in self._started.envs:
             env.close()
 
-    def _collecting(
-        self, cast: Cast, job: AgentsJob, spec: AgentsSpec, envs: list[Any], first: Sequence[Any] = ()
-    ) -> AgentsCollector:
-        kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
+    def _collecting(self, cast: Cast, envs: list[Any], job: AgentsJob, first: Sequence[Any] = ()) -> AgentsCollector:
+        """What collects in these sub-environments, or, where there are none yet, in some beside those of the training.
+
+        Args:
+            cast: the policies.
+            envs: the sub-environments.
+            job: from its seed it is drawn who plays.
+            first: what resets returned that have been done already.
+        """
         started = self._started
-        roster = Roster(job, spec, cast, started.env_ids, self._sender.generation, started.fit)
+        envs = envs or self._make_envs(started.env_ids, started.envs)
+        kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
+        roster = Roster(job, self._spec, cast, started.env_ids, self._sender.generation, started.fit)
         return kind(envs, roster, self._progress, first)
 
     def _load(self, version: int, serial: int, snapshot: bytes) -> int:
@@ -124,17 +132,13 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
             begins, self._loaded = not self._cast.table, (version, serial)
             self._cast.load(serial, snapshot)
             self._collector.roster.settle()
-            if begins:
-                self._begin()
+            if begins and self._resumed is not None:
+                state, seeds, broken = self._resumed
+                self._collector.set_state(state["collector"], seeds, broken)
+                set_random_state(state["random"])
+            elif begins:
+                self._collector.begin([None] * len(self._started.envs))
         return version
-
-    def _begin(self) -> None:
-        if self._resumed is None:
-            self._collector.begin([None] * len(self._started.envs))
-        else:
-            state, seeds, broken = self._resumed
-            self._collector.set_state(state["collector"], seeds, broken)
-            set_random_state(state["random"])
 
     def _get_state(self) -> dict[str, Any]:
         columns, has_begun = range(len(self._started.envs)), bool(self._cast.table)
@@ -193,9 +197,3 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
             stored = roster.spec.stored(self._cast.table[name].of)
             places = roster.rows_of(rows.env_ids, rows.agents)
             writer.groups[mine.group].add({stored[n]: v for n, v in returned.items()}, places, rows.alive)
-
-    def _trial(self, cast: Cast, envs: list[Any], job: AgentsJob) -> AgentsCollector:
-        """What plays an evaluation."""
-        started = self._started
-        envs = envs or self._make_envs(started.env_ids, started.envs)
-        return self._collecting(cast, job, self._collector.roster.spec, envs)

@@ -77,7 +77,7 @@ class CollectingTask(ABC, Generic[SomeJob, Started]):
             "load": self._load,
         }
 
-    def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
+    def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> Any:
         """Answer a user's call."""
         method, positions = ENV_METHODS[name], iter(range(len(columns)))
         return self._asked.each(name, lambda env: method(env, next(positions), *arguments), columns)
