@@ -10,13 +10,11 @@ import numpy as np
 
 from parenv.envs.targets import End
 from parenv.envs.values import Rows
-from parenv.experience.assembly import Columns
+from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.agent_layout import MORE_FIELDS, NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
 from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
 from parenv.protocol.messages import Layout
 from parenv.worker.writing import RolloutWriter, to_array
-
-Arrays = Mapping[tuple[str, Any], Any]
 
 
 class GroupWriter(RolloutWriter):

@@ -52,9 +52,8 @@ class RolloutTask(CollectingTask[Job, StartedEnvs]):
         """Be told where everything lies in shared memory, all of which is mapped there."""
         job, started, worker = self._job, self._started, self._sender.worker
         extras, carry = extras_and_carry(layout.extras, layout.carry)
-        infos = infos_from_data(layout.infos)
-        spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=job.gradient_bytes)
-        spec = replace(spec, on_device=bool(layout.device))
+        spec = replace(started.spec, extras=extras, carry=carry, gradient_bytes=job.gradient_bytes)
+        spec = replace(spec, infos=infos_from_data(layout.infos), on_device=bool(layout.device))
         self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
 
         read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)
