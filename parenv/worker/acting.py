@@ -154,14 +154,8 @@ class Actor:
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments from another one."""
         rows = list(columns)
-
-        def replaced(values: Any, others: Any) -> Any:
-            values = cloned(values)
-            values[rows] = others[rows]
-            return values
-
         with self._context():
-            return map_trees(replaced, carry, other)
+            return map_trees(lambda values, others: copy_with(values, rows, others[rows]), carry, other)
 
     def own_carry(self, carry: Any) -> Any:
         """A copy of the carry that shares no memory with a rollout slot."""
@@ -233,10 +227,9 @@ def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch:
                 f"the policy returned {len(values)} actions{leaf.name} for {batch} sub-environments: give each one"
             )
     if all(leaf.dtype is not None and np.dtype(leaf.dtype).kind in "iub" for leaf in of):
+        columns = [np.asarray(values).astype(leaf.dtype) for leaf, values in zip(of, actions, strict=True)]
         for row in range(batch):
-            action = unflatten(
-                of, [np.asarray(values).astype(leaf.dtype)[row] for leaf, values in zip(of, actions, strict=True)]
-            )
+            action = unflatten(of, [values[row] for values in columns])
             if not space.contains(action):
                 raise PolicyOutputError(f"the policy returned the action {action!r}, which is not in {space}")
 
@@ -303,6 +296,13 @@ def _read_only(value: Any) -> Any:
     view = to_array(value).view()
     view.setflags(write=False)
     return view
+
+
+def copy_with(values: Any, rows: Any, others: Any) -> Any:
+    """A copy of an array or tensor that has others in these rows."""
+    values = cloned(values)
+    values[rows] = others
+    return values
 
 
 def cloned(value: Any) -> Any:

@@ -10,14 +10,11 @@ import numpy as np
 
 from parenv.envs.targets import End
 from parenv.envs.values import Rows
-from parenv.experience.assembly import Columns
+from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.agent_layout import MORE_FIELDS, NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
 from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
-from parenv.memory.spaces import flatten
 from parenv.protocol.messages import Layout
 from parenv.worker.writing import RolloutWriter, to_array
-
-Arrays = Mapping[tuple[str, Any], Any]
 
 
 class GroupWriter(RolloutWriter):
@@ -116,8 +113,7 @@ class GroupWriter(RolloutWriter):
         """What is in a row does not follow the rollout before; it begins with this carry."""
         self.restarted[row] = True
         self.first_versions[row] = -1
-        for block, values in zip(self._carry, flatten(self._spec.carry, carry) if self._carry else (), strict=True):
-            block[row] = to_array(values)[row]
+        self.write_carry(carry, row)
 
     def goes_on(self, row: int, step: int) -> bool:
         """Whether somebody acted in a row at a step, and did not end with it."""
@@ -161,7 +157,6 @@ class AgentWriter:
     """
 
     def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], position: int, first: int, num_envs: int) -> None:
-        self.arrays = arrays
         self.groups = [
             GroupWriter(group, mine, Columns(position, first * width, (first + num_envs) * width))
             for group, mine in zip(spec.groups, arrays, strict=True)
@@ -176,15 +171,6 @@ class AgentWriter:
         observed = [[mine.observations[t + 1] if mine.observations else () for mine in self.groups] for t in range(T)]
         seen = [[mine.infos.after(t) for mine in self.groups] for t in range(T)]
         return [(rows, seen[t], [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
-
-    @property
-    def gradient(self) -> Any:
-        """Where the worker's gradient goes."""
-        return self.groups[0].gradient
-
-    def stamp(self, **commit: float) -> None:
-        """Write the commit record; from then on the slot holds this rollout."""
-        self.groups[0].stamp(**commit)
 
 
 class AgentWriters(dict[int, AgentWriter]):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from parenv.envs.agents import check_has_agents, spaces_of, with_agents
+from parenv.envs.agents import QuestionedEnv, check_has_agents, spaces_of, with_agents
 from parenv.envs.targets import End
 from parenv.errors import ObservationError
 from parenv.experience.agent_rollouts import RolloutsByPolicy
@@ -20,9 +20,6 @@ from parenv.worker.collecting import Seconds
 from parenv.worker.group_rows import Seat
 from parenv.worker.replacing import Replacements
 from parenv.worker.roster import Roster
-
-Enough = Callable[[Sequence[End]], bool]
-"""Is told which episodes of sub-environments have ended, and may end a rollout before it is full."""
 
 
 class AgentsCollector:
@@ -53,10 +50,7 @@ class AgentsCollector:
     def begin(self, seeds: Sequence[int | None]) -> None:
         """Begin an episode in every sub-environment."""
         self.roster.clear()
-        for column, seed in enumerate(seeds):
-            self._begin_episode(column, seed)
-        self.roster.begin_counting()
-        self.roster.share_out()
+        self._begin_episodes(enumerate(seeds))
 
     def get_state(self) -> dict[str, Any]:
         """Everything that lasts from one rollout to the next, beside the environments, as plain data."""
@@ -73,17 +67,13 @@ class AgentsCollector:
         self._first.clear()
         self.roster.set_state(state["roster"], list(seeds), broken)
         self._truncated = list(state["truncated"])
-        for column, seed in seeds.items():
-            self._begin_episode(column, seed)
-        self.roster.begin_counting()
-        self.roster.share_out()
+        self._begin_episodes(seeds.items())
 
-    def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
+    def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout.
 
         Args:
             writer: where to.
-            enough: may end it early.
 
         Raises:
             StopCollectingError: the driver wants this worker to end.
@@ -98,11 +88,11 @@ class AgentsCollector:
         return assemble_agents(self.roster.spec, own, [len(self.envs)], self.roster.playing(), *about)
 
     def each(self, name: str, function: Callable[[Any], Any], columns: Sequence[int]) -> list[Any]:
-        """Apply a function to some of the environments."""
+        """Apply a function to some of the environments, as what a user's questions are put to."""
         results = []
         for column in columns:
             self._progress.begin("call", self.roster.env_ids[column])
-            results.append(function(self.envs[column]))
+            results.append(function(QuestionedEnv(self.envs[column])))
         return results
 
     def replace(self, column: int, env: Any) -> None:
@@ -118,10 +108,11 @@ class AgentsCollector:
         """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
         return [] if self.replacements is None else self.replacements.take_causes()
 
-    def close(self) -> None:
-        """Close all."""
-        for env in self.envs:
-            env.close()
+    def _begin_episodes(self, seeds: Iterable[tuple[int, int | None]]) -> None:
+        for column, seed in seeds:
+            self._begin_episode(column, seed)
+        self.roster.begin_counting()
+        self.roster.share_out()
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
         """Begin the next episode of a sub-environment, up to the first observations."""

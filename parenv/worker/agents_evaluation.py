@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from parenv.memory.agent_layout import AgentsSpec
+from parenv.memory.agent_layout import RowGroup
 from parenv.worker.agent_writing import private_agent_writer
 from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.casting import Cast
@@ -73,8 +73,15 @@ class AgentsGame(Game):
         return *_columns(self._whole, 4), by_policy
 
     def _resize(self, steps: int) -> None:
+        """Have rollouts be of few steps, between two looks at who is done."""
+        factor = steps / self._spec.rollout_length
+
+        def shortened(group: RowGroup) -> RowGroup:
+            length = round(group.spec.rollout_length * factor)
+            return replace(group, spec=replace(group.spec, rollout_length=length, gradient_bytes=0))
+
         roster = self._collector.roster
-        roster.spec = _of_length(self._spec, steps)
+        roster.spec = replace(self._spec, groups=tuple(map(shortened, self._spec.groups)))
         self._writer = private_agent_writer(roster.spec, len(self._collector.envs))
 
     def _collect(self, steps: int) -> None:
@@ -82,8 +89,7 @@ class AgentsGame(Game):
         if steps != collector.roster.spec.rollout_length:
             self._resize(steps)
         collector.collect(self._writer)
-        for column, number, name, record in self._parts_ended():
-            self._parts[column, number].append((name, record))
+        self._note_parts()
         for record, number in zip(*self._writer.groups[0].ended(), strict=True):
             column = int(record["column"])
             if self.wanted[column]:
@@ -92,29 +98,15 @@ class AgentsGame(Game):
                 for name, part in self._parts.pop((column, number)):
                     self._by_policy[name].append(part)
 
-    def _parts_ended(self) -> Iterator[tuple[int, int, str, list[Any]]]:
-        """Sub-environment, number of its episode, policy and record of every agent's part that has ended."""
+    def _note_parts(self) -> None:
+        """Note by sub-environment and episode the policy and record of every agent's part that has ended."""
         roster = self._collector.roster
         for group, mine in zip(roster.spec.groups[1:], self._writer.groups[1:], strict=True):
             for record, number in zip(*mine.ended(), strict=True):
                 column, place = divmod(int(record["column"]), len(group.agents))
                 name = self._names[int(mine.policies[record["step"], record["column"]])]
-                yield column, number, name, [*_figures(record), roster.env_ids[column], group.agents[place], number]
-
-
-def _of_length(spec: AgentsSpec, steps: int) -> AgentsSpec:
-    """The same with few steps, between two looks at who is done."""
-    factor = steps / spec.rollout_length
-    return replace(
-        spec,
-        groups=tuple(
-            replace(
-                group,
-                spec=replace(group.spec, rollout_length=round(group.spec.rollout_length * factor), gradient_bytes=0),
-            )
-            for group in spec.groups
-        ),
-    )
+                part = [*_figures(record), roster.env_ids[column], group.agents[place], number]
+                self._parts[column, number].append((name, part))
 
 
 def _figures(record: Any) -> list[Any]:

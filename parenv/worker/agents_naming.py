@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from parenv.envs.infos import Found
 from parenv.envs.values import action_splitter
 from parenv.memory.layout import Info
 from parenv.memory.spaces import flatten, leaves
+from parenv.policy.policy import as_policy
+from parenv.worker.job import AgentsJob
 from parenv.worker.naming import MAX_STEPS, infos_in, nowhere
 
 Told = Sequence[tuple[str, Any, Found]]
@@ -22,17 +24,12 @@ Told = Sequence[tuple[str, Any, Found]]
 
 
 def infos_of_groups(
-    names: Sequence[str],
-    taken: Collection[str],
-    groups: Sequence[Sequence[str]],
-    told: Told,
-    make: Callable[[], Any],
+    job: AgentsJob, groups: Sequence[Sequence[str]], told: Told, make: Callable[[], Any]
 ) -> tuple[list[tuple[Info, ...]], Told]:
     """What the named infos are like that the agents of each group are told, and all that they were told.
 
     Args:
-        names: of infos.
-        taken: names of those that policies take, and of other things.
+        job: has the names, and the policies, which may take some of them.
         groups: the agents of each.
         told: by resets.
         make: makes an environment; in one an episode is played, unless resets have told everybody everything.
@@ -40,6 +37,8 @@ def infos_of_groups(
     Raises:
         ConfigurationError: no agent is told one of them, or it is no array of numbers.
     """
+    names = job.infos
+    taken = frozenset[str]().union(*(as_policy(policy).infos_taken() for policy in job.policy.values()))
 
     def found_in(told: Told) -> list[tuple[Info, ...]]:
         return [infos_in(names, taken, [info for agent, _, info in told if agent in mine]) for mine in groups]
@@ -49,8 +48,7 @@ def infos_of_groups(
     with contextlib.closing(make()) as env:
         told = [*told, *_episode(env)]
     everywhere = found_in(told)
-    absent = [name for name in names if name not in {info.name for found in everywhere for info in found}]
-    if absent:
+    if absent := [name for name in names if name not in {info.name for found in everywhere for info in found}]:
         raise nowhere(absent, [info for *_, info in told])
     return everywhere, told
 

@@ -21,7 +21,6 @@ from parenv.memory.agent_layout import agent_groups
 from parenv.memory.layout import Info, RolloutSpec, infos_as_data, leaves_as_data
 from parenv.memory.spaces import is_single, leaves
 from parenv.policy.assignment import EpisodeStart, PolicyRow, drawn
-from parenv.policy.policy import as_policy
 from parenv.worker.acting import Actor
 from parenv.worker.agents_naming import Told, infos_of_groups
 from parenv.worker.job import AgentsJob
@@ -50,8 +49,7 @@ def probe_agents(
     groups = agent_groups(*spaces_of)
     resets = list(zip(envs, first, strict=True))
     told: Told = [each for mine in groups for reset in resets for each in _found_by(mine, *reset)]
-    taken = frozenset[str]().union(*(as_policy(policy).infos_taken() for policy in job.policy.values()))
-    infos, told = infos_of_groups(job.infos, taken, groups, told, make)
+    infos, told = infos_of_groups(job, groups, told, make)
     samples = [_sample(mine, named, told, spaces_of[0], fit) for mine, named in zip(groups, infos, strict=True)]
     wanted = _groups_drawn(job, groups)
     state, turns = state_space(envs[0]), acts_in_turns(envs[0])
@@ -80,7 +78,12 @@ def _found(job: AgentsJob, name: str, policy: Any, where: Sequence[Any], spaces_
         except PolicyOutputError as error:
             refusals.append(PolicyOutputError(f"policy {name!r} for agent {agents[0]!r}: {error}"))
         except Exception as error:
-            refusals.append(_cannot_act(name, agents[0], spaces_of[0][agents[0]], error))
+            refusal = ConfigurationError(
+                f"policy {name!r} cannot act for agent {agents[0]!r}, whose observations are "
+                f"{spaces_of[0][agents[0]]}: {type(error).__name__}: {error}"
+            )
+            refusal.__cause__ = error
+            refusals.append(refusal)
         else:
             said = [[e.name, list(e.shape), e.dtype, e.postprocessed] for e in extras]
             return [index + 1, said, leaves_as_data(carry)]
@@ -95,15 +98,6 @@ def _of_agents(agent: str, rollout: Rollout) -> AgentRollout:
     return AgentRollout(**mine, **more, alive=np.ones((T, rows), bool), agents=[agent] * rows)
 
 
-def _cannot_act(name: str, agent: str, space: Any, error: Exception) -> ConfigurationError:
-    refusal = ConfigurationError(
-        f"policy {name!r} cannot act for agent {agent!r}, whose observations are {space}: "
-        f"{type(error).__name__}: {error}"
-    )
-    refusal.__cause__ = error
-    return refusal
-
-
 def _groups_drawn(job: AgentsJob, groups: Sequence[tuple[str, ...]]) -> Mapping[str, int]:
     """By policy, the group whose agents have it in the first episodes.
 
@@ -113,7 +107,7 @@ def _groups_drawn(job: AgentsJob, groups: Sequence[tuple[str, ...]]) -> Mapping[
     table = {name: PolicyRow(i, name, 0, 0, b"", job.settings.get(name, {})) for i, name in enumerate(job.policy)}
     settings = {name: row.settings for name, row in table.items()}
     agents: dict[str, tuple[int, str]] = {}
-    for env_id in (env_id for worker in range(len(job.shares)) for env_id in job.env_ids(worker)):
+    for env_id in range(job.first_env_id, job.first_env_id + sum(job.shares)):
         for number in range(EPISODES_DRAWN):
             episode = EpisodeStart(env_id, number, settings, (job.seed, 0))
             for index, mine in enumerate(groups):
@@ -139,11 +133,10 @@ def _sample(
     mine = [each for each in told if each[0] in agents]
     named = {info.name for info in infos if info.acted_on}
     mine = [each for each in mine if named <= set(each[2])] or mine or [(agents[0], space.sample(), {})]
-    observed = [observation for _, observation, _ in mine]
     observations = leaves(space)
-    rows = [np.zeros((len(observed), *leaf.shape), leaf.dtype) for leaf in observations]
+    rows = [np.zeros((len(mine), *leaf.shape), leaf.dtype) for leaf in observations]
     write = row_writer(observations, fit)
-    for i, observation in enumerate(observed):
+    for i, (_, observation, _) in enumerate(mine):
         write(rows, i, observation)
     return rows, first_seen(infos, [info for *_, info in mine])
 

@@ -10,16 +10,13 @@ from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, s
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed, random_state, set_random_state
-from parenv.memory.agent_layout import AgentsSpec, agents_spec
+from parenv.memory.agent_layout import agents_spec
 from parenv.memory.spaces import describe
-from parenv.memory.status_slot import StatusSlot
-from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
 from parenv.worker.agent_writing import AgentWriter, AgentWriters
 from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.agents_evaluation import AgentsEvaluation
 from parenv.worker.agents_probing import probe_agents
-from parenv.worker.calling import ENV_METHODS
 from parenv.worker.casting import Cast
 from parenv.worker.collecting_task import CollectingTask
 from parenv.worker.differentiating import NOTHING_LEARNED, Differentiator
@@ -51,42 +48,10 @@ class StartedAgents(NamedTuple):
     fit: Fit
 
 
-def start_agents(
-    job: AgentsJob,
-    sender: Sender,
-    load_job: Callable[[], Any],
-    progress: StatusSlot,
-    warn: Callable[[str], object],
-) -> StartedAgents:
-    """Make and reset the sub-environments, and, in worker 0, find out what a rollout holds."""
-    env_ids, fit = job.env_ids(sender.worker), Fit.of(job.options, warn)
-    envs = make_agents(job, env_ids, progress)
-    by_agent = spaces_of(envs, env_ids.start)
-    first = []
-    for env_id, env in zip(env_ids, envs, strict=True):
-        progress.begin("reset", env_id)
-        first.append(env.reset(seed=environment_seed(job.seed, env_id, sender.generation)))
-    about: dict[str, Any] = {}
-    if sender.worker == 0:
-        progress.begin("act")
-        with RandomState(0):
-
-            def make() -> Any:
-                return make_agents(job, range(env_ids.start, env_ids.start + 1), progress, envs)[0]
-
-            about = probe_agents(load_job(), envs, first, by_agent, fit, make)
-    return StartedAgents(env_ids, envs, by_agent, first, about, fit)
-
-
-def make_agents(job: AgentsJob, env_ids: range, progress: StatusSlot, others: Sequence[Any] = ()) -> list[Any]:
-    """Make sub-environments, none of which may be one of the others."""
-    return [with_agents(env) for env in make_envs(job.factories, env_ids, progress, others, check_has_agents)]
-
-
 class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
     """Collects a rollout of all agents for each credit, and answers what it is asked between two of them."""
 
-    _collector: AgentsCollector | None = None
+    _collector: AgentsCollector
     _evaluation: AgentsEvaluation | None = None
     _loaded = (-1, -1)
     _resumed: tuple[Any, Any, bool] | None = None
@@ -100,43 +65,65 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
         """Be told where everything lies in shared memory, all of which is mapped there."""
         job, started = self._job, self._started
         spec = agents_spec(job.rollout_length, *started.spaces, list(job.policy), layout.extras, job.gradient_bytes)
+        self._spec = spec
         self._writers = AgentWriters(spec, layout, len(started.envs), mapping)
 
         def make_cast(job: AgentsJob) -> Cast:
             return Cast(job, self._load_job, spec, mapping, started.fit)
 
         self._cast = make_cast(job)
-        self._collector = self._collecting(self._cast, job, spec, started.envs, started.first)
+        self._collector = self._asked = self._collecting(self._cast, started.envs, job, started.first)
         if job.options.on_env_error == "restart_env":
             first, generation = started.env_ids.start, self._sender.generation
             self._collector.replacements = Replacements(job, self._collector, first, generation, self._progress)
         self._evaluation = AgentsEvaluation(
-            self._trial, job, self._sender.worker, self._progress, self._cast, lambda: make_cast(self._load_job())
+            self._collecting, job, self._sender.worker, self._progress, self._cast, lambda: make_cast(self._load_job())
         )
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
         self._timer = RolloutTimer(self._sender.generation)
 
     def _start(self) -> StartedAgents:
-        return start_agents(self._job, self._sender, self._load_job, self._progress, self._outlet.warn)
+        job, sender, progress = self._job, self._sender, self._progress
+        env_ids, fit = job.env_ids(sender.worker), Fit.of(job.options, self._outlet.warn)
+        envs = self._make_envs(env_ids)
+        by_agent = spaces_of(envs, env_ids.start)
+        first = []
+        for env_id, env in zip(env_ids, envs, strict=True):
+            progress.begin("reset", env_id)
+            first.append(env.reset(seed=environment_seed(job.seed, env_id, sender.generation)))
+        about: dict[str, Any] = {}
+        if sender.worker == 0:
+            progress.begin("act")
+            with RandomState(0):
 
-    def _answers(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "load": self._load,
-            "evaluate": self._evaluate,
-            "get_state": self._get_state,
-            "set_state": self._set_state,
-        }
+                def make() -> Any:
+                    return self._make_envs(env_ids[:1], envs)[0]
+
+                about = probe_agents(self._load_job(), envs, first, by_agent, fit, make)
+        return StartedAgents(env_ids, envs, by_agent, first, about, fit)
+
+    def _make_envs(self, env_ids: range, others: Sequence[Any] = ()) -> list[Any]:
+        """Make sub-environments, none of which may be one of the others."""
+        made = make_envs(self._job.factories, env_ids, self._progress, others, check_has_agents)
+        return [with_agents(env) for env in made]
 
     def _close_envs(self) -> None:
         for env in self._started.envs:
             env.close()
 
-    def _collecting(
-        self, cast: Cast, job: AgentsJob, spec: AgentsSpec, envs: list[Any], first: Sequence[Any] = ()
-    ) -> AgentsCollector:
-        kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
+    def _collecting(self, cast: Cast, envs: list[Any], job: AgentsJob, first: Sequence[Any] = ()) -> AgentsCollector:
+        """What collects in these sub-environments, or, where there are none yet, in some beside those of the training.
+
+        Args:
+            cast: the policies.
+            envs: the sub-environments.
+            job: from its seed it is drawn who plays.
+            first: what resets returned that have been done already.
+        """
         started = self._started
-        roster = Roster(job, spec, cast, started.env_ids, self._sender.generation, started.fit)
+        envs = envs or self._make_envs(started.env_ids, started.envs)
+        kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
+        roster = Roster(job, self._spec, cast, started.env_ids, self._sender.generation, started.fit)
         return kind(envs, roster, self._progress, first)
 
     def _load(self, version: int, serial: int, snapshot: bytes) -> int:
@@ -144,24 +131,18 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
             self._progress.begin("loading the policy")
             begins, self._loaded = not self._cast.table, (version, serial)
             self._cast.load(serial, snapshot)
-            assert self._collector is not None
             self._collector.roster.settle()
-            if begins:
-                self._begin(self._collector)
+            if begins and self._resumed is not None:
+                state, seeds, broken = self._resumed
+                self._collector.set_state(state["collector"], seeds, broken)
+                set_random_state(state["random"])
+            elif begins:
+                self._collector.begin([None] * len(self._started.envs))
         return version
 
-    def _begin(self, collector: AgentsCollector) -> None:
-        if self._resumed is None:
-            collector.begin([None] * len(collector.envs))
-        else:
-            state, seeds, broken = self._resumed
-            collector.set_state(state["collector"], seeds, broken)
-            set_random_state(state["random"])
-
     def _get_state(self) -> dict[str, Any]:
-        assert self._collector is not None
         columns, has_begun = range(len(self._started.envs)), bool(self._cast.table)
-        envs = self._collector.each("get_state", lambda env: QuestionedEnv(env).get_state(), columns)
+        envs = self._collector.each("get_state", QuestionedEnv.get_state, columns)
         return {
             "envs": envs if has_begun else [None] * len(envs),
             "collector": self._collector.get_state() if has_begun else None,
@@ -171,7 +152,6 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
 
     def _set_state(self, state: dict[str, Any], generation: int, broken: bool) -> list[int]:
         """Go on where another worker was, as soon as the policies are there; the columns that begin anew."""
-        assert self._collector is not None
         if state["collector"] is None:
             return []
         for env, saved in zip(self._collector.envs, state["envs"], strict=True):
@@ -185,7 +165,6 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
 
     def _collect(self, credit: Credit) -> Commit:
         """Produce the rollout of a credit and stamp its slot."""
-        assert self._collector is not None
         assert self._evaluation is not None
         self._timer.begin()
         self._load(credit.policy_version, credit.weights_slot, credit.snapshot)
@@ -197,16 +176,15 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
         if self._differentiator is not None:
             self._progress.begin("loss_fn")
             rollout = self._collector.rollout(writer, self._sender.worker, credit.policy_version)
-            learned = self._differentiator.run(rollout.to(self._job.device), writer.gradient)
+            learned = self._differentiator.run(rollout.to(self._job.device), writer.groups[0].gradient)
         self._progress.begin("commit")
-        self._timer.stamp(writer, credit, seconds, learned)
+        self._timer.stamp(writer.groups[0], credit, seconds, learned)
         in_use = {*self._collector.roster.indices_in_use, *self._evaluation.indices_in_use}
         report = [self._collector.env_steps, credit.weights_slot, sorted(in_use), learned.metrics]
         return Commit(credit.sequence, {}, report, self._collector.take_replaced())
 
     def _postprocess(self, function: Callable[[Any, Any], Any], writer: AgentWriter, version: int) -> None:
         """Call the user's ``postprocess`` with each policy and what its agents did."""
-        assert self._collector is not None
         roster = self._collector.roster
         for group in writer.groups:
             group.blank_postprocessed()
@@ -219,15 +197,3 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
             stored = roster.spec.stored(self._cast.table[name].of)
             places = roster.rows_of(rows.env_ids, rows.agents)
             writer.groups[mine.group].add({stored[n]: v for n, v in returned.items()}, places, rows.alive)
-
-    def _trial(self, cast: Cast, envs: list[Any], job: AgentsJob) -> AgentsCollector:
-        """What plays an evaluation."""
-        assert self._collector is not None
-        started = self._started
-        envs = envs or make_agents(job, started.env_ids, self._progress, started.envs)
-        return self._collecting(cast, job, self._collector.roster.spec, envs)
-
-    def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
-        assert self._collector is not None
-        method, positions = ENV_METHODS[name], iter(range(len(columns)))
-        return self._collector.each(name, lambda env: method(QuestionedEnv(env), next(positions), *arguments), columns)

@@ -11,7 +11,7 @@ import cloudpickle
 
 from parenv.envs.fitting import Fit
 from parenv.memory.agent_layout import AgentsSpec
-from parenv.policy.assignment import PolicyRow, PolicyTable
+from parenv.policy.assignment import PolicyTable
 from parenv.policy.snapshots import SharedWeights, WeightsReader
 from parenv.worker.acting import Actor
 from parenv.worker.job import AgentsJob
@@ -51,12 +51,11 @@ class Cast:
         for name in [name for name in self.actors if name not in table]:
             del self.actors[name], self._loaded[name]
         for name, row in table.items():
-            if name in self.actors and self._loaded.get(name) == row.number:
-                continue
             if name not in self.actors:
-                self.actors[name] = self._frozen(row)
-            self.actors[name].load(row.place, row.snapshot)
-            self._loaded[name] = row.number
+                self.actors[name] = self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
+            if self._loaded.get(name) != row.number:
+                self.actors[name].load(row.place, row.snapshot)
+                self._loaded[name] = row.number
         self.table = table
         self.settings = {name: row.settings for name, row in table.items()}
 
@@ -68,13 +67,8 @@ class Cast:
                 stack.enter_context(actor.deterministic(wanted))
             yield
 
-    def _frozen(self, row: PolicyRow) -> Actor:
-        return self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
-
     def _actor(self, of: str, policy: Any, weights: Callable[..., Any]) -> Actor:
-        spec, offset, device = self._group_spec(of), self._job.weights_offsets[of], self._job.device
+        spec = self._spec.groups[self._spec.found[of].group].spec
+        offset, device = self._job.weights_offsets[of], self._job.device
         read = partial(weights, memory=self._mapping, offset=offset, device=device)
         return Actor(policy, spec.observations, spec.actions, device, read, self._fit)
-
-    def _group_spec(self, policy: str) -> Any:
-        return self._spec.groups[self._spec.found[policy].group].spec

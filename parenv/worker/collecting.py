@@ -51,6 +51,9 @@ class Collector:
         progress: where to say what is going on.
         restarted: whether another process was here before.
         infos: what each reset returned.
+
+    Attributes:
+        seen: the infos that came with the observations that the policy is to act on next, as far as it takes them.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Collector:
         self.stepper, self.actor, self.spec = stepper, actor, spec
         self._restarted = np.full(stepper.num_envs, restarted)
         self._rows, self.env_ids, self._worker, self._progress = rows, env_ids, worker, progress
-        self._seen = first_seen(spec.infos, infos)
+        self.seen: Mapping[str, Any] = first_seen(spec.infos, infos)
         self._open = OpenEpisodes(stepper.num_envs)
         self._carry = actor.initial_carry(stepper.num_envs)
         self._carry_before = self._carry
@@ -76,11 +79,6 @@ class Collector:
         self._env_steps = 0
         self.fitted = actor.actions.kept if spec.on_device else actor.actions.fitted
         self._step: StepEnvs = _staged(stepper, spec) if spec.on_device and not stepper.writes_tensors else stepper.step
-
-    @property
-    def seen(self) -> Mapping[str, Any]:
-        """The infos that came with the observations that the policy is to act on next, as far as it takes them."""
-        return self._seen
 
     def initial_carry(self, batch: int) -> Any:
         """The carry at the beginning of an episode, in arrays, nested in dicts and tuples; ``None`` without one."""
@@ -92,7 +90,7 @@ class Collector:
         return {
             "envs": self.stepper.get_states(),
             "rows": [copied(to_array(rows)) for rows in self._rows],
-            "infos": {name: rows.copy() for name, rows in self._seen.items()},
+            "infos": {name: rows.copy() for name, rows in self.seen.items()},
             "carry": None if self._carry is None else map_trees(to_array, self.actor.own_carry(self._carry)),
             "open": self._open.columns(),
         }
@@ -123,7 +121,7 @@ class Collector:
             else:
                 for mine, saved in zip(self._rows, state["rows"], strict=True):
                     assign(mine, column, saved[column])
-                for name, mine in self._seen.items():
+                for name, mine in self.seen.items():
                     mine[column] = state["infos"][name][column]
         self._restarted[:] = broken
         self._restarted[anew] = True
@@ -147,7 +145,7 @@ class Collector:
 
     def _begin_anew(self, seeds: Sequence[int | None]) -> None:
         self._rows, infos = reset(self.stepper, self.spec.observations, seeds)
-        self._seen = first_seen(self.spec.infos, infos)
+        self.seen = first_seen(self.spec.infos, infos)
 
     def collect(self, writer: RolloutWriter, enough: Callable[[Sequence[int]], bool] | None = None) -> Seconds:
         """Fill a rollout.
@@ -160,12 +158,8 @@ class Collector:
             StopCollectingError: the driver wants this worker to end.
         """
         began, stepper, actor = time.perf_counter(), self.stepper, self.actor
-        writer.restarted[:], self._restarted[:] = self._restarted, False
-        writer.plain["resetting"][:] = stepper.resetting
         initial = actor.initial_carry(stepper.num_envs)
-        writer.begin(self._rows)
-        writer.infos.begin(self._seen)
-        writer.write_carry(self._carry)
+        self._begin_writing(writer)
         plain = initial is enough is None and self._step == stepper.step
         if plain and (single := single_env(stepper, actor, writer)) is not None:
             self._carry, acting = fill_rows(single, actor, self._carry, writer, self._progress, self._env_steps)
@@ -176,6 +170,13 @@ class Collector:
         self._env_steps += rows_filled
         self._settle(writer, rows_filled - 1)
         return Seconds(environment, acting)
+
+    def _begin_writing(self, writer: RolloutWriter) -> None:
+        writer.restarted[:], self._restarted[:] = self._restarted, False
+        writer.plain["resetting"][:] = self.stepper.resetting
+        writer.begin(self._rows)
+        writer.infos.begin(self.seen)
+        writer.write_carry(self._carry)
 
     def _fill_rows(
         self, writer: RolloutWriter, initial: Any, enough: Callable[[Sequence[int]], bool] | None
@@ -217,7 +218,7 @@ class Collector:
         stepper = self.stepper
         self._progress.begin("commit")
         self._rows = [own(row) for row in writer.observations[step + 1]]
-        self._seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
+        self.seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
         closed = ((), ()) if stepper.sums_rewards else self._open.close(writer.rewards[: step + 1], writer.ends)
         writer.write_ends(*closed)

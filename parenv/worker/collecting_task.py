@@ -34,6 +34,8 @@ class CollectingTask(ABC, Generic[SomeJob, Started]):
     loads: Loads | None = None
     """What the driver asks for by doorbell, once it is laid out; where there is none, a version comes as a message."""
     _evaluation: Evaluation | None = None
+    _asked: Any
+    """What applies a function to sub-environments, by ``each``."""
 
     def __init__(
         self, job: SomeJob, sender: Sender, load_job: Callable[[], SomeJob], progress: StatusSlot, outlet: Outlet
@@ -66,6 +68,20 @@ class CollectingTask(ABC, Generic[SomeJob, Started]):
             if self._evaluation is not None:
                 self._evaluation.close()
 
+    def _answers(self) -> dict[str, Callable[..., Any]]:
+        """What answers the pool's own calls."""
+        return {
+            "evaluate": self._evaluate,
+            "get_state": self._get_state,
+            "set_state": self._set_state,
+            "load": self._load,
+        }
+
+    def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> Any:
+        """Answer a user's call."""
+        method, positions = ENV_METHODS[name], iter(range(len(columns)))
+        return self._asked.each(name, lambda env: method(env, next(positions), *arguments), columns)
+
     def _evaluate(
         self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, place: int, snapshot: bytes
     ) -> Any:
@@ -89,12 +105,12 @@ class CollectingTask(ABC, Generic[SomeJob, Started]):
         """Act by a version from now on; which that is."""
 
     @abstractmethod
-    def _answers(self) -> dict[str, Callable[..., Any]]:
-        """What answers the pool's own calls."""
+    def _get_state(self) -> dict[str, Any]:
+        """Everything that lasts from one rollout to the next, as plain data."""
 
     @abstractmethod
-    def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
-        """Answer a user's call."""
+    def _set_state(self, state: dict[str, Any], generation: int, broken: bool) -> list[int]:
+        """Go on where another worker was; the columns that begin anew."""
 
     @abstractmethod
     def _close_envs(self) -> None:

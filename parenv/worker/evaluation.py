@@ -13,7 +13,6 @@ import numpy as np
 
 from parenv.envs.seeding import RandomState, evaluation_seed
 from parenv.experience.assembly import episodes_of
-from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, StopCollectingError, private_writer
@@ -218,8 +217,3 @@ class EnvsGame(Game):
             if self.wanted[record["column"]] and record["counts"]:
                 self.wanted[record["column"]] -= 1
                 self._records.append(record)
-
-
-def play(collector: Collector, episodes: int) -> EpisodeStatistics:
-    """So many whole episodes, from a collector at the beginning of them."""
-    return EpisodeStatistics.of(*EnvsGame(collector, episodes).play_all())

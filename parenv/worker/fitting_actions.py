@@ -48,19 +48,8 @@ class ActionFit:
     def kept(self, by_leaf: Sequence[Any], batch: int) -> Sequence[Any]:
         """As :meth:`fitted`, but tensors that fit as they are stay where they are."""
         pairs = zip(self._actions, by_leaf, strict=True)
-        return (
-            by_leaf
-            if all(_is_fitting_tensor(leaf, values, batch) for leaf, values in pairs)
-            else self.fitted(by_leaf, batch)
-        )
-
-    def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
-        array = to_array(values)
-        if leaf.dtype is None:
-            return array
-        array = np.asarray(array)
-        self._check(leaf, array, batch)
-        return array
+        all_fit = all(_is_fitting_tensor(leaf, values, batch) for leaf, values in pairs)
+        return by_leaf if all_fit else self.fitted(by_leaf, batch)
 
     def by_leaf(self, actions: Any) -> list[Any]:
         """What the policy returned, taken apart.
@@ -71,22 +60,24 @@ class ActionFit:
         try:
             return flatten(self._actions, actions)
         except (KeyError, IndexError, TypeError) as error:
+            names = ", ".join(leaf.name or "values without a fixed size" for leaf in self._actions)
             raise PolicyOutputError(
-                f"the policy must return actions nested as the action space is, with {_named(self._actions)}: "
+                f"the policy must return actions nested as the action space is, with {names}: "
                 f"{type(error).__name__} {error}"
             ) from error
 
-    def _check(self, leaf: Leaf, array: Any, batch: int) -> None:
-        wanted = (batch, *leaf.shape)
+    def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
+        if leaf.dtype is None:
+            return to_array(values)
+        array, wanted = np.asarray(to_array(values)), (batch, *leaf.shape)
         if array.shape == wanted and array.dtype == leaf.dtype:
-            return
+            return array
+        problem: str | None = "its shape is another"
         if array.shape == wanted:
             guise = leaf.integral and array.dtype.kind in "iub" and np.array_equal(array.astype(leaf.dtype), array)
             problem = None if guise else self._fit.problem("action", leaf, array)
             if problem is None:
-                return
-        else:
-            problem = "its shape is another"
+                return array
         raise PolicyOutputError(
             f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
             f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
@@ -98,7 +89,3 @@ class ActionFit:
 def _is_fitting_tensor(leaf: Leaf, values: Any, batch: int) -> bool:
     is_tensor = leaf.dtype is not None and hasattr(values, "detach") and values.shape == (batch, *leaf.shape)
     return is_tensor and values.dtype == torch_dtype(leaf.dtype)
-
-
-def _named(of: Sequence[Leaf]) -> str:
-    return ", ".join(leaf.name or "values without a fixed size" for leaf in of)

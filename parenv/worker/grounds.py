@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, reset
 
 
+@dataclass(eq=False)
 class Grounds:
     """Sub-environments in which episodes begin anew again and again; made when they are first needed.
 
@@ -30,25 +32,20 @@ class Grounds:
         others: environments that are in use already, and which these must not be.
     """
 
-    def __init__(
-        self,
-        factories: Factories,
-        env_ids: range,
-        progress: StatusSlot,
-        fit: Fit,
-        step_threads: int,
-        others: Sequence[Any] = (),
-    ) -> None:
-        self._factories, self._env_ids, self._progress, self._fit = factories, env_ids, progress, fit
-        self._step_threads, self._others = step_threads, others
-        self._stepper: Stepper | None = None
+    factories: Factories
+    env_ids: range
+    progress: StatusSlot
+    fit: Fit
+    step_threads: int
+    others: Sequence[Any] = ()
+    _stepper: Stepper | None = field(default=None, init=False)
 
     @property
     def stepper(self) -> Stepper:
         """The sub-environments."""
         if self._stepper is None:
-            envs = make_envs(self._factories, self._env_ids, self._progress, self._others)
-            self._stepper = make_stepper(envs, self._env_ids.start, self._progress, self._fit, self._step_threads)
+            envs = make_envs(self.factories, self.env_ids, self.progress, self.others)
+            self._stepper = make_stepper(envs, self.env_ids.start, self.progress, self.fit, self.step_threads)
             self.get_to_know(self._stepper.envs)
         return self._stepper
 
@@ -60,12 +57,8 @@ class Grounds:
         stepper = self.stepper
         seeds = np.random.SeedSequence(seed).generate_state(stepper.num_envs).tolist()
         rows, infos = reset(stepper, spec.observations, seeds)
-        return Collector(stepper, actor, spec, rows, self.env_ids, worker, self._progress, infos=infos), rows
-
-    @property
-    def env_ids(self) -> Any:
-        """Of the sub-environments, int64 ``[B]``."""
-        return np.arange(self._env_ids.start, self._env_ids.start + self.stepper.num_envs)
+        env_ids = np.arange(self.env_ids.start, self.env_ids.start + stepper.num_envs)
+        return Collector(stepper, actor, spec, rows, env_ids, worker, self.progress, infos=infos), rows
 
     def close(self) -> None:
         """Close them; who needs them again has them made."""

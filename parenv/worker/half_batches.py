@@ -50,11 +50,7 @@ class HalfBatchCollector(Collector):
         spec = self.spec
         if enough is not None or not all(leaf.dtype for leaf in (*spec.observations, *spec.actions)):
             return super().collect(writer, enough)
-        writer.restarted[:], self._restarted[:] = self._restarted, False
-        writer.plain["resetting"][:] = False
-        writer.begin(self._rows)
-        writer.infos.begin(self._seen)
-        writer.write_carry(self._carry)
+        self._begin_writing(writer)
         halves = [HalfBatch(self, writer, columns, stepper) for columns, stepper in self._halves]
         acting, began = 0.0, time.perf_counter()
         for step in range(spec.rollout_length):

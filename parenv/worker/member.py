@@ -143,26 +143,20 @@ def restore(member: Member, state: Mapping[str, Any]) -> None:
         else:
             setattr(member, name, with_tensors(saved))
     before = state["hyperparameters"]
-    _act_on_optimizers(member, {n: v for n, v in member.hyperparameters.items() if before.get(n) != v})
+    changed = {name: value for name, value in member.hyperparameters.items() if before.get(name) != value}
+    # Some are options of optimizers, which have remembered those of the member that they came from.
+    for name in member._names:
+        for group in getattr(getattr(member, name), "param_groups", ()):
+            group.update({option: value for option, value in changed.items() if option in group})
 
 
 def _take(tensor: Any, saved: Any) -> None:
     """Have a tensor be a saved one, whose memory becomes its own where it fits."""
-    if (saved.shape, saved.dtype, saved.device) == (
-        tensor.shape,
-        tensor.dtype,
-        tensor.device,
-    ) and tensor.is_contiguous():
+    is_like = all(getattr(saved, name) == getattr(tensor, name) for name in ("shape", "dtype", "device"))
+    if is_like and tensor.is_contiguous():
         tensor.data = saved
     else:
         tensor.data.copy_(saved)
-
-
-def _act_on_optimizers(member: Member, changed: Mapping[str, float]) -> None:
-    """Set values that are options of optimizers, which have remembered those of the member that they came from."""
-    for name in member._names:
-        for group in getattr(getattr(member, name), "param_groups", ()):
-            group.update({option: value for option, value in changed.items() if option in group})
 
 
 def _has_state(part: Any) -> bool:

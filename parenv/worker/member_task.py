@@ -13,7 +13,6 @@ from parenv.envs.fitting import Fit
 from parenv.envs.normalising import Statistics, get_statistics, set_statistics
 from parenv.envs.seeding import RandomState, member_seed
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.spaces import describe, leaves
@@ -25,7 +24,7 @@ from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import StopCollectingError, private_writer
 from parenv.worker.differentiating import numbers_of
-from parenv.worker.evaluation import MAX_STEPS, play
+from parenv.worker.evaluation import MAX_STEPS, EnvsGame
 from parenv.worker.failing import Outlet, failure_of
 from parenv.worker.grounds import Grounds
 from parenv.worker.job import MemberJob
@@ -71,9 +70,9 @@ class MemberTask:
         self._training = MemberGrounds(job.factories, env_ids, progress, fit, job.options.step_threads)
         self._measuring = MemberGrounds(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
         stepper = self._training.stepper
-        spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
-        self._spec = self._probed(spec, fit)
         self._fit = fit
+        self._spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
+        self._spec = self._probed()
         self._places = MemberPlaces(len(job.shares))
 
     def ready(self) -> Ready:
@@ -136,7 +135,7 @@ class MemberTask:
         if state is not None:
             restore(member, state)
         self._training.normalise_by(state and state["normalising"])
-        actor = self._actor(member, self._fit)
+        actor = self._actor(member)
         loaded = time.perf_counter()
         learned = self._learn(member, actor, seed)
         taught = time.perf_counter()
@@ -159,7 +158,8 @@ class MemberTask:
             collector.collect(writer)
             rollout = collector.rollout(writer, updates)
             self._progress.begin("learn")
-            metrics = self._job.learn(member, self._for_user(rollout, member))
+            given = rollout.to(self._job.device) if as_policy(member.policy).takes_tensors else rollout
+            metrics = self._job.learn(member, given)
             env_steps += rollout.num_steps
             updates += 1
             returns += rollout.episodes.returns.tolist()
@@ -176,25 +176,21 @@ class MemberTask:
                 self._measuring.normalise_by(self._training.statistics, updating=False)
                 spec = replace(self._spec, rollout_length=MAX_STEPS)
                 collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
-                episodes = play(collector, fitness.episodes)
+                episodes = EpisodeStatistics.of(*EnvsGame(collector, fitness.episodes).play_all())
         self._progress.begin("fitness")
         score = episodes.mean_return if fitness.score is None else float(fitness.score(member, episodes))
         return {"score": score, "episodes": episodes.columns()}
 
-    def _actor(self, member: Member, fit: Fit) -> Actor:
-        stepper = self._training.stepper
-        observations, actions = leaves(stepper.observation_space), leaves(stepper.action_space)
-        return Actor(member.policy, observations, actions, self._job.device, fit=fit)
+    def _actor(self, member: Member) -> Actor:
+        spec = self._spec
+        return Actor(member.policy, spec.observations, spec.actions, self._job.device, fit=self._fit)
 
-    def _for_user(self, rollout: Rollout, member: Member) -> Rollout:
-        return rollout.to(self._job.device) if as_policy(member.policy).takes_tensors else rollout
-
-    def _probed(self, spec: RolloutSpec, fit: Fit) -> RolloutSpec:
+    def _probed(self) -> RolloutSpec:
         """What a rollout holds beside the spaces, found out with a member that is thrown away."""
         with RandomState(0):
             self._progress.begin("act")
             member = made(self._job.make_member, 0, self._job.first, self._job.device)
             pack(state_of(member))
-            actor = self._actor(member, fit)
-            extras, carry = probe(*self._training.collector(actor, spec, 0, self._worker))
-            return replace(spec, extras=extras, carry=carry)
+            actor = self._actor(member)
+            extras, carry = probe(*self._training.collector(actor, self._spec, 0, self._worker))
+            return replace(self._spec, extras=extras, carry=carry)

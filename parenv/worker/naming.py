@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,12 @@ class HeardInfos(InfoRows):
     """Keeps every info that is written.
 
     Attributes:
-        heard: those since somebody emptied the list.
+        heard: those so far.
     """
 
-    heard: list[Found]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.heard: list[Found] = []
 
     def __bool__(self) -> bool:
         return True
@@ -59,7 +61,12 @@ def infos_in(names: Sequence[str], taken: Collection[str], of_each: Sequence[Fou
     for name in names:
         value = next((info[name] for info in of_each if info.get(name) is not None), None)
         if value is not None:
-            array = _numbers(name, value)
+            array = np.asarray(value)
+            if array.dtype.kind not in "?biuf":
+                raise ConfigurationError(
+                    f"infos names {name!r}, which is {type(value).__name__}: only numbers, booleans and arrays of "
+                    "those can come along in a rollout"
+                )
             found.append(Info(name, array.shape, array.dtype.str, not {name, f"_{name}"}.isdisjoint(taken)))
     return tuple(found)
 
@@ -79,14 +86,21 @@ def played(
     Raises:
         ConfigurationError: there is no such info in an episode, or the first part of a long one.
     """
+    spec = replace(spec, rollout_length=1)
     with contextlib.closing(make()) as stepper:
-        everything: list[Found] = []
-        for heard in _episode(stepper, actor, spec, progress):
-            everything += heard
-            found = infos_in(missing, (), everything)
+        batch = stepper.num_envs
+        rows, first = reset(stepper, spec.observations, list(range(batch)))
+        collector = Collector(stepper, actor, spec, rows, np.arange(batch), 0, progress, infos=first)
+        writer = private_writer(spec, batch)
+        writer.infos = everything = HeardInfos(spec.infos, writer.arrays)
+        for _ in range(MAX_STEPS):
+            collector.collect(writer)
+            found = infos_in(missing, (), everything.heard)
             if len(found) == len(missing):
                 return found
-    raise nowhere([name for name in missing if name not in {info.name for info in found}], everything)
+            if writer.num_ends:
+                break
+    raise nowhere([name for name in missing if name not in {info.name for info in found}], everything.heard)
 
 
 def nowhere(absent: Sequence[str], everything: Sequence[Found]) -> ConfigurationError:
@@ -97,28 +111,3 @@ def nowhere(absent: Sequence[str], everything: Sequence[Found]) -> Configuration
         f"returned that: what they returned is {returned}. Correct the name, or have the environment "
         "return it in every step"
     )
-
-
-def _episode(stepper: Stepper, actor: Actor, spec: RolloutSpec, progress: StatusSlot) -> Iterator[list[Found]]:
-    batch = stepper.num_envs
-    spec = replace(spec, rollout_length=1)
-    rows, first = reset(stepper, spec.observations, list(range(batch)))
-    collector = Collector(stepper, actor, spec, rows, np.arange(batch), 0, progress, infos=first)
-    writer = private_writer(spec, batch)
-    writer.infos = heard = HeardInfos(spec.infos, writer.arrays)
-    for _ in range(MAX_STEPS):
-        heard.heard = []
-        collector.collect(writer)
-        yield heard.heard
-        if writer.num_ends:
-            return
-
-
-def _numbers(name: str, value: object) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    array = np.asarray(value)
-    if array.dtype.kind not in "?biuf":
-        raise ConfigurationError(
-            f"infos names {name!r}, which is {type(value).__name__}: only numbers, booleans and arrays of those can "
-            "come along in a rollout"
-        )
-    return array

@@ -25,7 +25,9 @@ class PickledEnv:
         Raises:
             Exception: of any kind: it cannot be pickled.
         """
-        return cls(cloudpickle.dumps((env, _random_state(env))))
+        inner = env.unwrapped
+        random_state = getattr(inner, "_np_random", None), getattr(inner, "_np_random_seed", None)
+        return cls(cloudpickle.dumps((env, random_state)))
 
     def __call__(self) -> Any:
         """A copy, with the random state that it had."""
@@ -34,8 +36,3 @@ class PickledEnv:
         if generator is not None:
             env.unwrapped._np_random, env.unwrapped._np_random_seed = generator, seed
         return env
-
-
-def _random_state(env: Any) -> tuple[Any, Any]:
-    inner = env.unwrapped
-    return getattr(inner, "_np_random", None), getattr(inner, "_np_random_seed", None)

@@ -34,8 +34,10 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
         *bells: of a step task, the doorbell of the driver and that of this worker, two descriptors each; of a pool's,
             that of the driver and the two that ask all workers by turns to load a version.
     """
-    # First of all, because without a handler the signal that asks for a stack kills.
-    _show_stacks(stacks_fd)
+    # First of all, because without a handler the signal that asks for a stack kills. When native code crashes, stacks
+    # go to stderr.
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, file=stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
     socket = WorkerSocket(f"ipc:///proc/self/fd/{socket_fd}", *sender)
     job = mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)
@@ -47,21 +49,14 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
         owns_process=True,
     )
     rung_by, *mine = (Doorbell((bells[i], bells[i + 1])) for i in range(0, len(bells), 2)) if bells else (None,)
-    match mine:
-        case [bell]:
-            assert rung_by is not None
-            _heed_doorbell(worker, socket, rung_by, bell)
-        case _:
-            _heed_messages(worker, socket, rung_by, mine)
+    if len(mine) == 1:
+        assert rung_by is not None
+        _heed_doorbell(worker, socket, rung_by, mine[0])
+    else:
+        _heed_messages(worker, socket, rung_by, mine)
     worker.close()
     socket.close()
     return 0
-
-
-def _show_stacks(descriptor: int) -> None:
-    """Write stacks here when :data:`STACK_SIGNAL` comes, and to stderr when native code crashes."""
-    faulthandler.enable()
-    faulthandler.register(STACK_SIGNAL, file=descriptor)
 
 
 def _heed_messages(worker: Worker, socket: WorkerSocket, answers: Doorbell | None, bells: Sequence[Doorbell]) -> None:

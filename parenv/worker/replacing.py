@@ -45,11 +45,6 @@ class Replacements:
         causes, self._causes = self._causes, []
         return causes
 
-    @property
-    def failed(self) -> int:
-        """The column that was at work last."""
-        return self._progress.env_id - self._first
-
     def make(self, column: int, error: BaseException) -> Any:
         """Make another environment for a column; what its reset returned.
 
@@ -103,7 +98,8 @@ class ReplacingCollector(Collector):
                 stepper.step(actions, rows, step, writer, first)
                 return
             except (Exception, SystemExit) as error:
-                first = self._go_on_at(self._replacements.failed, error, rows, step, writer)
+                failed = self._progress.env_id - int(self.env_ids[0])
+                first = self._go_on_at(failed, error, rows, step, writer)
 
     def _go_on_at(self, column: int, error: BaseException, rows: Rows, step: int, writer: RolloutWriter) -> int:
         stepper, seen = self._replacements.stepper, writer.observations[step]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from parenv.memory.spaces import describe
 from parenv.policy.snapshots import WeightsReader
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
 from parenv.worker.acting import Actor
-from parenv.worker.calling import ENV_METHODS
 from parenv.worker.collecting import Collector
 from parenv.worker.collecting_task import CollectingTask
 from parenv.worker.differentiating import NOTHING_LEARNED, Differentiator
@@ -53,25 +52,20 @@ class RolloutTask(CollectingTask[Job, StartedEnvs]):
         """Be told where everything lies in shared memory, all of which is mapped there."""
         job, started, worker = self._job, self._started, self._sender.worker
         extras, carry = extras_and_carry(layout.extras, layout.carry)
-        infos = infos_from_data(layout.infos)
-        spec = replace(started.spec, extras=extras, carry=carry, infos=infos, gradient_bytes=job.gradient_bytes)
-        spec = replace(spec, on_device=bool(layout.device))
+        spec = replace(started.spec, extras=extras, carry=carry, gradient_bytes=job.gradient_bytes)
+        spec = replace(spec, infos=infos_from_data(layout.infos), on_device=bool(layout.device))
         self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
 
         read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)
-        make_actor = partial(
-            Actor,
-            observations=spec.observations,
-            actions=spec.actions,
-            device=job.device,
-            weights=read,
-            fit=started.fit,
-        )
-        self._actor = make_actor(job.policy)
+
+        def make_actor(job: Job) -> Actor:
+            return Actor(job.policy, spec.observations, spec.actions, job.device, read, started.fit)
+
+        self._actor, self._asked = make_actor(job), started.stepper
         self._env_ids = np.arange(layout.first_env_id, layout.first_env_id + started.stepper.num_envs)
         self._collector = self._make_collector(spec)
         self._evaluation = EnvsEvaluation(
-            self._collector, job, worker, self._progress, self._actor, lambda: make_actor(self._load_job().policy)
+            self._collector, job, worker, self._progress, self._actor, lambda: make_actor(self._load_job())
         )
         self._episodes = EpisodeCollector(self._collector) if spec.rollout_length == WHOLE_EPISODES else None
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
@@ -82,13 +76,7 @@ class RolloutTask(CollectingTask[Job, StartedEnvs]):
         return start(self._sender, self._job, self._load_job, self._progress, self._outlet.warn)
 
     def _answers(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "evaluate": self._evaluate,
-            "get_state": self._get_state,
-            "set_state": self._set_state,
-            "load": self._load,
-            "restart": self._collector.restart,
-        }
+        return {**super()._answers(), "restart": self._collector.restart}
 
     def _close_envs(self) -> None:
         self._started.stepper.close()
@@ -136,10 +124,6 @@ class RolloutTask(CollectingTask[Job, StartedEnvs]):
             self._actor.load(place, snapshot)
             self._policy_version = version
         return version
-
-    def _ask_envs(self, name: str, columns: Sequence[int], *arguments: Any) -> list[Any]:
-        method, positions = ENV_METHODS[name], iter(range(len(columns)))
-        return self._collector.stepper.each(name, lambda env: method(env, next(positions), *arguments), columns)
 
     def _get_state(self) -> dict[str, Any]:
         return {**self._collector.get_state(), "random": random_state(), "generation": self._sender.generation}

@@ -117,14 +117,6 @@ class Roster:
         if self._job.policy_of is not None or not self.names[column]:
             self._draw(column)
 
-    def index_of(self, column: int, agent: str) -> int:
-        """That of the policy of an agent."""
-        return self._cast.table[self.names[column][agent]].index
-
-    def version_of(self, side: Side) -> int:
-        """The version by which a side acts."""
-        return self._cast.table[side.name].number
-
     def versions(self) -> list[int]:
         """Those of the policies that learn."""
         return [self._cast.table[name].number for name in self.spec.policies]
@@ -179,7 +171,7 @@ class Roster:
         episode = EpisodeStart(env_id, number, self._cast.settings, (self._job.seed, self._generation))
         self.names[column] = {agent: self._drawn(agent, episode) for agent in self.seats[column]}
         for seat in self.seats[column].values():
-            self.groups[seat.group].assigned[seat.row] = self.index_of(column, seat.agent)
+            self.groups[seat.group].assigned[seat.row] = self._cast.table[self.names[column][seat.agent]].index
 
     def _side(self, index: int, name: str) -> Side:
         of = self._cast.table[name].of

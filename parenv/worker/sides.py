@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from parenv.envs.fitting import not_finite
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
-from parenv.worker.acting import NO_INFOS, Actor, cloned
+from parenv.worker.acting import NO_INFOS, Actor, copy_with
 from parenv.worker.agent_writing import GroupWriter
 
 
+@dataclass(eq=False)
 class Side:
     """What acts for some of the rows of a group, and what the policy keeps of them.
 
@@ -32,28 +34,20 @@ class Side:
         initial: the carry at the beginning of an episode.
     """
 
-    def __init__(
-        self,
-        name: str,
-        index: int,
-        group: int,
-        actor: Actor,
-        num_rows: int,
-        stored: Mapping[str, str],
-        whose: Callable[[int], str],
-    ) -> None:
-        self.name, self.index, self.group, self.actor = name, index, group, actor
-        self._num_rows, self._whose = num_rows, whose
-        self._renamed = {mine: theirs for mine, theirs in stored.items() if mine != theirs}
-        self.initial = actor.initial_carry(num_rows)
+    name: str
+    index: int
+    group: int
+    actor: Actor
+    num_rows: int
+    stored: Mapping[str, str]
+    whose: Callable[[int], str]
+
+    def __post_init__(self) -> None:
+        self._renamed = {mine: theirs for mine, theirs in self.stored.items() if mine != theirs}
+        self.initial = self.actor.initial_carry(self.num_rows)
         self.carry = self.initial
         self.rows = np.arange(0)
         self._observed: Callable[[int], Any] | None = None
-
-    @property
-    def has_all(self) -> bool:
-        """Whether every row of the group is its own."""
-        return len(self.rows) == self._num_rows
 
     def begin(self) -> None:
         """A rollout begins."""
@@ -62,7 +56,7 @@ class Side:
     def act(self, writer: GroupWriter, step: int) -> None:
         """Act for all of its rows on the observations of a step, and write what comes of it."""
         rows = self.rows
-        if self.has_all:
+        if len(rows) == self.num_rows:  # Every row of the group is its own.
             self._observed = self._observed or self.actor.observing(writer)
             infos = writer.infos.seen[step] if writer.infos.seen else NO_INFOS
             actions, extras, self.carry = self.actor.act_on(self._observed(step), self.carry, infos)
@@ -83,7 +77,7 @@ class Side:
         infos = writer.infos.seen_at(steps, rows) if writer.infos.seen else NO_INFOS
         actions, extras, following = self.actor.act(observed, carry, infos)
         if self.carry is not None:
-            self.carry = _with_rows(self.carry, following, rows)
+            self.carry = map_trees(lambda values, others: copy_with(values, rows, others), self.carry, following)
         return writer.write_some(steps, rows, self._fitted(actions, rows), self._stored(extras))
 
     def begin_row(self, row: int) -> None:
@@ -106,20 +100,9 @@ class Side:
             for row, value in zip(rows.tolist(), values, strict=True):
                 if not_finite(value):
                     raise PolicyOutputError(
-                        f"the action of policy {self.name!r} for {self._whose(row)} is not finite: {value!r}"
+                        f"the action of policy {self.name!r} for {self.whose(row)} is not finite: {value!r}"
                     )
         return fitted
 
     def _stored(self, extras: Mapping[str, Any]) -> Mapping[str, Any]:
         return {self._renamed.get(name, name): value for name, value in extras.items()} if self._renamed else extras
-
-
-def _with_rows(carry: Any, following: Any, rows: Any) -> Any:
-    """A copy of the carry with these rows from the carry of these rows alone."""
-
-    def put(values: Any, others: Any) -> Any:
-        values = cloned(values)
-        values[rows] = others
-        return values
-
-    return map_trees(put, carry, following)

@@ -7,7 +7,7 @@ each object on the way, a call or a row cut out beforehand, costs more then than
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +25,6 @@ class StopCollectingError(Exception):
     """The driver wants this worker to end."""
 
 
-class Filled(NamedTuple):
-    """What came of the rows of a rollout beside themselves: the policy's carry, and seconds of acting."""
-
-    carry: Any
-    acting: float
-
-
 def single_env(stepper: Stepper, actor: Actor, writer: RolloutWriter) -> EnvStepper | None:
     """The stepper, if :func:`fill_rows` can do it: one sub-environment, one array in and one out, nothing beside."""
     if type(stepper) is not EnvStepper or stepper.num_envs > 1 or writer.infos:
@@ -41,7 +34,7 @@ def single_env(stepper: Stepper, actor: Actor, writer: RolloutWriter) -> EnvStep
 
 def fill_rows(
     stepper: EnvStepper, actor: Actor, carry: Any, writer: RolloutWriter, progress: StatusSlot, env_steps: int
-) -> Filled:
+) -> tuple[Any, float]:
     """Fill a rollout that has been begun, as :class:`~parenv.worker.collecting.Collector` does for any number.
 
     Args:
@@ -51,6 +44,9 @@ def fill_rows(
         writer: where to.
         progress: where to say what is going on.
         env_steps: before this rollout.
+
+    Returns:
+        The policy's carry, and seconds of acting.
 
     Raises:
         StopCollectingError: the driver wants this worker to end.
@@ -73,7 +69,7 @@ def fill_rows(
             actions = fit.fitted((actions,), 1)[0].astype(wanted)
         written[row] = actions
         if extras:
-            writer.write_extras_of_step(row, extras)
+            writer.write_extras(extras, row)
         acting += clock() - began
         cell[0] = step_code
         try:
@@ -90,4 +86,4 @@ def fill_rows(
         except (TypeError, ValueError) as error:
             explain_step(error)
             raise
-    return Filled(carry, acting)
+    return carry, acting

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import resource
 import time
-from typing import Any
 
 from parenv.protocol.messages import Credit
 from parenv.worker.collecting import Seconds
 from parenv.worker.differentiating import Differentiated
+from parenv.worker.writing import RolloutWriter
 
 
 class RolloutTimer:
@@ -27,7 +27,7 @@ class RolloutTimer:
         """A rollout begins."""
         self._began, self._used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
 
-    def stamp(self, writer: Any, credit: Credit, seconds: Seconds, learned: Differentiated) -> None:
+    def stamp(self, writer: RolloutWriter, credit: Credit, seconds: Seconds, learned: Differentiated) -> None:
         """Write the commit record of the rollout that has begun last: from then on its slot holds it.
 
         Args:

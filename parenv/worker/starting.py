@@ -70,9 +70,8 @@ def start(
     seeds = [environment_seed(job.seed, first + column, sender.generation) for column in range(stepper.num_envs)]
     spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
     rows, infos = reset(stepper, spec.observations, seeds)
-    if sender.worker == 0:
-        spec = _probe(load_job, stepper, spec, rows, infos, progress, fit)
-    return StartedEnvs(stepper, spec, rows, infos, fit)
+    started = StartedEnvs(stepper, spec, rows, infos, fit)
+    return started._replace(spec=_probe(load_job, started, progress)) if sender.worker == 0 else started
 
 
 def prepare_process(seed: int, job: WorkerJob, worker: int) -> None:
@@ -96,16 +95,9 @@ def _limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (kilobytes * 1024 + more, resource.RLIM_INFINITY))
 
 
-def _probe(
-    load_job: Callable[[], Job],
-    stepper: Stepper,
-    spec: RolloutSpec,
-    rows: Sequence[Any],
-    infos: Sequence[Found],
-    progress: StatusSlot,
-    fit: Fit,
-) -> RolloutSpec:
+def _probe(load_job: Callable[[], Job], started: StartedEnvs, progress: StatusSlot) -> RolloutSpec:
     """What a rollout holds; with another copy of the job, whose policy is thrown away, and another random state."""
+    stepper, spec, rows, infos, fit = started
     progress.begin("act")
     with RandomState(0):
         job = load_job()
@@ -123,7 +115,6 @@ def _probe(
             more = played(make, actor, spec, missing, progress)
             spec = replace(spec, infos=(*spec.infos, *more))
         if job.postprocess is not None:
-            batch = stepper.num_envs
-            more_extras = probe_postprocess(actor, spec, job.postprocess, rows, batch, collector.seen)
+            more_extras = probe_postprocess(actor, spec, job.postprocess, rows, stepper.num_envs, collector.seen)
             spec = replace(spec, extras=(*extras, *more_extras))
         return spec

@@ -120,7 +120,10 @@ class StepTask:
         if method == "reset":
             batch.reset(columns, *arguments)
         elif method == "measure":
-            answers = [self._measure()]
+            # One more sub-environment, which is thrown away: seconds per env step, resets included.
+            first = self._env_ids.start
+            self._progress.begin("measuring a step", first)
+            answers = [measured_step_s(self._job.factories, first)[0]]
         else:
             answers = self._each(columns, ENV_METHODS[method], arguments)
             batch.find_steps(columns)
@@ -165,12 +168,6 @@ class StepTask:
                 kept.append([env_id, None])
                 self._side.fail(env_id, "step", error)
         return kept
-
-    def _measure(self) -> float:
-        """Seconds per env step, resets included, of one more sub-environment that is thrown away."""
-        first = self._env_ids.start
-        self._progress.begin("measuring a step", first)
-        return measured_step_s(self._job.factories, first)[0]
 
     def _each(self, columns: Sequence[int], method: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         answers = []

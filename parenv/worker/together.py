@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -13,7 +13,7 @@ from parenv.envs.infos import write_seen
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
-from parenv.worker.agents_collecting import AgentsCollector, Enough
+from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.collecting import Seconds, StopCollectingError
 from parenv.worker.single import ACT
 
@@ -36,12 +36,6 @@ class TogetherCollector(AgentsCollector):
         self._infos = [group.spec.infos for group in self.roster.spec.groups]
         self._changed = False
         self._not_taken = 0
-        self._write_aside()
-
-    def begin(self, seeds: Sequence[int | None]) -> None:
-        """Begin an episode in every sub-environment."""
-        self._write_aside()
-        super().begin(seeds)
 
     def get_state(self) -> dict[str, Any]:
         """With who is there."""
@@ -49,19 +43,17 @@ class TogetherCollector(AgentsCollector):
 
     def set_state(self, state: Mapping[str, Any], seeds: Mapping[int, int], broken: bool) -> None:
         """Go on; see above."""
-        self._write_aside()
         self._agents = [list(agents) for agents in state["agents"]]
         self._live = list(starmap(self._live_of, enumerate(self._agents)))
         super().set_state(state, seeds, broken)
 
-    def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
+    def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout; see above."""
         clock, progress, roster = time.perf_counter, self._progress, self.roster
         cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
         self._begin_writing(writer)
         environment = acting = 0.0
         self._not_taken = 0
-        env_ends = writer.groups[0].ends
         agents = list(zip(roster.groups[1:], writer.groups[1:], strict=True))
         for step in range(roster.spec.rollout_length):
             if closing[0]:
@@ -71,12 +63,10 @@ class TogetherCollector(AgentsCollector):
             heartbeat[0] += 1
             for side in roster.acting:
                 side.act(writer.groups[side.group], step)
-            acted, known = clock(), len(env_ends)
+            acted = clock()
             self._step([(), *(group.split(mine.action_rows[step]) for group, mine in agents)], step)
             acting += acted - began
             environment += clock() - acted
-            if enough is not None and len(env_ends) > known and enough(env_ends[known:]):
-                break
         self.env_steps = (step + 1) * len(self.envs) - self._not_taken
         for group, rows, seen in zip(roster.groups, self._rows, self._seen, strict=True):
             group.observed = [row.copy() for row in rows]
@@ -85,10 +75,11 @@ class TogetherCollector(AgentsCollector):
         self._finish_writing(writer)
         return Seconds(environment, acting)
 
-    def _write_aside(self) -> None:
-        """Until a rollout begins, what agents observe is written to memory of its own."""
+    def _begin_episodes(self, seeds: Iterable[tuple[int, int | None]]) -> None:
+        # Until a rollout begins, what agents observe is written to memory of its own.
         self._rows: Sequence[Any] = [group.observed for group in self.roster.groups]
         self._seen: Sequence[Mapping[str, Any]] = [group.seen for group in self.roster.groups]
+        super()._begin_episodes(seeds)
 
     def _step(self, actions: Sequence[Any], step: int) -> None:
         """Step every sub-environment; where an agent's part of an episode ends, keep its final observation."""
@@ -124,7 +115,8 @@ class TogetherCollector(AgentsCollector):
             except KeyError as error:
                 raise self._unheard(column, agent, error) from error
             if are_named:
-                self._write_infos(live, step, infos)
+                for agent, index, row in live:
+                    self._writer.groups[index].infos.write(step, row, infos.get(agent, {}))
             if ended or env.agents != agents:
                 self._change(column, step, (observations, infos), ended)
             elif has_state:
@@ -135,10 +127,6 @@ class TogetherCollector(AgentsCollector):
         if self._changed:
             self._changed = False
             self.roster.share_out()
-
-    def _write_infos(self, live: Sequence[Any], step: int, infos: Mapping[str, Any]) -> None:
-        for agent, index, row in live:
-            self._writer.groups[index].infos.write(step, row, infos.get(agent, {}))
 
     def _unheard(self, column: int, agent: str, error: KeyError) -> Exception:
         if error.args != (agent,):

@@ -14,7 +14,7 @@ from parenv.errors import ObservationError, ParenvError
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter, GroupWriter
-from parenv.worker.agents_collecting import AgentsCollector, Enough
+from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.collecting import Seconds, StopCollectingError, like
 from parenv.worker.group_rows import Seat
 from parenv.worker.single import ACT
@@ -123,7 +123,7 @@ class TurnsCollector(AgentsCollector):
                 self._pending[seat.group].there[seat.row] = False
         super().set_state(state, seeds, broken)
 
-    def collect(self, writer: AgentWriter, enough: Enough | None = None) -> Seconds:
+    def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout until a row is full."""
         clock, progress = time.perf_counter, self._progress
         self._begin_writing(writer)
@@ -132,7 +132,6 @@ class TurnsCollector(AgentsCollector):
         for pending, mine in zip(self._pending[1:], writer.groups[1:], strict=True):
             pending.put_back(mine)
         environment = acting = 0.0
-        ends = writer.groups[0].ends
         while not self._is_full:
             if progress.closing[0]:
                 raise StopCollectingError
@@ -140,13 +139,11 @@ class TurnsCollector(AgentsCollector):
             progress.cell[0] = ACT
             progress.heartbeat[0] += 1
             actions = self._act()
-            acted, known = clock(), len(ends)
+            acted = clock()
             for column, action in enumerate(actions):
                 self._take_turn(column, action)
             acting += acted - began
             environment += clock() - acted
-            if enough is not None and len(ends) > known and enough(ends[known:]):
-                break
         self._end_writing(writer)
         return Seconds(environment, acting)
 
@@ -261,12 +258,12 @@ class TurnsCollector(AgentsCollector):
         self._next_turn(column)
 
     def _end_writing(self, writer: AgentWriter) -> None:
-        versions = {side.index: self.roster.version_of(side) for side in self.roster.sides.values()}
+        playing = self.roster.playing()
         for group, pending, mine in zip(self.roster.groups[1:], self._pending[1:], writer.groups[1:], strict=True):
             pending.blank(mine, group.who)
             group.observed, group.seen = pending.keep(mine)
             for row in np.flatnonzero(pending.there & (pending.versions < 0)):
-                pending.versions[row] = versions[int(group.who[row])]
+                pending.versions[row] = playing[int(group.who[row])].version
         self.env_steps = sum(self._taken)
         self._finish_writing(writer)
         self._is_writing = False

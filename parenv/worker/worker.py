@@ -19,16 +19,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.conversation import ANSWERING, DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
-from parenv.protocol.messages import (
-    Call,
-    Close,
-    Credit,
-    Layout,
-    Message,
-    Reply,
-    Rows,
-    as_warning,
-)
+from parenv.protocol.messages import Call, Close, Credit, Layout, Message, Reply, Rows, as_warning
 from parenv.protocol.plain import as_data
 from parenv.worker.agents_task import AgentsTask
 from parenv.worker.calling import ENV_METHODS

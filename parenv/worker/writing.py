@@ -32,6 +32,7 @@ class RolloutWriter:
         observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
         infos: rows of the infos that were named.
+        restarted: columns whose first row does not follow the rollout before.
     """
 
     def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
@@ -40,6 +41,7 @@ class RolloutWriter:
         self.arrays = arrays
         self.plain = {name: self._own[name, 0] for name in PLAIN}
         self.rewards = self.plain["rewards"]
+        self.restarted = self.plain["restarted"]
         self._extras = {extra.name: self._own["extras", extra.name] for extra in spec.extras}
         self._carry = [self._own["carry", i] for i in range(len(spec.carry))]
         self.gradient = self._own["gradients", 0][0] if spec.gradient_bytes else None
@@ -55,11 +57,6 @@ class RolloutWriter:
         """Rows of the infos that were named, of some columns."""
         own = {key: array[:, columns] for key, array in self._own.items() if key[0] in ("infos", "seen")}
         return InfoRows(self._spec.infos, own)
-
-    @property
-    def restarted(self) -> Any:
-        """Columns whose first row does not follow the rollout before."""
-        return self.plain["restarted"]
 
     def begin(self, rows: Rows) -> Rows:
         """Begin a rollout with these observations; the rows they were written to."""
@@ -105,13 +102,13 @@ class RolloutWriter:
             for row, values in zip(written, actions, strict=True):
                 assign(row, columns, values)
         if extras:
-            self.write_extras_of_step(step, extras, columns)
+            self.write_extras(extras, (step, columns))
         return written
 
-    def write_extras_of_step(self, step: int, extras: Mapping[str, Any], columns: slice = ALL) -> None:
-        """Write what the policy returned beside the actions, in arrays, lists or tensors."""
+    def write_extras(self, extras: Mapping[str, Any], where: Any = ALL) -> None:
+        """Write what the policy returned beside the actions, or ``postprocess``, in arrays, lists or tensors."""
         for name, value in extras.items():
-            assign(self._extras[name], (step, columns), value)
+            assign(self._extras[name], where, value)
 
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
         """Write anew what the policy returned for one column."""
@@ -120,15 +117,10 @@ class RolloutWriter:
         for name, value in extras.items():
             self._extras[name][step][column] = to_array(value)[column]
 
-    def write_carry(self, carry: Any) -> None:
+    def write_carry(self, carry: Any, columns: Any = ALL) -> None:
         """Write the carry that the first row is acted with."""
         for block, values in zip(self._carry, flatten(self._spec.carry, carry) if self._carry else (), strict=True):
-            block[:] = to_array(values)
-
-    def write_extras(self, extras: dict[str, Any]) -> None:
-        """Write what ``postprocess`` returned, ``[T, B, ...]``."""
-        for name, value in extras.items():
-            assign(self._extras[name], ALL, value)
+            block[columns] = to_array(values)[columns]
 
     @property
     def num_ends(self) -> int:
@@ -137,7 +129,7 @@ class RolloutWriter:
 
     def add_ends(self, columns: Any) -> Any:
         """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
-        begin = len(self.ends) + self._added_ends
+        begin = self.num_ends
         self._added_ends += len(columns)
         records = self._own["ends", 0][begin : begin + len(columns)]
         records["column"], records["void"] = columns + self.columns.first, False
