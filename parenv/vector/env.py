@@ -151,7 +151,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """The sub-environments themselves, as in ``SyncVectorEnv``; with ``num_workers=0`` only."""
         if self.num_workers:
             raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
-        return list(self._session.backend.envs)  # type: ignore[attr-defined]
+        return list(self._session.backend.envs)  # type: ignore[union-attr]
 
     @property
     def np_random_seed(self) -> Any:

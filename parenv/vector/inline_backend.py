@@ -16,7 +16,6 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
 from parenv.supervision.failures import raise_all, say_where, where_it_happened
 from parenv.supervision.warning import Warner
-from parenv.vector.backend import Members
 from parenv.worker.failing import FailedCallError
 from parenv.worker.job import StepJob
 from parenv.worker.step_task import StepTask
@@ -46,8 +45,7 @@ class InlineBackend:
             raise
         self._cleanup.callback(self._task.close)
         self.envs = self._task.envs
-        first = self.envs[0]
-        self.members = Members([self._task.spaces()], first.metadata, first.render_mode)
+        self.spaces, self.first = [self._task.spaces()], self.envs[0]
         self._pending: list[Callable[[], None]] = []
         self._ordered = 0
         self._side_data: list[SideData] = []

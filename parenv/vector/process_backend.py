@@ -27,7 +27,6 @@ from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.transport.waiting import MAX_WAIT_S
-from parenv.vector.backend import Members
 from parenv.vector.joined_spaces import rebuilt
 from parenv.vector.requests import Requests
 from parenv.vector.vector_plan import VectorPlan
@@ -40,11 +39,14 @@ class ProcessBackend:
 
     Args:
         plan: checked.
-        close_too: is called with the limit when this closes, which it does by itself where a worker is gone for good.
+
+    Attributes:
+        spaces: of each worker's sub-environments.
+        first: what says metadata and render mode of the first of them.
+        closed: whether it has ended, by itself where a worker is gone for good, or because somebody wanted it.
     """
 
-    def __init__(self, plan: VectorPlan, close_too: Callable[[float], None] = lambda timeout_s: None) -> None:
-        self._close_too = close_too
+    def __init__(self, plan: VectorPlan) -> None:
         self._plan, self._shares = plan, plan.worker_shares
         num_workers = len(self._shares)
         payload = pickled({"env_fns": plan.job.factories, "workers": plan.options}, plan.job)
@@ -71,7 +73,7 @@ class ProcessBackend:
         self.closed = False
         try:
             ready: list[StepReady] = self._supervisor.start()
-            self.members = Members(rebuilt(ready), ready[0].metadata, ready[0].render_mode)
+            self.spaces, self.first = rebuilt(ready), ready[0]
         except BaseException:
             self.close(plan.options.close_timeout_s)
             raise
@@ -179,7 +181,7 @@ class ProcessBackend:
 
     @property
     def beginning(self) -> list[int]:
-        """Sub-environments whose worker is back, and that have not all begun their first episode."""
+        """Sub-environments whose worker is back, and whose rows mean nothing until :meth:`restarted` has them."""
         return [env_id for worker in self._beginning for env_id in self.workers.env_ids(worker)]
 
     def restarted(self) -> list[list[int]]:
@@ -218,7 +220,6 @@ class ProcessBackend:
             return
         self.closed = True
         try:
-            self._close_too(timeout_s)
             self._supervisor.close(timeout_s)
         finally:
             self._memory.close()

@@ -17,7 +17,6 @@ from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
-from parenv.vector.backend import Backend
 from parenv.vector.caller_backend import CallerBackend
 from parenv.vector.ends import EpisodeEnds
 from parenv.vector.inline_backend import InlineBackend
@@ -28,6 +27,8 @@ from parenv.vector.results import Results
 from parenv.vector.vector_plan import VectorPlan
 
 _ALL = slice(None)
+Backend = ProcessBackend | InlineBackend
+"""Whoever steps the sub-environments of a vector env: processes, or this one."""
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
@@ -207,10 +208,10 @@ class VectorSession:
 
     def _get_to_know(self) -> None:
         """Ask what the sub-environments are like, and make the board for them."""
-        plan, members = self._plan, self.backend.members
-        self.spaces = join_spaces(members.spaces, plan.observation_mode, plan.spaces)
-        self.metadata = {**members.metadata, "autoreset_mode": plan.job.autoreset_mode}
-        self.render_mode = members.render_mode
+        plan, first = self._plan, self.backend.first
+        self.spaces = join_spaces(self.backend.spaces, plan.observation_mode, plan.spaces)
+        self.metadata = {**first.metadata, "autoreset_mode": plan.job.autoreset_mode}
+        self.render_mode = first.render_mode
         self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, plan.job.autoreset_mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
