@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 import warnings
@@ -62,11 +63,10 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
 
 def _with_the_caller(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, float | None]:
     """The same where this process is to step a part, or may."""
-    step_s, native = None, ""
-    try:
+    step_s, native = None, "unknown"
+    # Random actions need not be legal ones: what was planned stands, and shows what is wrong.
+    with contextlib.suppress(Exception):
         step_s, native = measured_step_s(plan.job.factories, 0)
-    except Exception:  # Random actions need not be legal ones: what was planned stands, and shows what is wrong.
-        native = "" if plan.caller_steps is True else "unknown"
     workers, num_envs = len(plan.worker_shares), plan.num_envs
     waking_s = SPINNING_S if plan.job.spinning else WAKE_UP_S
     if plan.caller_steps == "auto" and (native or usable_cores() <= workers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from parenv.envs.board_rows import EnvError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.status_slot import StatusSlot, header_bytes
+from parenv.placement.base import drained
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
 from parenv.supervision.failures import raise_all, say_where, where_it_happened
@@ -48,8 +50,8 @@ class InlineBackend:
         self.spaces, self.first = [self._task.spaces()], self.envs[0]
         self._pending: list[Callable[[], None]] = []
         self._ordered = 0
-        self._side_data: list[SideData] = []
-        self._errors: list[BaseException] = []
+        self._side_data: deque[SideData] = deque()
+        self._errors: deque[BaseException] = deque()
         self.warn = Warner()
         self.closed = False
 
@@ -112,13 +114,11 @@ class InlineBackend:
 
     def side_data(self) -> list[SideData]:
         """What did not go on the board since the last time."""
-        side_data, self._side_data = self._side_data, []
-        return side_data
+        return drained(self._side_data)
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
-        errors, self._errors = self._errors, []
-        return errors
+        return drained(self._errors)
 
     def restarted(self) -> list[list[int]]:
         """Always empty: this process is not started again."""

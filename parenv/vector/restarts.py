@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from parenv.memory.board import Board
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.spaces import unflatten
-from parenv.vector.results import Results, add_info
+from parenv.vector.results import Results, add_info, put
 
 FLAG = "worker_restarted"
 
@@ -59,11 +59,7 @@ class Restarts:
         """Remember the observations that the user has got."""
         if self.wanted:
             for kept, new in zip(self._last, self._results.rows(env_ids), strict=True):
-                if isinstance(kept, list):
-                    for env_id, value in zip(env_ids, new, strict=True):
-                        kept[env_id] = value
-                else:
-                    kept[list(env_ids)] = new
+                put(kept, env_ids, new)
 
     def answer_broken(self, env_ids: Sequence[int]) -> set[int]:
         """Answer those of these rows that are broken: truncated, no reward."""

@@ -98,6 +98,7 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
             )
             for i, mine in enumerate(self._columns)
         ]
+        self._sizes = [part.num_envs for part in self.parts]
         self.num_envs, first = count, self.parts[0]
         self.metadata, self.render_mode = first.metadata, first.render_mode
         self.single_observation_space = first.single_observation_space
@@ -128,10 +129,6 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
             with contextlib.suppress(Exception):
                 part.step_wait(timeout=0)
             part.close()
-
-    @property
-    def _sizes(self) -> list[int]:
-        return [part.num_envs for part in self.parts]
 
 
 def _cut(tree: Any, part: slice) -> Any:

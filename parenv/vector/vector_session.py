@@ -125,7 +125,7 @@ class VectorSession:
             self.backend.request(env_ids, reset=True)
         else:
             each = options if isinstance(options, list) else [options] * self._plan.num_envs
-            self._question = self._ask("reset", env_ids, (seeds, each))
+            self.begin_call("reset", (seeds, each), env_ids=env_ids)
 
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
         """Wait for a reset; observations of all."""
@@ -190,7 +190,7 @@ class VectorSession:
     ) -> None:
         """Call a method on all or some, with arguments that differ and arguments that do not."""
         env_ids = self._all if env_ids is None else env_ids
-        self._question = self._ask(method, env_ids, each, *shared)
+        self._question = self.backend.begin(method, each_worker(env_ids, self._plan.shares, each, shared))
 
     def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
         """Wait for a call; one answer from each, by env_id if it began by env_id."""
@@ -332,10 +332,6 @@ class VectorSession:
     def _ask_again(self, env_ids: list[int], reset: bool) -> None:
         self._number(env_ids)
         self.backend.request(env_ids, reset)
-
-    def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:
-        """Call a method on the workers of these."""
-        return self.backend.begin(method, each_worker(env_ids, self._plan.shares, each, shared))
 
 
 def _backend(plan: VectorPlan) -> Backend:
