@@ -104,10 +104,13 @@ class Board:
 
         Each row begins where it does in any other dtype, so that rows are apart whatever lies there.
         """
-        N, leaves = self.spec.num_envs, self.spec.actions
         self.actions = [
-            None
-            if raw is None
-            else np.ndarray((N, *leaf.shape), dtype, raw, 0, (raw.strides[0], *np.empty(leaf.shape, dtype).strides))
-            for leaf, raw, dtype in zip(leaves, self._raw_actions, dtypes, strict=True)
+            None if raw is None else view_rows(raw, 0, dtype, leaf.shape)
+            for leaf, raw, dtype in zip(self.spec.actions, self._raw_actions, dtypes, strict=True)
         ]
+
+
+def view_rows(rows: Any, offset: int, dtype: Any, shape: Sequence[int]) -> Any:
+    """What lies at one offset of each row, as an array ``[N, *shape]`` over these rows of bytes."""
+    one = np.empty(shape, dtype)
+    return np.ndarray((len(rows), *shape), dtype, rows, offset, (rows.strides[0], *one.strides))
