@@ -38,6 +38,9 @@ class VectorStepper:
         first_env_id: env_id of the first sub-environment.
         progress: where to say what is going on.
         fit: how observations must fit their space.
+
+    Attributes:
+        spends_steps: whether it has steps that only reset.
     """
 
     writes_tensors = True
@@ -47,6 +50,7 @@ class VectorStepper:
 
     def __init__(self, env: Any, first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
         self._env, self._mode = env, autoreset_mode(env)
+        self.spends_steps = self._mode is AutoresetMode.NEXT_STEP
         self.num_envs: int = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
         self.action_space: Space[Any] = env.single_action_space
@@ -103,18 +107,13 @@ class VectorStepper:
             target.infos.write_batch(step, infos, np.arange(self.num_envs))
         ended = np.logical_or(terminated, truncated)
         self._resets.begun = columns = ended.nonzero()[0]
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self.spends_steps:
             self._resets.take_step(ended, columns)
             row[self._resets.begun] = 0
         self._episodes.add(row)
         if len(columns):
             observations = self._end(target, step, columns, observations, infos)
         self._write(rows, observations)
-
-    @property
-    def spends_steps(self) -> bool:
-        """Whether it has steps that only reset."""
-        return self._mode is AutoresetMode.NEXT_STEP
 
     def take_over(self) -> None:
         """All are where somebody else has reset them."""
@@ -149,7 +148,7 @@ class VectorStepper:
     def _end(self, target: Target, step: int, columns: Any, observations: Any, infos: Any) -> Any:
         """Note which episodes have ended and how; the observations that the next step begins with."""
         known = self._finals.write(target, columns, observations, infos)
-        resets_next = self._mode is AutoresetMode.NEXT_STEP
+        resets_next = self.spends_steps
         records = target.add_ends(columns)
         records["step"], records["known"], records["resets_next"] = step, known, resets_next
         self._episodes.end(columns, infos, records, later=resets_next)

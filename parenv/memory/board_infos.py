@@ -125,20 +125,17 @@ class InfoReader:
         distinct = set(numbers)
         if BY_MESSAGE in distinct:
             return self._one_by_one(numbers, range(n) if env_ids is None else env_ids.tolist(), by_message)
-        found: dict[str, Any] = {}
         if 0 not in distinct:
-            nodes = {id(node): node for node in (self._nodes[number] for number in distinct)}
+            nodes = {self._nodes[number] for number in distinct}
             if len(nodes) == 1:
-                (node,) = nodes.values()
-                node.add(found, n, None, slice(None) if env_ids is None else env_ids)
-                return found
-        groups: dict[int, tuple[_Dict, list[int]]] = {}
+                return nodes.pop().add({}, n, None, slice(None) if env_ids is None else env_ids)
+        found: dict[str, Any] = {}
+        groups: dict[_Dict, list[int]] = {}
         for position, number in enumerate(numbers):
             if number:
-                node = self._nodes[number]
-                groups.setdefault(id(node), (node, []))[1].append(position)
+                groups.setdefault(self._nodes[number], []).append(position)
         try:
-            for node, positions in groups.values():
+            for node, positions in groups.items():
                 node.add(found, n, positions, positions if env_ids is None else env_ids[positions])
         except (AttributeError, TypeError, ValueError):
             # A dict in one and a number in another, say: let Gymnasium make of it, or raise, what it does.

@@ -76,7 +76,7 @@ class CallerBackend(ProcessBackend):
 
     def listen(self, timeout_s: float) -> None:
         """Do what was requested of this process, not bounded by the limit; if that is nothing, wait for the workers."""
-        if self._own.is_asked:
+        if self._own.pending:
             self._own.listen(timeout_s)
         else:
             super().listen(timeout_s)

@@ -29,6 +29,9 @@ class InlineBackend:
     Args:
         job: what to make.
         worker: which share of it.
+
+    Attributes:
+        pending: what was requested and is still to be done.
     """
 
     beginning: Sequence[int] = ()
@@ -48,17 +51,12 @@ class InlineBackend:
         self._cleanup.callback(self._task.close)
         self.envs = self._task.envs
         self.spaces, self.first = [self._task.spaces()], self.envs[0]
-        self._pending: list[Callable[[], None]] = []
+        self.pending: list[Callable[[], None]] = []
         self._ordered = 0
         self._side_data: deque[SideData] = deque()
         self._errors: deque[BaseException] = deque()
         self.warn = Warner()
         self.closed = False
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether something was requested and is still to be done."""
-        return bool(self._pending)
 
     @property
     def has_infos(self) -> bool:
@@ -88,7 +86,7 @@ class InlineBackend:
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""
-        self._pending.append(self._task.step_all)
+        self.pending.append(self._task.step_all)
 
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
@@ -96,7 +94,7 @@ class InlineBackend:
         columns = np.asarray(env_ids, np.int64) - self._env_ids.start
         ring[(self._ordered + np.arange(n)) % len(ring)] = ~columns if reset else columns
         self._ordered += n
-        self._pending.append(lambda: self._serve(n))
+        self.pending.append(lambda: self._serve(n))
 
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
         """Say something about the actions that come next."""
@@ -104,7 +102,7 @@ class InlineBackend:
 
     def listen(self, timeout_s: float) -> None:
         """Do everything that was requested; not bounded by the limit."""
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         for do in pending:
             do()
 
@@ -150,7 +148,7 @@ class InlineBackend:
             self.closed = True
             self._cleanup.close()
             # It refers to this one: without it the board's memory goes as soon as nobody has it any more.
-            self._pending, self._task = [], None
+            self.pending, self._task = [], None
 
     def say(self, message: Message) -> None:
         """Hear what does not go on the board."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 
 from parenv.envs.factories import Factories
 from parenv.errors import ConfigurationError
+from parenv.experience.rollout import map_trees
 from parenv.options import WorkerOptions
 from parenv.vector.env import ParallelVectorEnv
 
@@ -118,7 +120,7 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
     def step(self, actions: Any) -> Any:
         """Step all at the same time."""
         for part, mine in zip(self.parts, self._columns, strict=True):
-            part.step_async(_cut(actions, mine))
+            part.step_async(map_trees(itemgetter(mine), actions))
         *columns, infos = zip(*(part.step_wait() for part in self.parts), strict=True)
         return *map(_joined, columns), _joined_infos(infos, self._sizes)
 
@@ -131,19 +133,8 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
             part.close()
 
 
-def _cut(tree: Any, part: slice) -> Any:
-    if isinstance(tree, dict):
-        return {key: _cut(value, part) for key, value in tree.items()}
-    return tuple(_cut(value, part) for value in tree) if isinstance(tree, tuple) else tree[part]
-
-
 def _joined(parts: Sequence[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, dict):
-        return {key: _joined([part[key] for part in parts]) for key in first}
-    if isinstance(first, np.ndarray):
-        return np.concatenate(parts)
-    return tuple(_joined(each) for each in zip(*parts, strict=True))
+    return map_trees(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 def _joined_infos(parts: Sequence[dict[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:

@@ -48,7 +48,10 @@ class VectorSession:
         self._plan = plan
         self.backend = _backend(plan)
         try:
-            self._get_to_know()
+            first, mode = self.backend.first, plan.job.autoreset_mode
+            self.spaces = join_spaces(self.backend.spaces, plan.observation_mode, plan.spaces)
+            self.metadata, self.render_mode = {**first.metadata, "autoreset_mode": mode}, first.render_mode
+            self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, mode))
         except BaseException:
             self.close(plan.options.close_timeout_s)
             raise
@@ -56,8 +59,8 @@ class VectorSession:
         self._all = range(num_envs)
         self._results = Results(self._board, self.spaces.first_observation, copy, plan.options, plan.strict_infos)
         self.read_infos = self._results.infos
-        self._restarts = Restarts(self._board, self._results, plan.job.autoreset_mode, plan.options.restart is not None)
-        self._ends = EpisodeEnds(self._board, plan.job.autoreset_mode)
+        self._restarts = Restarts(self._board, self._results, mode, wanted=plan.options.restart is not None)
+        self._ends = EpisodeEnds(self._board, mode)
         self._tracks_ends = self._restarts.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
@@ -81,7 +84,7 @@ class VectorSession:
             return
         self._write_actions(actions, None)
         self._number(_ALL)
-        if self._restarts.any_broken:
+        if self._restarts.broken:
             self._request(self._all)
         else:
             self.backend.request_all()
@@ -205,14 +208,6 @@ class VectorSession:
     def close(self, timeout_s: float) -> None:
         """End the workers. Idempotent."""
         self.backend.close(timeout_s)
-
-    def _get_to_know(self) -> None:
-        """Ask what the sub-environments are like, and make the board for them."""
-        plan, first = self._plan, self.backend.first
-        self.spaces = join_spaces(self.backend.spaces, plan.observation_mode, plan.spaces)
-        self.metadata = {**first.metadata, "autoreset_mode": plan.job.autoreset_mode}
-        self.render_mode = first.render_mode
-        self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, plan.job.autoreset_mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
         """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
