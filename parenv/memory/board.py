@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.memory.layout import Field, aligned, place
+from parenv.memory.layout import Field, aligned, place, sized_leaves
 from parenv.memory.spaces import Leaf, is_single
 
 ITEM_BYTES = 8
@@ -50,9 +50,7 @@ class BoardSpec:
         for i, leaf in enumerate(self.actions):
             if leaf.dtype is not None:
                 wanted.append((("actions", i), (N, leaf.items, max(ITEM_BYTES, np.dtype(leaf.dtype).itemsize)), "u1"))
-        for i, leaf in enumerate(self.observations):
-            if leaf.dtype is not None:
-                wanted.append((("observations", i), (N, *leaf.shape), leaf.dtype))
+        wanted += [(("observations", i), (N, *shape), dtype) for i, shape, dtype in sized_leaves(self.observations)]
         wanted.append((("infos", 0), (N, self.info_bytes), "u1"))
         placed, total = place(wanted, 0)
         return placed, aligned(total, 4096)

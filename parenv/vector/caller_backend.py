@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parenv.memory.board import Board, BoardSpec
-from parenv.protocol.messages import Actions, SideData
+from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
 from parenv.vector.inline_backend import InlineBackend
 from parenv.vector.process_backend import ProcessBackend
@@ -31,16 +31,12 @@ class CallerBackend(ProcessBackend):
             self._own.close(plan.options.close_timeout_s)
             raise
         self.spaces = [*self.spaces, *self._own.spaces]
+        self._own.side_data = self.side_data
 
     @property
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
         return self._own.has_infos or super().has_infos
-
-    @property
-    def has_side_data(self) -> bool:
-        """Whether there is something in :meth:`side_data`."""
-        return self._own.has_side_data or super().has_side_data
 
     @property
     def failing(self) -> bool:
@@ -80,10 +76,6 @@ class CallerBackend(ProcessBackend):
             self._own.listen(timeout_s)
         else:
             super().listen(timeout_s)
-
-    def side_data(self) -> list[SideData]:
-        """What did not go on the board since the last time."""
-        return super().side_data() + self._own.side_data()
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""

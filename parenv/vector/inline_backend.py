@@ -32,6 +32,7 @@ class InlineBackend:
 
     Attributes:
         pending: what was requested and is still to be done.
+        side_data: what did not go on the board, until somebody takes it.
     """
 
     beginning: Sequence[int] = ()
@@ -53,7 +54,7 @@ class InlineBackend:
         self.spaces, self.first = [self._task.spaces()], self.envs[0]
         self.pending: list[Callable[[], None]] = []
         self._ordered = 0
-        self._side_data: deque[SideData] = deque()
+        self.side_data: deque[SideData] = deque()
         self._errors: deque[BaseException] = deque()
         self.warn = Warner()
         self.closed = False
@@ -62,11 +63,6 @@ class InlineBackend:
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
         return bool(self._progress.has_infos[0])
-
-    @property
-    def has_side_data(self) -> bool:
-        """Whether there is something in :meth:`side_data`."""
-        return bool(self._side_data)
 
     @property
     def failing(self) -> bool:
@@ -110,10 +106,6 @@ class InlineBackend:
         """What is said here is heard at once."""
         return False
 
-    def side_data(self) -> list[SideData]:
-        """What did not go on the board since the last time."""
-        return drained(self._side_data)
-
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
         return drained(self._errors)
@@ -153,7 +145,7 @@ class InlineBackend:
     def say(self, message: Message) -> None:
         """Hear what does not go on the board."""
         assert isinstance(message, SideData)
-        self._side_data.append(message)
+        self.side_data.append(message)
 
     def complain(self, errors: Sequence[EnvError]) -> None:
         """Hear what sub-environments raised."""

@@ -20,7 +20,7 @@ from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
 from parenv.placement.base import Launch, Poller, drained
 from parenv.process.doorbell import Doorbell
 from parenv.process.spinning import Spinner
-from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
+from parenv.protocol.messages import Actions, Message, Rows, StepReady
 from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
@@ -43,6 +43,7 @@ class ProcessBackend:
     Attributes:
         spaces: of each worker's sub-environments.
         first: what says metadata and render mode of the first of them.
+        side_data: what did not go on the board, until somebody takes it.
         closed: whether it has ended, by itself where a worker is gone for good, or because somebody wanted it.
     """
 
@@ -64,6 +65,7 @@ class ProcessBackend:
         fileno = self._answers.fileno()
         self._spinner = None if spinning is None else Spinner(spinning, fileno, self._spun_ns)
         self.workers = Workers(self._placement, self._status, self._shares)
+        self.side_data = self.workers.side_data
         product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, plan.options, product)
         self._questions = self._supervisor.questions
@@ -82,11 +84,6 @@ class ProcessBackend:
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
         return any(self._has_infos.tolist())
-
-    @property
-    def has_side_data(self) -> bool:
-        """Whether there is something in :meth:`side_data`."""
-        return bool(self.workers.side_data)
 
     @property
     def failing(self) -> bool:
@@ -170,10 +167,6 @@ class ProcessBackend:
                 deadline = now + MESSAGE_TIMEOUT_S
             self._hear(deadline - now)
         return deadline < math.inf
-
-    def side_data(self) -> list[SideData]:
-        """What did not go on the board since the last time."""
-        return drained(self.workers.side_data)
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""

@@ -13,6 +13,7 @@ import cloudpickle
 import numpy as np
 
 from parenv.errors import SubEnvironmentError
+from parenv.placement.base import drained
 from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
@@ -280,8 +281,8 @@ class VectorSession:
         """Take note of what came beside the board; raise what sub-environments raised."""
         backend = self.backend
         self._had_infos |= backend.has_infos
-        if backend.has_side_data:
-            self._results.take(backend.side_data())
+        if backend.side_data:
+            self._results.take(drained(backend.side_data))
         if backend.failing:
             errors = backend.errors()
             failed = [where.env_id for error in errors if isinstance(where := error.__cause__, SubEnvironmentError)]
@@ -293,7 +294,7 @@ class VectorSession:
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""
-        self._results.take(self.backend.side_data())
+        self._results.take(drained(self.backend.side_data))
         self.backend.errors()
         self._ends.note(_ALL)
         self._late = False
