@@ -92,7 +92,6 @@ class Board:
         self.info_kinds, self.infos = arrays["info_kinds", 0], arrays["infos", 0]
         self.observations = [arrays.get(("observations", i)) for i in range(len(spec.observations))]
         self._raw_actions = [arrays.get(("actions", i)) for i in range(len(spec.actions))]
-        self.actions: list[Any] = []
         self.action_bytes = [0 if raw is None else raw.shape[-1] for raw in self._raw_actions]
         self.one_action = is_single(spec.actions)
         self.view_actions([leaf.dtype for leaf in spec.actions])
@@ -102,7 +101,7 @@ class Board:
 
         Each row begins where it does in any other dtype, so that rows are apart whatever lies there.
         """
-        self.actions = [
+        self.actions: list[Any] = [
             None if raw is None else view_rows(raw, 0, dtype, leaf.shape)
             for leaf, raw, dtype in zip(self.spec.actions, self._raw_actions, dtypes, strict=True)
         ]

@@ -28,7 +28,7 @@ class CallerBackend(ProcessBackend):
         try:
             super().__init__(plan)
         except BaseException:
-            self._own.close(plan.options.close_timeout_s)
+            self._own.close(plan.job.options.close_timeout_s)
             raise
         self.spaces = [*self.spaces, *self._own.spaces]
         self._own.side_data = self.side_data

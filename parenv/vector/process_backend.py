@@ -50,9 +50,9 @@ class ProcessBackend:
     def __init__(self, plan: VectorPlan) -> None:
         self._plan, self._shares = plan, plan.worker_shares
         num_workers = len(self._shares)
-        payload = pickled({"env_fns": plan.job.factories, "workers": plan.options}, plan.job)
-        self._with_launch = local_launch(payload, plan.options)
-        self._placement = worker_placement(plan.placement, None, plan.options)
+        payload = pickled({"env_fns": plan.job.factories, "workers": plan.job.options}, plan.job)
+        self._with_launch = local_launch(payload, plan.job.options)
+        self._placement = worker_placement(plan.placement, None, plan.job.options)
         self._memory = SharedMemory(header_bytes(num_workers))
         head = self._memory.map()
         _, self._said, self._has_infos, self._heartbeats = status_slots(head, num_workers).T
@@ -67,7 +67,7 @@ class ProcessBackend:
         self.workers = Workers(self._placement, self._status, self._shares)
         self.side_data = self.workers.side_data
         product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
-        self._supervisor = Supervisor(self.workers, plan.options, product)
+        self._supervisor = Supervisor(self.workers, plan.job.options, product)
         self._questions = self._supervisor.questions
         self._beginning: dict[int, Question | None] = {}
         self._restarted: list[list[int]] = []
@@ -77,7 +77,7 @@ class ProcessBackend:
             ready: list[StepReady] = self._supervisor.start()
             self.spaces, self.first = rebuilt(ready), ready[0]
         except BaseException:
-            self.close(plan.options.close_timeout_s)
+            self.close(plan.job.options.close_timeout_s)
             raise
 
     @property
@@ -220,11 +220,10 @@ class ProcessBackend:
             self._answers.close()
 
     def _heed(self, event: Lost | Back) -> None:
-        match event:
-            case Lost(worker):
-                self._leave_out(worker)
-            case Back(worker):
-                self._begin_anew(worker)
+        if isinstance(event, Lost):
+            self._leave_out(event.worker)
+        else:
+            self._begin_anew(event.worker)
 
     def _leave_out(self, worker: int) -> None:
         """Nothing is asked of a worker that is gone, and no more awaited of it than what has been heard."""
@@ -268,5 +267,5 @@ class ProcessBackend:
             self._supervisor.events(timeout_s)
         except Exception:
             # Nothing can be done any more.
-            self.close(self._plan.options.close_timeout_s)
+            self.close(self._plan.job.options.close_timeout_s)
             raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -36,9 +36,7 @@ class SteppedFactories(Factories):
     first_env_id: int
 
     @classmethod
-    def of(
-        cls, factories: Factories, options: WorkerOptions, shares: tuple[int, ...], first_env_id: int
-    ) -> SteppedFactories:
+    def of(cls, factories: Factories, options: WorkerOptions, shares: tuple[int, ...], first_env_id: int) -> Self:
         """Of factories of single environments.
 
         Raises:
@@ -55,11 +53,8 @@ class SteppedFactories(Factories):
         """Make the vector env whose first sub-environment this is."""
         firsts = self.first_env_id + np.cumsum([0, *self.shares[:-1]])
         count = self.shares[firsts.tolist().index(env_id)] if env_id in firsts else min(self.shares)
-        makers = [partial(self._make_one, one) for one in range(env_id, env_id + count)]
+        makers = [partial(Factories.make, self, one) for one in range(env_id, env_id + count)]
         return StepWorkersEnv(makers, self.options)
-
-    def _make_one(self, env_id: int) -> Any:
-        return super().make(env_id)
 
 
 class StepWorkersEnv(VectorEnv[Any, Any, Any]):

@@ -54,20 +54,20 @@ class VectorSession:
             self.metadata, self.render_mode = {**first.metadata, "autoreset_mode": mode}, first.render_mode
             self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, mode))
         except BaseException:
-            self.close(plan.options.close_timeout_s)
+            self.close(plan.job.options.close_timeout_s)
             raise
         num_envs = plan.num_envs
         self._all = range(num_envs)
-        self._results = Results(self._board, self.spaces.first_observation, copy, plan.options, plan.strict_infos)
+        self._results = Results(self._board, self.spaces.first_observation, copy, plan.job.options, plan.strict_infos)
         self.read_infos = self._results.infos
-        self._restarts = Restarts(self._board, self._results, mode, wanted=plan.options.restart is not None)
+        self._restarts = Restarts(self._board, self._results, mode, wanted=plan.job.options.restart is not None)
         self._ends = EpisodeEnds(self._board, mode)
         self._tracks_ends = self._restarts.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
         self._had_infos = self._late = self._stepping = False
         self._resetting: Sequence[int] = ()
-        self._ready = self._nobody = np.zeros(0, np.int64)
+        self._ready = np.zeros(0, np.int64)
         self._question: Any = None
         self._deferred: tuple[Any] | None = None
 
@@ -186,15 +186,14 @@ class VectorSession:
 
     def in_flight(self, ids: Any) -> list[int]:
         """Those of these that were sent an action whose results were not received."""
-        busy = self._in_flight[ids] if self.under_way else self._nobody
-        return ids[busy].tolist() if busy.any() else []
+        return ids[self._in_flight[ids]].tolist() if self.under_way else []
 
     def begin_call(
         self, method: str, each: Sequence[Sequence[Any]], *shared: Any, env_ids: Sequence[int] | None = None
     ) -> None:
         """Call a method on all or some, with arguments that differ and arguments that do not."""
         env_ids = self._all if env_ids is None else env_ids
-        self._question = self.backend.begin(method, each_worker(env_ids, self._plan.shares, each, shared))
+        self._question = self.backend.begin(method, each_worker(env_ids, self._plan.job.shares, each, shared))
 
     def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
         """Wait for a call; one answer from each, by env_id if it began by env_id."""
