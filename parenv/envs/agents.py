@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -69,13 +69,13 @@ def check_has_agents(env: Any, env_id: int) -> None:
             f"for env_id {env_id} the factory made {env}: policies by name need single environments, of one or several "
             "agents"
         )
+    agents = getattr(env, "possible_agents", None)
     if not _has_agents(env):
         check_is_env(env, env_id)
-    elif not _texts(getattr(env, "possible_agents", None)):
+    elif not (isinstance(agents, Sequence) and agents and all(isinstance(agent, str) for agent in agents)):
         raise ConfigurationError(
-            f"for env_id {env_id} the factory made {env}, whose possible_agents are "
-            f"{getattr(env, 'possible_agents', None)!r}: it must name every agent that there can be, as texts, since "
-            "rollouts have a row for each"
+            f"for env_id {env_id} the factory made {env}, whose possible_agents are {agents!r}: it must name every "
+            "agent that there can be, as texts, since rollouts have a row for each"
         )
 
 
@@ -127,12 +127,10 @@ class QuestionedEnv:
     """
 
     def __init__(self, env: Any) -> None:
-        self._env = env.env if isinstance(env, SingleAgent) else env
         is_single = isinstance(env, SingleAgent)
-        self.get_wrapper_attr: Callable[[str], Any]
-        self.set_wrapper_attr: Callable[[str, Any], Any]
-        self.get_wrapper_attr = self._env.get_wrapper_attr if is_single else partial(getattr, env)
-        self.set_wrapper_attr = self._env.set_wrapper_attr if is_single else partial(setattr, env)
+        self._env = env.env if is_single else env
+        self.get_wrapper_attr: Any = self._env.get_wrapper_attr if is_single else partial(getattr, env)
+        self.set_wrapper_attr: Any = self._env.set_wrapper_attr if is_single else partial(setattr, env)
 
     def get_state(self) -> dict[str, Any] | None:
         """Its state as plain data, if it offers one."""
@@ -152,10 +150,6 @@ class QuestionedEnv:
 def _has_agents(env: Any) -> bool:
     together = callable(getattr(env, "observation_space", None)) and callable(getattr(env, "step", None))
     return together and (hasattr(env, "possible_agents") or hasattr(env, "agents"))
-
-
-def _texts(agents: Any) -> bool:
-    return isinstance(agents, Sequence) and len(agents) > 0 and all(isinstance(agent, str) for agent in agents)
 
 
 def _by_agent(env: Any, name: str) -> spaces.Dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class EnvBatch:
         self.actions = ActionRows(board, own)
         self._step_codes = [code("step", env_id) for env_id in range(own.start, own.stop)]
         self._seeds = dict(enumerate(seeds or ()))
-        self._fresh = [self._beginning(column) for column in range(len(envs))]
+        self._fresh = [partial(self._begin_next, column) for column in range(len(envs))]
         begins_with_reset = seeds is not None and mode is AutoresetMode.NEXT_STEP
         self._steps = self._fresh.copy() if begins_with_reset else [env.step for env in self._envs]
         self._orders_taken = 0
@@ -154,15 +155,11 @@ class EnvBatch:
             board.info_kinds[where] = 0
         return board.requested[where].copy()
 
-    def _beginning(self, column: int) -> Callable[[Any], Any]:
+    def _begin_next(self, column: int, action: Any) -> Any:
         """A step that is spent on the reset, whatever the action."""
-
-        def begin_next(action: Any) -> Any:
-            observation, info = self._reset(column, None)
-            self._steps[column] = self._envs[column].step
-            return observation, 0.0, False, False, info
-
-        return begin_next
+        observation, info = self._reset(column, None)
+        self._steps[column] = self._envs[column].step
+        return observation, 0.0, False, False, info
 
     def _end(self, column: int, observation: Any, terminated: Any, truncated: Any, info: Any) -> tuple[Any, Any]:
         env_id = self._own.start + column

@@ -85,14 +85,12 @@ def given_spaces(spaces: Any, factories: Factories) -> Spaces | None:
 
 
 def _as_factory(env_fn: Any) -> EnvFactory:
-    if isinstance(env_fn, str):
+    if isinstance(env_fn, str) and _COMPLETE_ID.fullmatch(env_fn):
         try:
-            if _COMPLETE_ID.fullmatch(env_fn):
-                gym.spec(env_fn)
+            gym.spec(env_fn)
         except gym.error.Error as error:
             raise ConfigurationError(f"Gymnasium does not know the environment {env_fn!r}: {error}") from error
-        return partial(gym.make, env_fn)
-    if isinstance(env_fn, EnvSpec):
+    if isinstance(env_fn, str | EnvSpec):
         return partial(gym.make, env_fn)
     if isinstance(env_fn, gym.Env | gym.vector.VectorEnv):
         raise ConfigurationError(

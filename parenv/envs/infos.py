@@ -167,7 +167,7 @@ def _check(wanted: Info, shape: tuple[int, ...], dtype: Any) -> None:
 
 def row_of(infos: Found, column: int) -> dict[str, Any]:
     """The info of one sub-environment in those of a ``VectorEnv``."""
-    there = {name: infos.get(f"_{name}") for name in infos if not _is_mask(name, infos)}
+    there = {name: infos.get(f"_{name}") for name in infos if not (name.startswith("_") and name[1:] in infos)}
     return {
         name: infos[name][column]
         for name, mask in there.items()
@@ -177,10 +177,6 @@ def row_of(infos: Found, column: int) -> dict[str, Any]:
 
 def _is_batched(value: Any) -> bool:
     return isinstance(value, list | tuple) or len(getattr(value, "shape", ())) > 0
-
-
-def _is_mask(name: str, infos: Found) -> bool:
-    return name.startswith("_") and name[1:] in infos
 
 
 def _put(blocks: Sequence[Any], row: int, column: int, value: Any) -> None:

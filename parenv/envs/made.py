@@ -51,8 +51,8 @@ def check_is_env(env: Any, env_id: int) -> None:
     Raises:
         ConfigurationError: it is not.
     """
-    spaces = ("single_observation_space", "single_action_space") if isinstance(env, VectorEnv) else _SPACES
-    if not all(isinstance(getattr(env, name, None), Space) for name in spaces):
+    single = "single_" if isinstance(env, VectorEnv) else ""
+    if not all(isinstance(getattr(env, f"{single}{kind}_space", None), Space) for kind in ("observation", "action")):
         raise ConfigurationError(f"for env_id {env_id} the factory made {_what(env)}")
 
 
@@ -69,9 +69,6 @@ def check_is_another(env: Any, env_id: int, there: Iterable[tuple[int, Any]]) ->
                 f"env_id {env_id} was given the environment of env_id {other_id}, {env}, so episodes would be mixed: "
                 "the factory must make another one in each call, as lambda: gym.make(...) does"
             )
-
-
-_SPACES = ("observation_space", "action_space")
 
 
 def _cores(env: Any) -> list[Any]:

@@ -38,7 +38,9 @@ class VectorStepper:
         first_env_id: env_id of the first sub-environment.
         progress: where to say what is going on.
         fit: how observations must fit their space.
-        overlaps: whether :meth:`send` returns at once, by ``step_async`` of the environment.
+
+    Attributes:
+        spends_steps: whether it has steps that only reset.
     """
 
     writes_tensors = True
@@ -46,17 +48,10 @@ class VectorStepper:
     sums_rewards = True
     """Whether it says returns and lengths of episodes, also where no wrapper does."""
 
-    def __init__(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        first_env_id: int,
-        progress: StatusSlot,
-        fit: Fit | None = None,
-        overlaps: bool = False,
-    ) -> None:
+    def __init__(self, env: Any, first_env_id: int, progress: StatusSlot, fit: Fit | None = None) -> None:
         self._env, self._mode = env, autoreset_mode(env)
-        self._split = SplitStep(env, overlaps)
-        self.num_envs = batch = env.num_envs
+        self.spends_steps = self._mode is AutoresetMode.NEXT_STEP
+        self.num_envs: int = env.num_envs
         self.observation_space: Space[Any] = env.single_observation_space
         self.action_space: Space[Any] = env.single_action_space
         self._leaves = leaves(self.observation_space)
@@ -65,7 +60,7 @@ class VectorStepper:
         self._finals = FinalObservations(env, self._mode, self._leaves, self._fit)
         self._arrays = EnvArrays(env, leaves(self.action_space))
         self._resets = Resets(env, first_env_id)
-        self._episodes = EpisodeSums(batch, is_recorded(env))
+        self._episodes = EpisodeSums(self.num_envs, is_recorded(env))
 
     @property
     def envs(self) -> list[Any]:
@@ -89,17 +84,20 @@ class VectorStepper:
 
     def step(self, actions: Rows, rows: Rows, step: int, target: Target) -> None:
         """Step all; what the mode leaves to be done where an episode ends is done too."""
-        self.send(actions)
-        self.receive(rows, step, target)
+        self._progress.begin("step")
+        self._take(self._env.step(self._arrays.actions(actions)), rows, step, target)
 
     def send(self, actions: Rows) -> None:
-        """Have all take a step."""
+        """Have all take a step, by ``step_async`` of the environment, without waiting for it."""
         self._progress.begin("step")
-        self._split.send(self._arrays.actions(actions))
+        self._env.step_async(self._arrays.actions(actions))
 
     def receive(self, rows: Rows, step: int, target: Target) -> None:
         """Wait until they have, and write what came of it."""
-        observations, rewards, terminated, truncated, infos = self._split.wait()
+        self._take(self._env.step_wait(), rows, step, target)
+
+    def _take(self, stepped: Any, rows: Rows, step: int, target: Target) -> None:
+        observations, rewards, terminated, truncated, infos = stepped
         per_env, read = (self.num_envs,), self._arrays.read
         terminated, truncated = read("terminated", terminated, per_env), read("truncated", truncated, per_env)
         row = target.rewards[step]
@@ -109,18 +107,13 @@ class VectorStepper:
             target.infos.write_batch(step, infos, np.arange(self.num_envs))
         ended = np.logical_or(terminated, truncated)
         self._resets.begun = columns = ended.nonzero()[0]
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self.spends_steps:
             self._resets.take_step(ended, columns)
             row[self._resets.begun] = 0
         self._episodes.add(row)
         if len(columns):
             observations = self._end(target, step, columns, observations, infos)
         self._write(rows, observations)
-
-    @property
-    def spends_steps(self) -> bool:
-        """Whether it has steps that only reset."""
-        return self._mode is AutoresetMode.NEXT_STEP
 
     def take_over(self) -> None:
         """All are where somebody else has reset them."""
@@ -155,7 +148,7 @@ class VectorStepper:
     def _end(self, target: Target, step: int, columns: Any, observations: Any, infos: Any) -> Any:
         """Note which episodes have ended and how; the observations that the next step begins with."""
         known = self._finals.write(target, columns, observations, infos)
-        resets_next = self._mode is AutoresetMode.NEXT_STEP
+        resets_next = self.spends_steps
         records = target.add_ends(columns)
         records["step"], records["known"], records["resets_next"] = step, known, resets_next
         self._episodes.end(columns, infos, records, later=resets_next)
@@ -209,26 +202,6 @@ class VectorStepper:
         for column, value in enumerate(values if self._fit.finite else ()):
             self._progress.begin("step", self._first + column)
             check_finite(leaf, value, self._fit)
-
-
-class SplitStep:
-    """A step of an environment in two calls.
-
-    Args:
-        env: it.
-        overlaps: whether it steps between the two, by its ``step_async`` and ``step_wait``.
-    """
-
-    def __init__(self, env: Any, overlaps: bool) -> None:
-        self.send = env.step_async if overlaps else self._step
-        self.wait = env.step_wait if overlaps else self._take
-        self._env = env
-
-    def _step(self, actions: Any) -> None:
-        self._returned = self._env.step(actions)
-
-    def _take(self) -> Any:
-        return self._returned
 
 
 class EpisodeSums:

@@ -134,7 +134,10 @@ def agents_spec(
         gradient_bytes: the flat gradient that each worker adds.
     """
     agents = tuple(observation_spaces.spaces)
-    found = {name: _policy_found(*said) for name, said in about["found"].items()}
+    found = {
+        name: PolicyFound(group, *extras_and_carry(extras, carry))
+        for name, (group, extras, carry) in about["found"].items()
+    }
     own_length = rollout_length * len(agents) if about["turns"] else rollout_length
     of_envs = RolloutSpec(own_length, leaves_from_data(about["state"]), (), gradient_bytes=gradient_bytes)
     groups = [RowGroup(("",), of_envs)]
@@ -151,10 +154,6 @@ def agent_groups(observation_spaces: spaces.Dict, action_spaces: spaces.Dict) ->
     both = [spaces.Tuple([observation_spaces[agent], action_spaces[agent]]) for agent in agents]
     distinct, which = each_once(both)
     return [tuple(agent for agent, mine in zip(agents, which, strict=True) if mine == i) for i in range(len(distinct))]
-
-
-def _policy_found(group: int, extras: Sequence[Any], carry: Sequence[Any]) -> PolicyFound:
-    return PolicyFound(group, *extras_and_carry(extras, carry))
 
 
 def _with_policies(spec: RolloutSpec, index: int, found: Mapping[str, PolicyFound]) -> RolloutSpec:
@@ -210,11 +209,8 @@ def _fields(group: RowGroup, num_envs: int, num_workers: int) -> list[tuple[bool
     """Name, shape and dtype of each array of a group, and whether only ends of episodes write to it."""
     T, rows = group.spec.rollout_length, num_envs * len(group.agents)
     own = slot_layout(group.spec, rows, num_workers)
-    found = [(_is_sparse(field.name[0]), (field.name, field.shape, field.dtype)) for field in own.fields]
+    is_sparse = {name: field.axes is Axes.ENDS for name, field in ROLLOUT_FIELDS.items()}
+    found = [(is_sparse[field.name[0]], (field.name, field.shape, field.dtype)) for field in own.fields]
     shapes = {Axes.STEPS: (T, rows), Axes.COLUMNS: (rows,), Axes.ENDS: (T * rows,)}
     more = [(axes is Axes.ENDS, ((name, 0), shapes[axes], dtype)) for name, (axes, dtype) in MORE_FIELDS.items()]
     return [*found, *more]
-
-
-def _is_sparse(field: str) -> bool:
-    return ROLLOUT_FIELDS[field].axes is Axes.ENDS

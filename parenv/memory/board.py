@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.memory.layout import Field, aligned, place
+from parenv.memory.layout import Field, aligned, place, sized_leaves
 from parenv.memory.spaces import Leaf, is_single
 
 ITEM_BYTES = 8
@@ -50,9 +50,7 @@ class BoardSpec:
         for i, leaf in enumerate(self.actions):
             if leaf.dtype is not None:
                 wanted.append((("actions", i), (N, leaf.items, max(ITEM_BYTES, np.dtype(leaf.dtype).itemsize)), "u1"))
-        for i, leaf in enumerate(self.observations):
-            if leaf.dtype is not None:
-                wanted.append((("observations", i), (N, *leaf.shape), leaf.dtype))
+        wanted += [(("observations", i), (N, *shape), dtype) for i, shape, dtype in sized_leaves(self.observations)]
         wanted.append((("infos", 0), (N, self.info_bytes), "u1"))
         placed, total = place(wanted, 0)
         return placed, aligned(total, 4096)
@@ -94,7 +92,6 @@ class Board:
         self.info_kinds, self.infos = arrays["info_kinds", 0], arrays["infos", 0]
         self.observations = [arrays.get(("observations", i)) for i in range(len(spec.observations))]
         self._raw_actions = [arrays.get(("actions", i)) for i in range(len(spec.actions))]
-        self.actions: list[Any] = []
         self.action_bytes = [0 if raw is None else raw.shape[-1] for raw in self._raw_actions]
         self.one_action = is_single(spec.actions)
         self.view_actions([leaf.dtype for leaf in spec.actions])
@@ -104,10 +101,13 @@ class Board:
 
         Each row begins where it does in any other dtype, so that rows are apart whatever lies there.
         """
-        N, leaves = self.spec.num_envs, self.spec.actions
-        self.actions = [
-            None
-            if raw is None
-            else np.ndarray((N, *leaf.shape), dtype, raw, 0, (raw.strides[0], *np.empty(leaf.shape, dtype).strides))
-            for leaf, raw, dtype in zip(leaves, self._raw_actions, dtypes, strict=True)
+        self.actions: list[Any] = [
+            None if raw is None else view_rows(raw, 0, dtype, leaf.shape)
+            for leaf, raw, dtype in zip(self.spec.actions, self._raw_actions, dtypes, strict=True)
         ]
+
+
+def view_rows(rows: Any, offset: int, dtype: Any, shape: Sequence[int]) -> Any:
+    """What lies at one offset of each row, as an array ``[N, *shape]`` over these rows of bytes."""
+    one = np.empty(shape, dtype)
+    return np.ndarray((len(rows), *shape), dtype, rows, offset, (rows.strides[0], *one.strides))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ProtocolError
+from parenv.memory.board import view_rows
 from parenv.memory.kinds import (
     BY_MESSAGE,
     DTYPES,
@@ -107,11 +108,9 @@ class InfoReader:
 
     def learn(self, number: int, kind: Kind) -> None:
         """Take note of what a worker means by a number."""
-        node = self._by_kind.get(kind)
-        if node is None:
-            made, _ = _node(kind, self._infos, 0)
-            node = self._by_kind[kind] = made
-        self._nodes[number] = node
+        if kind not in self._by_kind:
+            self._by_kind[kind], _ = _node(kind, self._infos, 0)
+        self._nodes[number] = self._by_kind[kind]
 
     def read(self, env_ids: Any, by_message: Mapping[int, Any]) -> dict[str, Any]:
         """The infos of these sub-environments, each array ``[len(env_ids), ...]``.
@@ -126,20 +125,17 @@ class InfoReader:
         distinct = set(numbers)
         if BY_MESSAGE in distinct:
             return self._one_by_one(numbers, range(n) if env_ids is None else env_ids.tolist(), by_message)
-        found: dict[str, Any] = {}
         if 0 not in distinct:
-            nodes = {id(node): node for node in (self._nodes[number] for number in distinct)}
+            nodes = {self._nodes[number] for number in distinct}
             if len(nodes) == 1:
-                (node,) = nodes.values()
-                node.add(found, n, None, slice(None) if env_ids is None else env_ids)
-                return found
-        groups: dict[int, tuple[_Dict, list[int]]] = {}
+                return nodes.pop().add({}, n, None, slice(None) if env_ids is None else env_ids)
+        found: dict[str, Any] = {}
+        groups: dict[_Dict, list[int]] = {}
         for position, number in enumerate(numbers):
             if number:
-                node = self._nodes[number]
-                groups.setdefault(id(node), (node, []))[1].append(position)
+                groups.setdefault(self._nodes[number], []).append(position)
         try:
-            for node, positions in groups.values():
+            for node, positions in groups.items():
                 node.add(found, n, positions, positions if env_ids is None else env_ids[positions])
         except (AttributeError, TypeError, ValueError):
             # A dict in one and a number in another, say: let Gymnasium make of it, or raise, what it does.
@@ -251,10 +247,10 @@ def _pairs(n: int, positions: Sequence[int] | None, rows: Any) -> tuple[Any, Any
 def _node(kind: Kind, infos: Any, offset: int) -> tuple[Any, int]:
     """What reads a kind whose bytes begin at an offset of each row, and where they end."""
     if isinstance(kind, str):
-        column = _column(infos, offset, DTYPES.get(kind, kind), ())
+        column = view_rows(infos, offset, DTYPES.get(kind, kind), ())
         return _Value(column, kind), offset + struct.calcsize("<" + FORMATS[kind])
     if kind[0] == "array":
-        return _Value(_column(infos, offset, kind[1], kind[2]), "array"), offset + -(-array_bytes(kind) // 8) * 8
+        return _Value(view_rows(infos, offset, kind[1], kind[2]), "array"), offset + -(-array_bytes(kind) // 8) * 8
     parts = []
     for part in parts_of(kind):
         node, offset = _node(part, infos, offset)
@@ -262,9 +258,3 @@ def _node(kind: Kind, infos: Any, offset: int) -> tuple[Any, int]:
     if kind[0] == "tuple":
         return _Tuple(parts), offset
     return _Dict(dict(zip([key for key, _ in kind[1]], parts, strict=True))), offset
-
-
-def _column(infos: Any, offset: int, dtype: str, shape: Sequence[int]) -> Any:
-    shape = tuple(shape)
-    one = np.empty(shape, dtype)
-    return np.ndarray((len(infos), *shape), dtype, infos, offset, (infos.strides[0], *one.strides))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from parenv.errors import ProtocolError
 from parenv.memory.kinds import MAX_DEPTH, is_shape
-from parenv.memory.spaces import Leaf, unflatten
+from parenv.memory.spaces import Leaf, dtype_of_numbers, unflatten
 
 ALIGNMENT = 64
 WHOLE_EPISODES = 0
@@ -23,7 +22,6 @@ WHOLE_EPISODES = 0
 MAX_EPISODE_STEPS = 1_000_000
 """Whole episodes that are longer are an error."""
 MAX_BYTES = 1 << 30
-_NUMBERS = re.compile(r"[|<>][biufc][0-9]{1,2}")
 
 COMMIT_DTYPE = np.dtype(
     [
@@ -143,7 +141,8 @@ class RolloutField(NamedTuple):
     of: Any
 
 
-def _leaves(of: Sequence[Leaf]) -> Values:
+def sized_leaves(of: Sequence[Leaf]) -> Values:
+    """Those leaves that have a fixed size, by their place."""
     return [(i, leaf.shape, leaf.dtype) for i, leaf in enumerate(of) if leaf.dtype is not None]
 
 
@@ -157,8 +156,8 @@ def _gradients(spec: RolloutSpec) -> Values:
 
 ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "commits": RolloutField(Axes.WORKERS, COMMIT_DTYPE),
-    "observations": RolloutField(Axes.OBSERVATIONS, lambda spec: _leaves(spec.observations)),
-    "actions": RolloutField(Axes.STEPS, lambda spec: _leaves(spec.actions)),
+    "observations": RolloutField(Axes.OBSERVATIONS, lambda spec: sized_leaves(spec.observations)),
+    "actions": RolloutField(Axes.STEPS, lambda spec: sized_leaves(spec.actions)),
     "rewards": RolloutField(Axes.STEPS, "<f4"),
     "terminated": RolloutField(Axes.STEPS, "?"),
     "truncated": RolloutField(Axes.STEPS, "?"),
@@ -167,10 +166,10 @@ ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "extras": RolloutField(Axes.STEPS, lambda spec: [(one.name, one.shape, one.dtype) for one in spec.extras]),
     "infos": RolloutField(Axes.STEPS, lambda spec: _infos(spec.infos)),
     "seen": RolloutField(Axes.OBSERVATIONS, lambda spec: _infos(info for info in spec.infos if info.acted_on)),
-    "carry": RolloutField(Axes.COLUMNS, lambda spec: _leaves(spec.carry)),
+    "carry": RolloutField(Axes.COLUMNS, lambda spec: sized_leaves(spec.carry)),
     "gradients": RolloutField(Axes.WORKERS, _gradients),
     "ends": RolloutField(Axes.ENDS, END_DTYPE),
-    "finals": RolloutField(Axes.ENDS, lambda spec: _leaves(spec.observations)),
+    "finals": RolloutField(Axes.ENDS, lambda spec: sized_leaves(spec.observations)),
 }
 """Everything in a slot: ``infos`` as each step returned them, ``seen`` what of them came with each observation,
 ``finals`` the observations that episodes ended with."""
@@ -288,12 +287,11 @@ def infos_from_data(data: Sequence[Any]) -> tuple[Info, ...]:
 
 
 def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:
-    if not _NUMBERS.fullmatch(dtype):
-        raise ValueError(f"{dtype!r} is no dtype of numbers")
+    itemsize = dtype_of_numbers(dtype, "biufc").itemsize
     sizes: tuple[int, ...] = tuple(shape)
     if not is_shape(sizes):
         raise ValueError("a shape is whole numbers")
-    if math.prod(max(size, 1) for size in (np.dtype(dtype).itemsize, *sizes)) > MAX_BYTES:
+    if math.prod(max(size, 1) for size in (itemsize, *sizes)) > MAX_BYTES:
         raise ValueError(f"an array of a sub-environment has at most {MAX_BYTES} bytes a step")
     return sizes
 

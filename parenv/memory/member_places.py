@@ -32,12 +32,8 @@ class MemberPlaces:
     def __init__(self, num_workers: int, buffer: Any = None) -> None:
         self._first, self.buffer = header_bytes(num_workers), buffer
 
-    def total_bytes(self, places: int) -> int:
-        """Of so many places and what is before them."""
-        return self._first + places * ROOM
-
     def offset(self, place: int) -> int:
-        """Where a place begins."""
+        """Where a place begins; of one behind the last, also how many bytes all take with what is before them."""
         return self._first + place * ROOM
 
     def write(self, place: int, state: Any) -> int:
@@ -88,10 +84,8 @@ class MemberPlaces:
         begin = at + _LENGTH.size * (1 + count)
         if not 0 < count < ROOM // _LENGTH.size or begin > stop:
             raise ProtocolError(f"place {place} holds no state of a member")
-        stops = [begin]
-        for part in range(count):
-            (length,) = _LENGTH.unpack_from(whole, at + _LENGTH.size * (1 + part))
-            stops.append(stops[-1] + length)
+        lengths = struct.unpack_from(f"<{count}Q", whole, at + _LENGTH.size)
+        stops = list(itertools.accumulate(lengths, initial=begin))
         if stops[-1] > stop:
             raise ProtocolError(f"the state of a member in place {place} does not end")
         return stops

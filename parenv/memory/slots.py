@@ -6,11 +6,13 @@ import ctypes
 import mmap
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from parenv.memory.device_memory import DeviceMemory
 
 
+@dataclass(eq=False)
 class Slots:
     """The slots of one shared memory.
 
@@ -23,24 +25,19 @@ class Slots:
         device_stride: distance between two there, in bytes.
     """
 
-    def __init__(
-        self,
-        memory: mmap.mmap,
-        offset: int,
-        stride: int,
-        count: int,
-        device: DeviceMemory | None = None,
-        device_stride: int = 0,
-    ) -> None:
-        self._memory = memory
-        self.device, self.device_stride = device, device_stride
-        self._offset = offset
-        self._stride = stride
-        self._free = list(range(count))[::-1]
+    memory: mmap.mmap
+    offset: int
+    stride: int
+    count: int
+    device: DeviceMemory | None = None
+    device_stride: int = 0
+
+    def __post_init__(self) -> None:
+        self._free = list(range(self.count))[::-1]
         self._leased = 0
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._returned: deque[int] = deque()
-        self._buffer_type = ctypes.c_char * stride
+        self._buffer_type = ctypes.c_char * self.stride
 
     @property
     def leased(self) -> int:
@@ -68,7 +65,7 @@ class Slots:
 
     def peek(self, slot: int) -> ctypes.Array[ctypes.c_char]:
         """The memory of a slot, without a lease: for reading what is copied before the slot is released."""
-        return self._buffer_type.from_buffer(self._memory, self._offset + slot * self._stride)
+        return self._buffer_type.from_buffer(self.memory, self.offset + slot * self.stride)
 
     def lease(self, slot: int) -> ctypes.Array[ctypes.c_char]:
         """The memory of a claimed slot. The slot is free again when the last array over it is garbage collected.

@@ -26,7 +26,7 @@ Tree = Any
 MAX_SPACE_BYTES = 1 << 28
 """What a space that is rebuilt may take, so that no description of a few bytes takes gigabytes."""
 
-_DTYPE = re.compile(r"[|<>][biuf][0-9]{1,2}")
+_DTYPE = re.compile(r"[|<>][biufc][0-9]{1,2}")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Of a function in the ``repr`` of a space, say: another one in every process."""
 
@@ -226,7 +226,7 @@ def _rebuild(description: Any) -> Space[Any]:
 
 
 def _rebuild_box(low: Any, high: Any, shape: list[int], dtype: str) -> spaces.Box:
-    of = _dtype(dtype, "biuf")
+    of = dtype_of_numbers(dtype, "biuf")
     return spaces.Box(_bound(low, shape, of), _bound(high, shape, of), tuple(shape), dtype=of.type)
 
 
@@ -238,7 +238,7 @@ def _bound(bound: Any, shape: list[int], dtype: np.dtype[Any]) -> Any:
 
 def _rebuild_discrete(n: int, start: int, dtype: str) -> spaces.Discrete:
     # Before Gymnasium 1.2.2 there was no other dtype, and no such argument.
-    of = _dtype(dtype)
+    of = dtype_of_numbers(dtype)
     more: dict[str, Any] = {} if of == np.int64 else {"dtype": of.type}
     return spaces.Discrete(_typed(int, n), start=_typed(int, start), **more)
 
@@ -258,7 +258,7 @@ _MAX_DIMENSIONS = 64
 
 _COST: dict[str, Any] = {
     "opaque": len,
-    "box": lambda low, high, shape, dtype: _items(shape) * _bounds(_dtype(dtype, "biuf")),
+    "box": lambda low, high, shape, dtype: _items(shape) * _bounds(dtype_of_numbers(dtype, "biuf")),
     "discrete": lambda n, start, dtype: 0,
     "multi_discrete": lambda nvec, start, dtype: nvec.nbytes + start.nbytes,
     "multi_binary": lambda n: _items(n if type(n) is list else [n]) * _bounds(np.dtype(np.int8)),
@@ -275,7 +275,7 @@ _REBUILD: dict[str, Any] = {
     "box": _rebuild_box,
     "discrete": _rebuild_discrete,
     "multi_discrete": lambda nvec, start, dtype: spaces.MultiDiscrete(
-        _numbers(nvec), dtype=_dtype(dtype).type, start=_numbers(start)
+        _numbers(nvec), dtype=dtype_of_numbers(dtype).type, start=_numbers(start)
     ),
     "multi_binary": spaces.MultiBinary,
     "text": lambda least, most, characters: spaces.Text(
@@ -312,7 +312,12 @@ def _numbers(array: Any, kinds: str = "iu") -> Any:
     return array
 
 
-def _dtype(text: Any, kinds: str = "iu") -> np.dtype[Any]:
+def dtype_of_numbers(text: Any, kinds: str = "iu") -> np.dtype[Any]:
+    """A dtype of some kinds of numbers, of a text that may come from anywhere.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
     if not _DTYPE.fullmatch(text) or text[1] not in kinds:
         raise ValueError(f"{text!r} is no dtype of numbers")
     dtype: np.dtype[Any] = np.dtype(text)

@@ -243,7 +243,7 @@ def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, Member
     with_launch = _launch_for(plan)
     with contextlib.ExitStack() as stack:
         places = MemberPlaces(len(job.shares))
-        memory = SharedMemory(places.total_bytes(num_places))
+        memory = SharedMemory(places.offset(num_places))
         stack.callback(memory.close)
         places.buffer = memory.map()
         progress = [StatusSlot(places.buffer, worker) for worker in range(len(job.shares))]

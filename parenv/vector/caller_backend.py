@@ -8,86 +8,57 @@ from typing import Any
 import numpy as np
 
 from parenv.memory.board import Board, BoardSpec
-from parenv.protocol.messages import Actions, SideData
+from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
-from parenv.supervision.questions import Question
-from parenv.vector.backend import Members
 from parenv.vector.inline_backend import InlineBackend
 from parenv.vector.process_backend import ProcessBackend
 from parenv.vector.vector_plan import VectorPlan
 
 
-class CallerBackend:
-    """A process backend and an inline one on the same board. Workers are told first, and the caller steps meanwhile.
+class CallerBackend(ProcessBackend):
+    """Processes, and an inline backend on the same board. Workers are told first, and the caller steps meanwhile.
 
     Args:
         plan: checked; the last share is the caller's.
     """
 
     def __init__(self, plan: VectorPlan) -> None:
-        self._caller, self._first = len(plan.worker_shares), sum(plan.worker_shares)
+        self._caller, self._first_own = len(plan.worker_shares), sum(plan.worker_shares)
         self._own = InlineBackend(plan.job, self._caller)
         try:
-            self.processes = ProcessBackend(plan, self._own.close)
+            super().__init__(plan)
         except BaseException:
-            self._own.close(plan.options.close_timeout_s)
+            self._own.close(plan.job.options.close_timeout_s)
             raise
-        members = self.processes.members
-        spaces = [*members.spaces, *self._own.members.spaces]
-        self.members = Members(spaces, members.metadata, members.render_mode)
-        self.workers = self.processes.workers
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended, by itself or because somebody wanted it."""
-        return self.processes.closed
+        self.spaces = [*self.spaces, *self._own.spaces]
+        self._own.side_data = self.side_data
 
     @property
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
-        return self._own.has_infos or self.processes.has_infos
-
-    @property
-    def has_side_data(self) -> bool:
-        """Whether there is something in :meth:`side_data`."""
-        return self._own.has_side_data or self.processes.has_side_data
+        return self._own.has_infos or super().has_infos
 
     @property
     def failing(self) -> bool:
         """Whether there is something in :meth:`errors`."""
-        return self._own.failing or self.processes.failing
-
-    @property
-    def restarts(self) -> int:
-        """How often another process took the place of a worker that was gone."""
-        return self.processes.restarts
-
-    @property
-    def spun_s(self) -> tuple[float, float]:
-        """Seconds that this process, and all workers together, have looked for a ring before sleeping."""
-        return self.processes.spun_s
-
-    @property
-    def beginning(self) -> Sequence[int]:
-        """Sub-environments whose worker is back, and that have not all begun their first episode."""
-        return self.processes.beginning
+        return self._own.failing or super().failing
 
     def lay_out(self, spec: BoardSpec) -> Board:
         """Make the board in shared memory, where this process has a share too."""
-        board = self.processes.lay_out(spec)
+        board = super().lay_out(spec)
         self._own.use(board)
         return board
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""
-        self.processes.request_all()
+        super().request_all()
         self._own.request_all()
 
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
         theirs, own = self._apart(env_ids)
         if len(theirs):
-            self.processes.request(theirs, reset)
+            super().request(theirs, reset)
         if len(own):
             self._own.request(own, reset)
 
@@ -95,45 +66,33 @@ class CallerBackend:
         """Say something about the actions that come next, to whoever steps these sub-environments."""
         theirs, own = self._apart(env_ids)
         if len(theirs):
-            self.processes.give(actions, theirs)
+            super().give(actions, theirs)
         if len(own):
             self._own.give(actions, own)
 
     def listen(self, timeout_s: float) -> None:
         """Do what was requested of this process, not bounded by the limit; if that is nothing, wait for the workers."""
-        if self._own.is_asked:
+        if self._own.pending:
             self._own.listen(timeout_s)
         else:
-            self.processes.listen(timeout_s)
-
-    def catch_up(self) -> bool:
-        """Hear all that workers have said by now, if any."""
-        return self.processes.catch_up()
-
-    def side_data(self) -> list[SideData]:
-        """What did not go on the board since the last time."""
-        return self.processes.side_data() + self._own.side_data()
+            super().listen(timeout_s)
 
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
-        return self.processes.errors() + self._own.errors()
+        return super().errors() + self._own.errors()
 
-    def restarted(self) -> list[list[int]]:
-        """Workers that were started again since the last time."""
-        return self.processes.restarted()
-
-    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> tuple[Question, Any]:
+    def begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Any:
         """Call a method on workers, and here; this process answers at once."""
         theirs = {worker: values for worker, values in arguments.items() if worker != self._caller}
-        question = self.processes.begin(method, theirs)
+        question = super().begin(method, theirs)
         own = {worker: values for worker, values in arguments.items() if worker == self._caller}
         return question, self._own.begin(method, own)
 
-    def answered(self, asked: tuple[Question, Any]) -> bool:
+    def answered(self, asked: Any) -> bool:
         """Whether all have answered."""
-        return self.processes.answered(asked[0])
+        return super().answered(asked[0])
 
-    def answers(self, asked: tuple[Question, Any]) -> dict[int, Any]:
+    def answers(self, asked: Any) -> dict[int, Any]:
         """What they answered, by worker.
 
         Raises:
@@ -141,7 +100,7 @@ class CallerBackend:
         """
         question, (own, errors) = asked
         try:
-            theirs = self.processes.answers(question)
+            theirs = super().answers(question)
         except Exception as error:
             several = error if isinstance(error, ExceptionGroup) else error.__cause__
             raise_all([*(several.exceptions if isinstance(several, ExceptionGroup) else [error]), *errors])
@@ -149,15 +108,18 @@ class CallerBackend:
         raise_all(errors)
         return {**theirs, **own}
 
-    def forget(self, asked: tuple[Question, Any]) -> None:
+    def forget(self, asked: Any) -> None:
         """Nobody will ask for these answers any more."""
-        self.processes.forget(asked[0])
+        super().forget(asked[0])
 
     def close(self, timeout_s: float) -> None:
         """End all. Idempotent."""
-        self.processes.close(timeout_s)
+        try:
+            self._own.close(timeout_s)
+        finally:
+            super().close(timeout_s)
 
     def _apart(self, env_ids: Sequence[int]) -> tuple[Any, Any]:
         """Those of the workers, and those of this process, int64."""
         ids = np.asarray(env_ids, np.int64)
-        return ids[ids < self._first], ids[ids >= self._first]
+        return ids[ids < self._first_own], ids[ids >= self._first_own]

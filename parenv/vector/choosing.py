@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 import warnings
@@ -38,11 +39,11 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
     if not plan.measured:
         return plan, session, None
     try:
-        step_s = session.measured_step(plan.options.start_timeout_s)
+        step_s = session.measured_step(plan.job.options.start_timeout_s)
         assert isinstance(session.backend, ProcessBackend)
-        waking_s = round_trip_s(session.backend, plan.options.start_timeout_s)
+        waking_s = round_trip_s(session.backend, plan.job.options.start_timeout_s)
     except BaseException as error:
-        session.close(plan.options.close_timeout_s)
+        session.close(plan.job.options.close_timeout_s)
         if not isinstance(error, Exception):
             raise
         # Random actions need not be legal ones. Whoever measured may be stuck or gone, so all begin anew.
@@ -53,20 +54,19 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
         )
         plan = replace(plan, measured=False)
         return plan, VectorSession(plan, copy), None
-    if parallel_pays(step_s, plan.shares, usable_cores(), waking_s):
+    if parallel_pays(step_s, plan.job.shares, usable_cores(), waking_s):
         return plan, session, step_s
-    session.close(plan.options.close_timeout_s)
+    session.close(plan.job.options.close_timeout_s)
     plan = shared_out(plan, 0)
     return plan, VectorSession(plan, copy), step_s
 
 
 def _with_the_caller(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, float | None]:
     """The same where this process is to step a part, or may."""
-    step_s, native = None, ""
-    try:
+    step_s, native = None, "unknown"
+    # Random actions need not be legal ones: what was planned stands, and shows what is wrong.
+    with contextlib.suppress(Exception):
         step_s, native = measured_step_s(plan.job.factories, 0)
-    except Exception:  # Random actions need not be legal ones: what was planned stands, and shows what is wrong.
-        native = "" if plan.caller_steps is True else "unknown"
     workers, num_envs = len(plan.worker_shares), plan.num_envs
     waking_s = SPINNING_S if plan.job.spinning else WAKE_UP_S
     if plan.caller_steps == "auto" and (native or usable_cores() <= workers):
@@ -74,7 +74,7 @@ def _with_the_caller(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSe
         return begin(plan, copy)
     if step_s is not None:
         plan = shared_out(plan, workers, rows_of_caller(num_envs, workers, step_s, waking_s))
-        if plan.measured and not parallel_pays(step_s, plan.shares, usable_cores(), waking_s):
+        if plan.measured and not parallel_pays(step_s, plan.job.shares, usable_cores(), waking_s):
             plan = shared_out(plan, 0)
     return plan, VectorSession(plan, copy), step_s
 

@@ -122,9 +122,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         plan, session, self.measured_step_s = begin(plan, copy)
         self._session = session
         self._pending, self._is_closed = _IDLE, False
-        self._close_timeout_s = plan.options.close_timeout_s
+        self._close_timeout_s = plan.job.options.close_timeout_s
         self._owner = Owner("the vector env")
-        self._end = weakref.finalize(self, _close, self._owner, session, plan.options.close_timeout_s)
+        self._end = weakref.finalize(self, _close, self._owner, session, plan.job.options.close_timeout_s)
         self.num_workers = 0 if plan.inline else len(plan.worker_shares)
         self.num_caller_envs = plan.caller_rows
         self.metadata, self.render_mode = session.metadata, session.render_mode
@@ -151,7 +151,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         """The sub-environments themselves, as in ``SyncVectorEnv``; with ``num_workers=0`` only."""
         if self.num_workers:
             raise AttributeError("the sub-environments are in its workers: call() reaches them, or use num_workers=0")
-        return list(self._session.backend.envs)  # type: ignore[attr-defined]
+        return list(self._session.backend.envs)  # type: ignore[union-attr]
 
     @property
     def np_random_seed(self) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,11 +13,11 @@ import numpy as np
 from parenv.envs.board_rows import EnvError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.status_slot import StatusSlot, header_bytes
+from parenv.placement.base import drained
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
 from parenv.supervision.failures import raise_all, say_where, where_it_happened
 from parenv.supervision.warning import Warner
-from parenv.vector.backend import Members
 from parenv.worker.failing import FailedCallError
 from parenv.worker.job import StepJob
 from parenv.worker.step_task import StepTask
@@ -28,6 +29,10 @@ class InlineBackend:
     Args:
         job: what to make.
         worker: which share of it.
+
+    Attributes:
+        pending: what was requested and is still to be done.
+        side_data: what did not go on the board, until somebody takes it.
     """
 
     beginning: Sequence[int] = ()
@@ -46,29 +51,18 @@ class InlineBackend:
             raise
         self._cleanup.callback(self._task.close)
         self.envs = self._task.envs
-        first = self.envs[0]
-        self.members = Members([self._task.spaces()], first.metadata, first.render_mode)
-        self._pending: list[Callable[[], None]] = []
+        self.spaces, self.first = [self._task.spaces()], self.envs[0]
+        self.pending: list[Callable[[], None]] = []
         self._ordered = 0
-        self._side_data: list[SideData] = []
-        self._errors: list[BaseException] = []
+        self.side_data: deque[SideData] = deque()
+        self._errors: deque[BaseException] = deque()
         self.warn = Warner()
         self.closed = False
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether something was requested and is still to be done."""
-        return bool(self._pending)
 
     @property
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
         return bool(self._progress.has_infos[0])
-
-    @property
-    def has_side_data(self) -> bool:
-        """Whether there is something in :meth:`side_data`."""
-        return bool(self._side_data)
 
     @property
     def failing(self) -> bool:
@@ -88,7 +82,7 @@ class InlineBackend:
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""
-        self._pending.append(self._task.step_all)
+        self.pending.append(self._task.step_all)
 
     def request(self, env_ids: Sequence[int], reset: bool = False) -> None:
         """Have some of them take a step, or begin an episode."""
@@ -96,7 +90,7 @@ class InlineBackend:
         columns = np.asarray(env_ids, np.int64) - self._env_ids.start
         ring[(self._ordered + np.arange(n)) % len(ring)] = ~columns if reset else columns
         self._ordered += n
-        self._pending.append(lambda: self._serve(n))
+        self.pending.append(lambda: self._serve(n))
 
     def give(self, actions: Actions, env_ids: Sequence[int]) -> None:
         """Say something about the actions that come next."""
@@ -104,7 +98,7 @@ class InlineBackend:
 
     def listen(self, timeout_s: float) -> None:
         """Do everything that was requested; not bounded by the limit."""
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         for do in pending:
             do()
 
@@ -112,15 +106,9 @@ class InlineBackend:
         """What is said here is heard at once."""
         return False
 
-    def side_data(self) -> list[SideData]:
-        """What did not go on the board since the last time."""
-        side_data, self._side_data = self._side_data, []
-        return side_data
-
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
-        errors, self._errors = self._errors, []
-        return errors
+        return drained(self._errors)
 
     def restarted(self) -> list[list[int]]:
         """Always empty: this process is not started again."""
@@ -152,12 +140,12 @@ class InlineBackend:
             self.closed = True
             self._cleanup.close()
             # It refers to this one: without it the board's memory goes as soon as nobody has it any more.
-            self._pending, self._task = [], None
+            self.pending, self._task = [], None
 
     def say(self, message: Message) -> None:
         """Hear what does not go on the board."""
         assert isinstance(message, SideData)
-        self._side_data.append(message)
+        self.side_data.append(message)
 
     def complain(self, errors: Sequence[EnvError]) -> None:
         """Hear what sub-environments raised."""

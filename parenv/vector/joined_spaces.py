@@ -23,7 +23,6 @@ from parenv.protocol.messages import StepReady
 from parenv.vector.vector_plan import ObservationMode
 
 INFO_BYTES = 1024
-NAMES = ("observation_space", "action_space")
 SpacesOfWorker = Mapping[str, tuple[Sequence[Space[Any]], Sequence[int]]]
 """By name, the different spaces of a worker's sub-environments, and which of them each has."""
 
@@ -70,7 +69,7 @@ def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, giv
         RuntimeError: they do not go together, as ``SyncVectorEnv`` has it.
     """
     if given is not None:
-        of_workers = _with_given(of_workers, dict(zip(NAMES, given, strict=True)))
+        of_workers = _with_given(of_workers, {"observation_space": given[0], "action_space": given[1]})
     observations, which = _distinct(of_workers, "observation_space")
     num_envs, first = len(which), observations[0]
     if isinstance(mode, tuple):

@@ -72,13 +72,8 @@ def make_vec(
     envs = ParallelVectorEnv([make_one] * num_envs, **vector_kwargs)
     envs.spec = copy.deepcopy(spec)
     envs.spec.kwargs = {**arguments, "vectorization_mode": "async"}
-    for name, value, default in (
-        ("num_envs", num_envs, 1),
-        ("vector_kwargs", vector_kwargs, {}),
-        ("wrappers", wrappers, ()),
-    ):
-        if value != default:
-            envs.spec.kwargs[name] = value
+    more = {"num_envs": num_envs, "vector_kwargs": vector_kwargs, "wrappers": wrappers}
+    envs.spec.kwargs |= {name: value for name, value in more.items() if value not in (1, {}, ())}
     return envs
 
 

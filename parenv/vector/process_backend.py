@@ -20,14 +20,13 @@ from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
 from parenv.placement.base import Launch, Poller, drained
 from parenv.process.doorbell import Doorbell
 from parenv.process.spinning import Spinner
-from parenv.protocol.messages import Actions, Message, Rows, SideData, StepReady
+from parenv.protocol.messages import Actions, Message, Rows, StepReady
 from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.transport.waiting import MAX_WAIT_S
-from parenv.vector.backend import Members
 from parenv.vector.joined_spaces import rebuilt
 from parenv.vector.requests import Requests
 from parenv.vector.vector_plan import VectorPlan
@@ -40,16 +39,20 @@ class ProcessBackend:
 
     Args:
         plan: checked.
-        close_too: is called with the limit when this closes, which it does by itself where a worker is gone for good.
+
+    Attributes:
+        spaces: of each worker's sub-environments.
+        first: what says metadata and render mode of the first of them.
+        side_data: what did not go on the board, until somebody takes it.
+        closed: whether it has ended, by itself where a worker is gone for good, or because somebody wanted it.
     """
 
-    def __init__(self, plan: VectorPlan, close_too: Callable[[float], None] = lambda timeout_s: None) -> None:
-        self._close_too = close_too
+    def __init__(self, plan: VectorPlan) -> None:
         self._plan, self._shares = plan, plan.worker_shares
         num_workers = len(self._shares)
-        payload = pickled({"env_fns": plan.job.factories, "workers": plan.options}, plan.job)
-        self._with_launch = local_launch(payload, plan.options)
-        self._placement = worker_placement(plan.placement, None, plan.options)
+        payload = pickled({"env_fns": plan.job.factories, "workers": plan.job.options}, plan.job)
+        self._with_launch = local_launch(payload, plan.job.options)
+        self._placement = worker_placement(plan.placement, None, plan.job.options)
         self._memory = SharedMemory(header_bytes(num_workers))
         head = self._memory.map()
         _, self._said, self._has_infos, self._heartbeats = status_slots(head, num_workers).T
@@ -62,8 +65,9 @@ class ProcessBackend:
         fileno = self._answers.fileno()
         self._spinner = None if spinning is None else Spinner(spinning, fileno, self._spun_ns)
         self.workers = Workers(self._placement, self._status, self._shares)
+        self.side_data = self.workers.side_data
         product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
-        self._supervisor = Supervisor(self.workers, plan.options, product)
+        self._supervisor = Supervisor(self.workers, plan.job.options, product)
         self._questions = self._supervisor.questions
         self._beginning: dict[int, Question | None] = {}
         self._restarted: list[list[int]] = []
@@ -71,20 +75,15 @@ class ProcessBackend:
         self.closed = False
         try:
             ready: list[StepReady] = self._supervisor.start()
-            self.members = Members(rebuilt(ready), ready[0].metadata, ready[0].render_mode)
+            self.spaces, self.first = rebuilt(ready), ready[0]
         except BaseException:
-            self.close(plan.options.close_timeout_s)
+            self.close(plan.job.options.close_timeout_s)
             raise
 
     @property
     def has_infos(self) -> bool:
         """Whether there is an info among the last answers."""
         return any(self._has_infos.tolist())
-
-    @property
-    def has_side_data(self) -> bool:
-        """Whether there is something in :meth:`side_data`."""
-        return bool(self.workers.side_data)
 
     @property
     def failing(self) -> bool:
@@ -169,17 +168,13 @@ class ProcessBackend:
             self._hear(deadline - now)
         return deadline < math.inf
 
-    def side_data(self) -> list[SideData]:
-        """What did not go on the board since the last time."""
-        return drained(self.workers.side_data)
-
     def errors(self) -> list[BaseException]:
         """Exceptions of sub-environments since the last time."""
         return drained(self.workers.step_errors)
 
     @property
     def beginning(self) -> list[int]:
-        """Sub-environments whose worker is back, and that have not all begun their first episode."""
+        """Sub-environments whose worker is back, and whose rows mean nothing until :meth:`restarted` has them."""
         return [env_id for worker in self._beginning for env_id in self.workers.env_ids(worker)]
 
     def restarted(self) -> list[list[int]]:
@@ -218,7 +213,6 @@ class ProcessBackend:
             return
         self.closed = True
         try:
-            self._close_too(timeout_s)
             self._supervisor.close(timeout_s)
         finally:
             self._memory.close()
@@ -226,11 +220,10 @@ class ProcessBackend:
             self._answers.close()
 
     def _heed(self, event: Lost | Back) -> None:
-        match event:
-            case Lost(worker):
-                self._leave_out(worker)
-            case Back(worker):
-                self._begin_anew(worker)
+        if isinstance(event, Lost):
+            self._leave_out(event.worker)
+        else:
+            self._begin_anew(event.worker)
 
     def _leave_out(self, worker: int) -> None:
         """Nothing is asked of a worker that is gone, and no more awaited of it than what has been heard."""
@@ -274,5 +267,5 @@ class ProcessBackend:
             self._supervisor.events(timeout_s)
         except Exception:
             # Nothing can be done any more.
-            self.close(self._plan.options.close_timeout_s)
+            self.close(self._plan.job.options.close_timeout_s)
             raise

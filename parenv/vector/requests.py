@@ -33,9 +33,8 @@ class Requests:
 
     def lie_on(self, board: Board) -> None:
         """Be told where the rings are."""
-        self._rings = [
-            board.orders[first : first + share] for first, share in zip(self._first, self._shares, strict=True)
-        ]
+        # Behind those of the workers may lie one that is not rung for from here: the caller's.
+        self._rings = np.split(board.orders, np.cumsum(self._shares))
 
     def of_all(self) -> None:
         """A step of every sub-environment."""

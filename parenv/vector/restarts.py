@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from parenv.memory.board import Board
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.spaces import unflatten
-from parenv.vector.results import Results, add_info
+from parenv.vector.results import Results, add_info, put
 
 FLAG = "worker_restarted"
 
@@ -26,51 +26,45 @@ class Restarts:
         results: reads it.
         mode: what happens where an episode ends.
         wanted: whether workers are restarted at all; if not, nothing is kept.
+
+    Attributes:
+        broken: env_ids of broken rows.
     """
 
     def __init__(self, board: Board, results: Results, mode: AutoresetMode, wanted: bool) -> None:
         self._board, self._results, self._mode, self.wanted = board, results, mode, wanted
-        self._broken: set[int] = set()
+        self.broken: set[int] = set()
         self._answered: dict[int, dict[str, Any]] = {}
         self._last = results.rows(range(board.spec.num_envs)) if wanted else []
 
-    @property
-    def any_broken(self) -> bool:
-        """Whether there are broken rows."""
-        return bool(self._broken)
-
     def lose(self, env_ids: Sequence[int]) -> None:
         """These rows have lost their episode."""
-        self._broken.update(env_ids)
+        self.broken.update(env_ids)
 
     def forget(self, env_ids: Sequence[int]) -> None:
         """These rows begin another episode."""
-        self._broken.difference_update(env_ids)
+        self.broken.difference_update(env_ids)
         for env_id in env_ids if self._answered else ():
             self._answered.pop(env_id, None)
 
     def take_back(self) -> None:
         """Of what was answered here, the rest was never delivered: it is answered again, with the next step."""
         if self._answered:
-            self._broken.update(self._answered)
+            self.broken.update(self._answered)
             self._answered.clear()
 
     def delivered(self, env_ids: Sequence[int]) -> None:
         """Remember the observations that the user has got."""
         if self.wanted:
             for kept, new in zip(self._last, self._results.rows(env_ids), strict=True):
-                if isinstance(kept, list):
-                    for env_id, value in zip(env_ids, new, strict=True):
-                        kept[env_id] = value
-                else:
-                    kept[list(env_ids)] = new
+                put(kept, env_ids, new)
 
     def answer_broken(self, env_ids: Sequence[int]) -> set[int]:
         """Answer those of these rows that are broken: truncated, no reward."""
-        if not self._broken:
+        if not self.broken:
             return set()
         board = self._board
-        rows = [env_id for env_id in env_ids if env_id in self._broken]
+        rows = [env_id for env_id in env_ids if env_id in self.broken]
         for env_id in rows:
             info: dict[str, Any] = {FLAG: True}
             if self._mode is AutoresetMode.SAME_STEP:
@@ -81,7 +75,7 @@ class Restarts:
             self._answered[env_id] = info
         board.rewards[rows], board.terminated[rows], board.truncated[rows] = 0.0, False, True
         board.finished[rows] = board.requested[rows]
-        self._broken.difference_update(rows)
+        self.broken.difference_update(rows)
         return set(rows)
 
     def add_to(self, infos: dict[str, Any], env_ids: Any) -> dict[str, Any]:

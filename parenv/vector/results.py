@@ -103,11 +103,7 @@ class Results:
     def restore(self, env_ids: Sequence[int], saved: Sequence[Any]) -> None:
         """Put rows back, as they were when they were copied."""
         for i, rows in enumerate(self._board.observations):
-            if rows is not None:
-                rows[list(env_ids)] = saved[i]
-                continue
-            for env_id, value in zip(env_ids, saved[i], strict=True):
-                self._lists[i][env_id] = value
+            put(self._lists[i] if rows is None else rows, env_ids, saved[i])
 
     def infos(self, env_ids: Any) -> dict[str, Any]:
         """The infos of all, or of the rows of an array of env_ids."""
@@ -118,12 +114,47 @@ class Results:
         return self._infos.each(self._by_message)
 
     def write_actions(self, actions: Any, env_ids: Any, keep_dtypes: bool) -> list[str] | None:
-        """Write a batch of actions onto the board, see :func:`write_actions`.
+        """Write a batch of actions onto the board, in the dtypes in which they are given.
+
+        Args:
+            actions: batched, nested as the action space is.
+            env_ids: whose, or ``None`` for all.
+            keep_dtypes: whether the dtypes must be those of before, as actions that lie there are yet to be read.
+
+        Returns:
+            The dtypes that workers must be told of first, empty if they know; ``None``: nothing was written, because
+            these are not arrays as the board has room for.
 
         Raises:
             ConfigurationError: actions are not finite, where that is checked, or do not fit their space.
         """
-        return write_actions(self._board, actions, env_ids, keep_dtypes, self._fit)
+        board, fit = self._board, self._fit
+        first = board.actions[0]
+        rows = slice(None) if env_ids is None else env_ids
+        n = board.spec.num_envs if env_ids is None else len(env_ids)
+        is_array = board.one_action and type(actions) is np.ndarray and first is not None
+        if is_array and actions.dtype == first.dtype and actions.shape == (n, *first.shape[1:]) and not fit.finite:
+            first[rows] = actions
+            return []
+        if any(rows is None for rows in board.actions):
+            return None
+        given = flatten(board.spec.actions, actions)
+        arrays = [np.asarray(values) for values in given]
+        for leaf, values in zip(board.spec.actions, given, strict=True):
+            _check_actions(leaf, values, range(n) if env_ids is None else env_ids, fit)
+        same = True
+        for values, placed, room in zip(arrays, board.actions, board.action_bytes, strict=True):
+            same = same and values.dtype == placed.dtype
+            if values.shape != (n, *placed.shape[1:]) or values.dtype.kind not in "?biuf" or values.itemsize > room:
+                return None
+        if not same and keep_dtypes:
+            return None
+        changed = [] if same else [values.dtype.str for values in arrays]
+        if changed:
+            board.view_actions(changed)
+        for values, placed in zip(arrays, board.actions, strict=True):
+            placed[rows] = values
+        return changed
 
     def _leaf(self, i: int, env_ids: Any) -> Any:
         rows = self._board.observations[i]
@@ -137,53 +168,20 @@ class Results:
         return rows.copy() if self._copy else rows
 
 
+def put(rows: Any, env_ids: Sequence[int], values: Any) -> None:
+    """Put values into some rows of an array, or of a list."""
+    if not isinstance(rows, list):
+        rows[list(env_ids)] = values
+        return
+    for env_id, value in zip(env_ids, values, strict=True):
+        rows[env_id] = value
+
+
 def add_info(infos: dict[str, Any], info: Any, position: int, n: int) -> dict[str, Any]:
     """Add the info of one sub-environment to infos of ``n``, by Gymnasium's own function."""
     adder: VectorEnv[Any, Any, Any] = VectorEnv()
     adder.num_envs = n
     return adder._add_info(infos, info, position)
-
-
-def write_actions(board: Board, actions: Any, env_ids: Any, keep_dtypes: bool, fit: Fit) -> list[str] | None:
-    """Write a batch of actions onto the board, in the dtypes in which they are given.
-
-    Args:
-        board: the board.
-        actions: batched, nested as the action space is.
-        env_ids: whose, or ``None`` for all.
-        keep_dtypes: whether the dtypes must be those of before, because actions that lie there are yet to be read.
-        fit: how they must fit their space.
-
-    Returns:
-        The dtypes that workers must be told of first, empty if they know; ``None``: nothing was written, because these
-        are not arrays as the board has room for.
-    """
-    first = board.actions[0]
-    rows = slice(None) if env_ids is None else env_ids
-    n = board.spec.num_envs if env_ids is None else len(env_ids)
-    is_array = board.one_action and type(actions) is np.ndarray and first is not None
-    if is_array and actions.dtype == first.dtype and actions.shape == (n, *first.shape[1:]) and not fit.finite:
-        first[rows] = actions
-        return []
-    if any(rows is None for rows in board.actions):
-        return None
-    given = [actions] if board.one_action else flatten(board.spec.actions, actions)
-    arrays = [np.asarray(values) for values in given]
-    for leaf, values in zip(board.spec.actions, given, strict=True):
-        _check_actions(leaf, values, range(n) if env_ids is None else env_ids, fit)
-    same = True
-    for values, placed, room in zip(arrays, board.actions, board.action_bytes, strict=True):
-        same = same and values.dtype == placed.dtype
-        if values.shape != (n, *placed.shape[1:]) or values.dtype.kind not in "?biuf" or values.itemsize > room:
-            return None
-    if not same and keep_dtypes:
-        return None
-    changed = [] if same else [values.dtype.str for values in arrays]
-    if changed:
-        board.view_actions(changed)
-    for values, placed in zip(arrays, board.actions, strict=True):
-        placed[rows] = values
-    return changed
 
 
 def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from operator import itemgetter
+from typing import Any, Self
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -15,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 
 from parenv.envs.factories import Factories
 from parenv.errors import ConfigurationError
+from parenv.experience.rollout import map_trees
 from parenv.options import WorkerOptions
 from parenv.vector.env import ParallelVectorEnv
 
@@ -34,9 +36,7 @@ class SteppedFactories(Factories):
     first_env_id: int
 
     @classmethod
-    def of(
-        cls, factories: Factories, options: WorkerOptions, shares: tuple[int, ...], first_env_id: int
-    ) -> SteppedFactories:
+    def of(cls, factories: Factories, options: WorkerOptions, shares: tuple[int, ...], first_env_id: int) -> Self:
         """Of factories of single environments.
 
         Raises:
@@ -53,11 +53,8 @@ class SteppedFactories(Factories):
         """Make the vector env whose first sub-environment this is."""
         firsts = self.first_env_id + np.cumsum([0, *self.shares[:-1]])
         count = self.shares[firsts.tolist().index(env_id)] if env_id in firsts else min(self.shares)
-        makers = [partial(self._make_one, one) for one in range(env_id, env_id + count)]
+        makers = [partial(Factories.make, self, one) for one in range(env_id, env_id + count)]
         return StepWorkersEnv(makers, self.options)
-
-    def _make_one(self, env_id: int) -> Any:
-        return super().make(env_id)
 
 
 class StepWorkersEnv(VectorEnv[Any, Any, Any]):
@@ -98,6 +95,7 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
             )
             for i, mine in enumerate(self._columns)
         ]
+        self._sizes = [part.num_envs for part in self.parts]
         self.num_envs, first = count, self.parts[0]
         self.metadata, self.render_mode = first.metadata, first.render_mode
         self.single_observation_space = first.single_observation_space
@@ -117,7 +115,7 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
     def step(self, actions: Any) -> Any:
         """Step all at the same time."""
         for part, mine in zip(self.parts, self._columns, strict=True):
-            part.step_async(_cut(actions, mine))
+            part.step_async(map_trees(itemgetter(mine), actions))
         *columns, infos = zip(*(part.step_wait() for part in self.parts), strict=True)
         return *map(_joined, columns), _joined_infos(infos, self._sizes)
 
@@ -129,24 +127,9 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
                 part.step_wait(timeout=0)
             part.close()
 
-    @property
-    def _sizes(self) -> list[int]:
-        return [part.num_envs for part in self.parts]
-
-
-def _cut(tree: Any, part: slice) -> Any:
-    if isinstance(tree, dict):
-        return {key: _cut(value, part) for key, value in tree.items()}
-    return tuple(_cut(value, part) for value in tree) if isinstance(tree, tuple) else tree[part]
-
 
 def _joined(parts: Sequence[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, dict):
-        return {key: _joined([part[key] for part in parts]) for key in first}
-    if isinstance(first, np.ndarray):
-        return np.concatenate(parts)
-    return tuple(_joined(each) for each in zip(*parts, strict=True))
+    return map_trees(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 def _joined_infos(parts: Sequence[dict[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:

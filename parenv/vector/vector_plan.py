@@ -59,24 +59,14 @@ class VectorPlan:
     strict_infos: bool
 
     @property
-    def options(self) -> WorkerOptions:
-        """How workers are set up, and how long they may take."""
-        return self.job.options
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """Sub-environments of each worker."""
-        return self.job.shares
-
-    @property
     def worker_shares(self) -> tuple[int, ...]:
         """Sub-environments of each worker process."""
-        return self.shares[:-1] if self.caller_rows else self.shares
+        return self.job.shares[:-1] if self.caller_rows else self.job.shares
 
     @property
     def num_envs(self) -> int:
         """Sub-environments in all."""
-        return sum(self.shares)
+        return sum(self.job.shares)
 
 
 def make_vector_plan(given: Given) -> VectorPlan:
@@ -124,7 +114,7 @@ def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPl
     job = replace(
         plan.job,
         shares=split(plan.num_envs - caller_rows, workers) + ((caller_rows,) if caller_rows else ()),
-        cores=own_cores(workers) if plan.options.threads == 1 and is_local and not caller_rows else None,
+        cores=own_cores(workers) if plan.job.options.threads == 1 and is_local and not caller_rows else None,
         spinning=Spinning.of(plan.spin_us, workers + 1, usable_cores()) if is_local else None,
     )
     return replace(plan, job=job, inline=workers == 0, caller_rows=caller_rows)

@@ -13,11 +13,11 @@ import cloudpickle
 import numpy as np
 
 from parenv.errors import SubEnvironmentError
+from parenv.placement.base import drained
 from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
 from parenv.vector.arguments import each_action
-from parenv.vector.backend import Backend
 from parenv.vector.caller_backend import CallerBackend
 from parenv.vector.ends import EpisodeEnds
 from parenv.vector.inline_backend import InlineBackend
@@ -28,6 +28,8 @@ from parenv.vector.results import Results
 from parenv.vector.vector_plan import VectorPlan
 
 _ALL = slice(None)
+Backend = ProcessBackend | InlineBackend
+"""Whoever steps the sub-environments of a vector env: processes, or this one."""
 StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
@@ -47,22 +49,25 @@ class VectorSession:
         self._plan = plan
         self.backend = _backend(plan)
         try:
-            self._get_to_know()
+            first, mode = self.backend.first, plan.job.autoreset_mode
+            self.spaces = join_spaces(self.backend.spaces, plan.observation_mode, plan.spaces)
+            self.metadata, self.render_mode = {**first.metadata, "autoreset_mode": mode}, first.render_mode
+            self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, mode))
         except BaseException:
-            self.close(plan.options.close_timeout_s)
+            self.close(plan.job.options.close_timeout_s)
             raise
         num_envs = plan.num_envs
         self._all = range(num_envs)
-        self._results = Results(self._board, self.spaces.first_observation, copy, plan.options, plan.strict_infos)
+        self._results = Results(self._board, self.spaces.first_observation, copy, plan.job.options, plan.strict_infos)
         self.read_infos = self._results.infos
-        self._restarts = Restarts(self._board, self._results, plan.job.autoreset_mode, plan.options.restart is not None)
-        self._ends = EpisodeEnds(self._board, plan.job.autoreset_mode)
+        self._restarts = Restarts(self._board, self._results, mode, wanted=plan.job.options.restart is not None)
+        self._ends = EpisodeEnds(self._board, mode)
         self._tracks_ends = self._restarts.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
         self._had_infos = self._late = self._stepping = False
         self._resetting: Sequence[int] = ()
-        self._ready = self._nobody = np.zeros(0, np.int64)
+        self._ready = np.zeros(0, np.int64)
         self._question: Any = None
         self._deferred: tuple[Any] | None = None
 
@@ -80,7 +85,7 @@ class VectorSession:
             return
         self._write_actions(actions, None)
         self._number(_ALL)
-        if self._restarts.any_broken:
+        if self._restarts.broken:
             self._request(self._all)
         else:
             self.backend.request_all()
@@ -124,7 +129,7 @@ class VectorSession:
             self.backend.request(env_ids, reset=True)
         else:
             each = options if isinstance(options, list) else [options] * self._plan.num_envs
-            self._question = self._ask("reset", env_ids, (seeds, each))
+            self.begin_call("reset", (seeds, each), env_ids=env_ids)
 
     def end_reset(self, timeout: float | None, name: str) -> tuple[Any, dict[str, Any]]:
         """Wait for a reset; observations of all."""
@@ -181,15 +186,14 @@ class VectorSession:
 
     def in_flight(self, ids: Any) -> list[int]:
         """Those of these that were sent an action whose results were not received."""
-        busy = self._in_flight[ids] if self.under_way else self._nobody
-        return ids[busy].tolist() if busy.any() else []
+        return ids[self._in_flight[ids]].tolist() if self.under_way else []
 
     def begin_call(
         self, method: str, each: Sequence[Sequence[Any]], *shared: Any, env_ids: Sequence[int] | None = None
     ) -> None:
         """Call a method on all or some, with arguments that differ and arguments that do not."""
         env_ids = self._all if env_ids is None else env_ids
-        self._question = self._ask(method, env_ids, each, *shared)
+        self._question = self.backend.begin(method, each_worker(env_ids, self._plan.job.shares, each, shared))
 
     def end_call(self, timeout: float | None, name: str) -> tuple[Any, ...]:
         """Wait for a call; one answer from each, by env_id if it began by env_id."""
@@ -204,14 +208,6 @@ class VectorSession:
     def close(self, timeout_s: float) -> None:
         """End the workers. Idempotent."""
         self.backend.close(timeout_s)
-
-    def _get_to_know(self) -> None:
-        """Ask what the sub-environments are like, and make the board for them."""
-        plan, members = self._plan, self.backend.members
-        self.spaces = join_spaces(members.spaces, plan.observation_mode, plan.spaces)
-        self.metadata = {**members.metadata, "autoreset_mode": plan.job.autoreset_mode}
-        self.render_mode = members.render_mode
-        self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, plan.job.autoreset_mode))
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
         """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
@@ -284,8 +280,8 @@ class VectorSession:
         """Take note of what came beside the board; raise what sub-environments raised."""
         backend = self.backend
         self._had_infos |= backend.has_infos
-        if backend.has_side_data:
-            self._results.take(backend.side_data())
+        if backend.side_data:
+            self._results.take(drained(backend.side_data))
         if backend.failing:
             errors = backend.errors()
             failed = [where.env_id for error in errors if isinstance(where := error.__cause__, SubEnvironmentError)]
@@ -297,7 +293,7 @@ class VectorSession:
 
     def _drop_late_results(self) -> None:
         """Of a call that has timed out, only what concerns later ones is kept."""
-        self._results.take(self.backend.side_data())
+        self._results.take(drained(self.backend.side_data))
         self.backend.errors()
         self._ends.note(_ALL)
         self._late = False
@@ -331,10 +327,6 @@ class VectorSession:
     def _ask_again(self, env_ids: list[int], reset: bool) -> None:
         self._number(env_ids)
         self.backend.request(env_ids, reset)
-
-    def _ask(self, method: str, env_ids: Sequence[int], each: Sequence[Sequence[Any]], *shared: Any) -> Any:
-        """Call a method on the workers of these."""
-        return self.backend.begin(method, each_worker(env_ids, self._plan.shares, each, shared))
 
 
 def _backend(plan: VectorPlan) -> Backend:

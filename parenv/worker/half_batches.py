@@ -31,7 +31,7 @@ class HalfBatchCollector(Collector):
         first = 0
         parts: Any = self.stepper.envs[0]
         for part in parts.parts:
-            stepper = VectorStepper(part, int(self.env_ids[first]), self._progress, self.actor.fit, overlaps=True)
+            stepper = VectorStepper(part, int(self.env_ids[first]), self._progress, self.actor.fit)
             stepper.take_over()
             self._halves.append((slice(first, first + part.num_envs), stepper))
             first += part.num_envs

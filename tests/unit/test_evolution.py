@@ -241,7 +241,7 @@ def test_a_member_that_takes_its_worker_with_it_again_and_again_has_died() -> No
 @pytest.fixture
 def places() -> Iterator[MemberPlaces]:
     found = MemberPlaces(2)
-    found.buffer = SharedMemory(found.total_bytes(3)).map()
+    found.buffer = SharedMemory(found.offset(3)).map()
     yield found
     found.buffer = None
 
