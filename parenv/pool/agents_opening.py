@@ -8,11 +8,8 @@ from typing import Any, cast
 
 from parenv.experience.agents_assembly import Played, assemble_agents
 from parenv.memory.agent_layout import AgentsSpec, agents_spec
-from parenv.memory.layout import aligned
-from parenv.memory.maps import WeightsByName, WeightsMap
-from parenv.memory.shared import SharedMemory
-from parenv.memory.status_slot import StatusSlot
-from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts, module_of
+from parenv.memory.maps import WeightsByName
+from parenv.policy.snapshots import modules_of
 from parenv.pool.arena import Arena
 from parenv.pool.arrival import Arrival
 from parenv.pool.blocks import Block
@@ -24,40 +21,11 @@ from parenv.supervision.workers import Workers
 from parenv.worker.job import AgentsJob
 
 
-class AgentsArena(Arena):
-    """Shared memory with weights of several policies.
-
-    Args:
-        job: of the workers.
-    """
-
-    def __init__(self, job: AgentsJob) -> None:
-        offsets, sizes = job.weights_offsets, job.weights_bytes
-        end = max((offsets[name] + sizes[name] for name in sizes), default=0)
-        self.places = job.places
-        self.slots_offset = aligned(end, 4096)
-        self.memory = SharedMemory(self.slots_offset)
-        head = self.memory.map()
-        self.progress = [StatusSlot(head, worker) for worker in range(len(job.shares))]
-        modules = {name: module_of(policy) for name, policy in job.policy.items()}
-        self.writers = {
-            name: WeightsWriter(module, head, offsets[name], job.places)
-            for name, module in modules.items()
-            if module is not None
-        }
-        self.maps = {
-            name: WeightsMap(head, offsets[name], flat_layout(module)[1], float32_parts(module))
-            for name, module in modules.items()
-            if module is not None
-        }
-
-
-def agents_memory(plan: Plan, job: AgentsJob) -> tuple[AgentsArena, PolicyVersions]:
-    """Memory and versions of a pool with policies by name."""
-    arena = AgentsArena(job)
+def agents_memory(plan: Plan, job: AgentsJob) -> tuple[Arena, PolicyVersions, WeightsByName]:
+    """Memory and versions of a pool with policies by name, and where the weights of these lie."""
+    arena = Arena(len(job.shares), modules_of(job.policy), job.places)
     versions = PolicyVersions(job.policy, arena.writers, job.places, job.settings, plan.max_frozen, len(job.shares))
-    arena.weights_map = WeightsByName(tuple(job.policy), arena.maps, lambda number: versions.tables[number])
-    return arena, versions
+    return arena, versions, WeightsByName(tuple(job.policy), arena.maps, lambda number: versions.tables[number])
 
 
 def lay_out_agents(

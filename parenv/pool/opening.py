@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from parenv.envs.factories import Spaces
+from parenv.memory.maps import WeightsMap
 from parenv.placement.local import LocalPlacement
-from parenv.policy.snapshots import module_of
+from parenv.policy.snapshots import modules_of
 from parenv.pool.agents_opening import agents_memory, lay_out_agents
-from parenv.pool.arena import Arena
+from parenv.pool.arena import Arena, weights_places
 from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.gradients import Accumulator
 from parenv.pool.launching import launch_for, placement_for
@@ -53,9 +54,9 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
     with contextlib.ExitStack() as stack:
         stack.callback(plan.recorder.close)
         plan.recorder.begin(plan.about)
-        arena, versions = agents_memory(plan, job) if isinstance(job, AgentsJob) else _memory(plan)
+        arena, versions, weights = agents_memory(plan, job) if isinstance(job, AgentsJob) else _memory(plan)
         stack.callback(arena.close)
-        placement = placement_for(plan, arena.weights_map)
+        placement = placement_for(plan, weights)
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
         product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
@@ -91,10 +92,11 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
     return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces)
 
 
-def _memory(plan: Plan) -> tuple[Arena, Versions]:
-    job = plan.job
-    arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 2)
-    return arena, Versions(job.policy, arena.weights, arena.places, job.settings)
+def _memory(plan: Plan) -> tuple[Arena, Versions, WeightsMap | None]:
+    job, modules = plan.job, modules_of({"": plan.job.policy})
+    places = weights_places(modules.values(), len(job.shares) * plan.credits + 2)
+    arena = Arena(len(job.shares), modules, places)
+    return arena, Versions(job.policy, arena.writers.get(""), places, job.settings), arena.maps.get("")
 
 
 def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:

@@ -18,7 +18,7 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
 from parenv.policy.devices import check_devices
 from parenv.policy.policy import as_policy
-from parenv.policy.snapshots import module_of
+from parenv.policy.snapshots import modules_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
@@ -263,8 +263,7 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
     if loss_fn is None:
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
     is_callable("loss_fn", loss_fn, "a callable (policy, rollout) -> loss")
-    policies = policy.values() if isinstance(policy, Mapping) else [policy]
-    if all(module_of(one) is None for one in policies):
+    if not modules_of(policy if isinstance(policy, Mapping) else {"": policy}):
         raise ConfigurationError(
             'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
             f"a module attribute; got {policy!r}"
