@@ -6,14 +6,15 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
+from parenv.envs.factories import Spaces
 from parenv.experience.agents_assembly import Played, assemble_agents
 from parenv.memory.agent_layout import AgentsSpec, agents_spec
 from parenv.memory.maps import WeightsByName
 from parenv.policy.snapshots import modules_of
 from parenv.pool.arena import Arena
-from parenv.pool.arrival import Arrival
+from parenv.pool.arrival import Arrival, ArrivalOf
 from parenv.pool.blocks import Block
-from parenv.pool.laying_out import LaidOut, checked_spaces, make_room
+from parenv.pool.laying_out import Room, checked_spaces, make_room
 from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.pool_plan import Plan
 from parenv.protocol.messages import Commit, Ready
@@ -30,15 +31,8 @@ def agents_memory(plan: Plan, job: AgentsJob) -> tuple[Arena, PolicyVersions, We
 
 def lay_out_agents(
     plan: Plan, workers: Workers, arena: Arena, versions: PolicyVersions, ready: Sequence[Ready]
-) -> LaidOut:
-    """Make room for rollouts.
-
-    Args:
-        plan: of the pool.
-        workers: its workers.
-        arena: its memory.
-        versions: of its policies.
-        ready: what each worker says of its sub-environments.
+) -> tuple[Spaces, ArrivalOf, Room]:
+    """Make room for rollouts, as :func:`~parenv.pool.laying_out.lay_out` does for one policy.
 
     Raises:
         ConfigurationError: sub-environments have different agents or spaces, or there is not enough memory.
@@ -47,7 +41,7 @@ def lay_out_agents(
     observed, acted = cast(tuple[Any, Any], spaces)
     spec = agents_spec(job.rollout_length, observed, acted, list(job.policy), ready[0].extras, job.gradient_bytes)
     room = make_room(plan, workers, arena, ready, spec, partial(_policies, versions, range(len(job.policy))))
-    return LaidOut(spaces, partial(_arrival_of, spec, versions), room)
+    return spaces, partial(_arrival_of, spec, versions), room
 
 
 def _policies(versions: PolicyVersions, learning: Iterable[int]) -> dict[int, str]:

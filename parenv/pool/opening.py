@@ -34,7 +34,6 @@ class Parts(NamedTuple):
 
     arena: Arena
     versions: Versions | PolicyVersions
-    workers: Workers
     supervisor: Supervisor
     queue: RolloutQueue
     accumulator: Accumulator | None
@@ -68,18 +67,16 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
         stack.callback(supervisor.close, job.options.close_timeout_s)
         ready = supervisor.start()
         if isinstance(versions, PolicyVersions):
-            laid_out = lay_out_agents(plan, workers, arena, versions, ready)
+            spaces, arrival_of, room = lay_out_agents(plan, workers, arena, versions, ready)
         else:
-            laid_out = lay_out(plan, workers, arena, ready)
-        layouts += laid_out.room.layouts
+            spaces, arrival_of, room = lay_out(plan, workers, arena, ready)
+        layouts += room.layouts
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
         queue = RolloutQueue(
             _scheduler(plan, len(workers.shares)),
-            laid_out.arrival_of,
-            laid_out.room.blocks,
-            laid_out.room.slots,
-            laid_out.room.leases,
+            arrival_of,
+            room,
             plan.max_policy_lag if plan.on_stale == "drop" else None,
             supervisor,
             versions,
@@ -89,7 +86,7 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
             Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
         )
         stack.pop_all()
-    return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces)
+    return Parts(arena, versions, supervisor, queue, accumulator, spaces)
 
 
 def _memory(plan: Plan) -> tuple[Arena, Versions, WeightsMap | None]:

@@ -47,7 +47,7 @@ class PoolSession:
         self._tell = telling(self._observers)
         parts = opened(plan, self._counters, self._tell)
         self._arena, self.versions = parts.arena, parts.versions
-        self.workers, self._supervisor = parts.workers, parts.supervisor
+        self.workers, self._supervisor = parts.supervisor.workers, parts.supervisor
         self._queue, self._accumulator = parts.queue, parts.accumulator
         self._evaluator = Evaluator(parts.supervisor, parts.versions, self._counters, self._tell)
         self.observation_space, self.action_space = parts.spaces
