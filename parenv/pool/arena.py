@@ -63,11 +63,11 @@ class Arena:
             self.writers[name] = WeightsWriter(module, head, offset, places)
             self.maps[name] = WeightsMap(head, offset, nbytes, float32_parts(module))
 
-    def check_fits(self, layout: AnyLayout, count: int, spec: RolloutSpec | AgentsSpec) -> None:
-        """Check that there is memory for rollout slots, beside the weights.
+    def add_slots(self, layout: AnyLayout, count: int, spec: RolloutSpec | AgentsSpec, device: str | None) -> Slots:
+        """Make room for rollout slots, on a device too where a part lies there; claim what every rollout needs.
 
         Raises:
-            ConfigurationError: there is not.
+            ConfigurationError: there is not so much memory, beside the weights.
         """
         observation = in_words(sum(leaf.nbytes for leaf in spec.observations if leaf.dtype is not None))
         check_fits(
@@ -79,9 +79,6 @@ class Arena:
             "a shorter rollout_length, fewer sub-environments, a smaller prefetch, or smaller observations, such as "
             "uint8 where they are float32",
         )
-
-    def add_slots(self, layout: AnyLayout, count: int, device: str | None = None) -> Slots:
-        """Make room for rollout slots, on a device too where a part lies there; claim what every rollout needs."""
         self.memory.grow(self.slots_offset + count * layout.total_bytes)
         for slot in range(count):
             self.memory.reserve(self.slots_offset + slot * layout.total_bytes, layout.reserved_bytes)

@@ -94,8 +94,7 @@ def make_room(
     largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
     leases = SYNC_LEASES if together else num_workers + 2
     num_slots = leases + (1 if together else num_workers * plan.credits)
-    arena.check_fits(largest, num_slots, spec)
-    slots = arena.add_slots(largest, num_slots, plan.job.options.rollout_device)
+    slots = arena.add_slots(largest, num_slots, spec, plan.job.options.rollout_device)
     workers.lay_out(
         SlotMap(
             memory=arena.mapping,

@@ -66,12 +66,11 @@ class PoolSession:
     @property
     def identity(self) -> dict[str, Any]:
         """Layout and seed: what a pool must have in common with another one to go on where that one was."""
-        names = ("mode", "parallelism", "rollout_length")
-        shares = {
-            "sub-environments of each worker": list(self.workers.shares),
-            "first env_id": self.workers.first_env_id,
-        }
-        return {"layout": {**{name: self.plan.about[name] for name in names}, **shares}, "seed": self.plan.job.seed}
+        about = self.plan.about
+        layout = {name: about[name] for name in ("mode", "parallelism", "rollout_length")}
+        layout["sub-environments of each worker"] = list(self.workers.shares)
+        layout["first env_id"] = self.workers.first_env_id
+        return {"layout": layout, "seed": self.plan.job.seed}
 
     def next_rollout(self, deadline: float) -> Rollout | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
