@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from parenv.envs.factories import Spaces
-from parenv.experience.agents_assembly import Played, assemble_agents
+from parenv.experience.agents_assembly import assemble_agents
 from parenv.memory.agent_layout import AgentsSpec, agents_spec
 from parenv.memory.maps import WeightsByName
 from parenv.policy.snapshots import modules_of
@@ -46,7 +46,7 @@ def lay_out_agents(
 
 def _policies(versions: PolicyVersions, learning: Iterable[int]) -> dict[int, str]:
     """By index, what every policy that there has been is a version of."""
-    return {index: of for index, (_, of, *_) in versions.played(dict.fromkeys(learning, 0)).items()}
+    return {index: one.of for index, one in versions.played(dict.fromkeys(learning, 0)).items()}
 
 
 def _arrival_of(
@@ -61,10 +61,7 @@ def _arrival_of(
     """What came of the credits for one slot."""
     for worker, said in zip(block.workers, commits, strict=True):
         versions.heard(worker, *said.report[1:3])
-    written = dict(enumerate(arrays[0]["versions", 0][0].tolist()))
-    played = {
-        index: Played(name, of, version, lag) for index, (name, of, version, lag) in versions.played(written).items()
-    }
+    played = versions.played(dict(enumerate(arrays[0]["versions", 0][0].tolist())))
     samples = [said.report[0] for said in commits]
     widths = [len(env_ids) for env_ids in block.env_ids_of]
     rollouts = assemble_agents(spec, arrays, widths, played, block.env_ids, block.worker, policy_version, sum(samples))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
-
-import numpy as np
 
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
@@ -220,9 +219,7 @@ def _max_policy_lag(given: Given) -> int | None:
 def _seed(seed: Any, recorded: int | None) -> int:
     if seed is not None:
         return at_least("seed", seed, 0)
-    if recorded is not None:
-        return recorded
-    return int(np.random.SeedSequence().entropy) % 2**63  # type: ignore[arg-type]
+    return secrets.randbits(63) if recorded is None else recorded
 
 
 def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:
