@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from parenv.argument_checks import is_callable
 from parenv.errors import ConfigurationError
 from parenv.policy.devices import on_device
 from parenv.policy.policy import as_policy
@@ -33,8 +34,7 @@ def check_policies(given: SimpleNamespace) -> None:
         raise ConfigurationError(
             f"there are {len(given.policy)} policies, so policy_of=(agent, episode) -> name must say who acts by which"
         )
-    if given.policy_of is not None and not callable(given.policy_of):
-        raise ConfigurationError(f"policy_of must be a callable (agent, episode) -> name, got {given.policy_of!r}")
+    is_callable("policy_of", given.policy_of, "a callable (agent, episode) -> name")
     if given.parallelism == "gradient":
         _check_parameters(given.policy)
     _check_settings(given.settings)

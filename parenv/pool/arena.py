@@ -91,8 +91,6 @@ class Arena:
 
     def close(self) -> None:
         """Give the descriptors back; the memory goes with the last array over it. Idempotent."""
-        self.memory.close()
-        if self.device_memory is not None:
-            self.device_memory.close()
-        if self.loading is not None:
-            self.loading.close()
+        for part in (self.memory, self.device_memory, self.loading):
+            if part is not None:
+                part.close()

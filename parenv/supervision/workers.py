@@ -213,9 +213,7 @@ class Workers:
         return drained(self._commits)
 
     def close(self, timeout_s: float) -> None:
-        """End all, by themselves within the limit or by force after it. Idempotent."""
-        if self.closed:
-            return
+        """End all, by themselves within the limit or by force after it. To be called once."""
         self.closed = True
         try:
             self._progress[0].closing[0] = True
