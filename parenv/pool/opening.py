@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from parenv.envs.factories import Spaces
 from parenv.memory.maps import WeightsMap
@@ -28,16 +27,8 @@ from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.worker.job import AgentsJob
 
-
-class Parts(NamedTuple):
-    """What a pool at work consists of."""
-
-    arena: Arena
-    versions: Versions | PolicyVersions
-    supervisor: Supervisor
-    queue: RolloutQueue
-    accumulator: Accumulator | None
-    spaces: Spaces
+Parts = tuple[Arena, Versions | PolicyVersions, Supervisor, RolloutQueue, Accumulator | None, Spaces]
+"""What a pool at work consists of."""
 
 
 def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]) -> Parts:
@@ -86,7 +77,7 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
             Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
         )
         stack.pop_all()
-    return Parts(arena, versions, supervisor, queue, accumulator, spaces)
+    return arena, versions, supervisor, queue, accumulator, spaces
 
 
 def _memory(plan: Plan) -> tuple[Arena, Versions, WeightsMap | None]:

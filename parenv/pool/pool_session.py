@@ -47,11 +47,10 @@ class PoolSession:
         self._observers = [plan.recorder, Observer()]  # The second one can be exchanged: see observe.
         self._tell = telling(self._observers)
         parts = opened(plan, self._counters, self._tell)
-        self._arena, self.versions = parts.arena, parts.versions
-        self.workers, self._supervisor = parts.supervisor.workers, parts.supervisor
-        self._queue, self._accumulator = parts.queue, parts.accumulator
-        self.evaluator = Evaluator(parts.supervisor, parts.versions, self._counters, self._tell)
-        self.observation_space, self.action_space = parts.spaces
+        self._arena, self.versions, self._supervisor, self._queue, self._accumulator, spaces = parts
+        self.workers = self._supervisor.workers
+        self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._tell)
+        self.observation_space, self.action_space = spaces
 
     @property
     def is_over(self) -> bool:
