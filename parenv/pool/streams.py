@@ -14,7 +14,7 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import Stop
 from parenv.pool.pool_session import PoolSession
-from parenv.pool.threads import StreamKey
+from parenv.pool.session_holder import StreamKey
 
 Item = TypeVar("Item", Rollout, Gradient)
 
