@@ -51,13 +51,12 @@ class Learner(NamedTuple):
 
 def this_learner() -> Learner:
     """Which learner this process is: by ``torch.distributed`` where it is initialised, or by torchrun's environment."""
-    environment = os.environ
     local = _number("LOCAL_WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         world_size = distributed.get_world_size()
         return Learner(distributed.get_rank(), world_size, local or world_size)
-    if "RANK" in environment and "WORLD_SIZE" in environment:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         world_size = _number("WORLD_SIZE")
         return Learner(_number("RANK"), world_size, local or world_size)
     return Learner()
