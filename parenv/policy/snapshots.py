@@ -31,6 +31,12 @@ def module_of(policy: Any) -> Any:
     return policy if is_module(policy) else getattr(policy, "module", None)
 
 
+def modules_of(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """By name of a policy, its module; those without are left out."""
+    modules = {name: module_of(policy) for name, policy in policies.items()}
+    return {name: module for name, module in modules.items() if module is not None}
+
+
 def tensors_of(module: Any) -> dict[str, Any]:
     """All parameters and buffers of a module by name, each once."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

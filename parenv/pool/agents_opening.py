@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from parenv.experience.agents_assembly import Played, assemble_agents
+from parenv.envs.factories import Spaces
+from parenv.experience.agents_assembly import assemble_agents
 from parenv.memory.agent_layout import AgentsSpec, agents_spec
-from parenv.memory.layout import aligned
-from parenv.memory.maps import WeightsByName, WeightsMap
-from parenv.memory.shared import SharedMemory
-from parenv.memory.status_slot import StatusSlot
-from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts, module_of
+from parenv.memory.maps import WeightsByName
+from parenv.policy.snapshots import modules_of
 from parenv.pool.arena import Arena
-from parenv.pool.arrival import Arrival
+from parenv.pool.arrival import Arrival, ArrivalOf
 from parenv.pool.blocks import Block
-from parenv.pool.laying_out import LaidOut, checked_spaces, make_room
+from parenv.pool.laying_out import Room, checked_spaces, make_room
 from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.pool_plan import Plan
 from parenv.protocol.messages import Commit, Ready
@@ -24,53 +22,17 @@ from parenv.supervision.workers import Workers
 from parenv.worker.job import AgentsJob
 
 
-class AgentsArena(Arena):
-    """Shared memory with weights of several policies.
-
-    Args:
-        job: of the workers.
-    """
-
-    def __init__(self, job: AgentsJob) -> None:
-        offsets, sizes = job.weights_offsets, job.weights_bytes
-        end = max((offsets[name] + sizes[name] for name in sizes), default=0)
-        self.places = job.places
-        self.slots_offset = aligned(end, 4096)
-        self.memory = SharedMemory(self.slots_offset)
-        head = self.memory.map()
-        self.progress = [StatusSlot(head, worker) for worker in range(len(job.shares))]
-        modules = {name: module_of(policy) for name, policy in job.policy.items()}
-        self.writers = {
-            name: WeightsWriter(module, head, offsets[name], job.places)
-            for name, module in modules.items()
-            if module is not None
-        }
-        self.maps = {
-            name: WeightsMap(head, offsets[name], flat_layout(module)[1], float32_parts(module))
-            for name, module in modules.items()
-            if module is not None
-        }
-
-
-def agents_memory(plan: Plan, job: AgentsJob) -> tuple[AgentsArena, PolicyVersions]:
-    """Memory and versions of a pool with policies by name."""
-    arena = AgentsArena(job)
+def agents_memory(plan: Plan, job: AgentsJob) -> tuple[Arena, PolicyVersions, WeightsByName]:
+    """Memory and versions of a pool with policies by name, and where the weights of these lie."""
+    arena = Arena(len(job.shares), modules_of(job.policy), job.places)
     versions = PolicyVersions(job.policy, arena.writers, job.places, job.settings, plan.max_frozen, len(job.shares))
-    arena.weights_map = WeightsByName(tuple(job.policy), arena.maps, lambda number: versions.tables[number])
-    return arena, versions
+    return arena, versions, WeightsByName(tuple(job.policy), arena.maps, lambda number: versions.tables[number])
 
 
 def lay_out_agents(
     plan: Plan, workers: Workers, arena: Arena, versions: PolicyVersions, ready: Sequence[Ready]
-) -> LaidOut:
-    """Make room for rollouts.
-
-    Args:
-        plan: of the pool.
-        workers: its workers.
-        arena: its memory.
-        versions: of its policies.
-        ready: what each worker says of its sub-environments.
+) -> tuple[Spaces, ArrivalOf, Room]:
+    """Make room for rollouts, as :func:`~parenv.pool.laying_out.lay_out` does for one policy.
 
     Raises:
         ConfigurationError: sub-environments have different agents or spaces, or there is not enough memory.
@@ -79,12 +41,12 @@ def lay_out_agents(
     observed, acted = cast(tuple[Any, Any], spaces)
     spec = agents_spec(job.rollout_length, observed, acted, list(job.policy), ready[0].extras, job.gradient_bytes)
     room = make_room(plan, workers, arena, ready, spec, partial(_policies, versions, range(len(job.policy))))
-    return LaidOut(spaces, partial(_arrival_of, spec, versions), room)
+    return spaces, partial(_arrival_of, spec, versions), room
 
 
 def _policies(versions: PolicyVersions, learning: Iterable[int]) -> dict[int, str]:
     """By index, what every policy that there has been is a version of."""
-    return {index: of for index, (_, of, *_) in versions.played(dict.fromkeys(learning, 0)).items()}
+    return {index: one.of for index, one in versions.played(dict.fromkeys(learning, 0)).items()}
 
 
 def _arrival_of(
@@ -99,10 +61,7 @@ def _arrival_of(
     """What came of the credits for one slot."""
     for worker, said in zip(block.workers, commits, strict=True):
         versions.heard(worker, *said.report[1:3])
-    written = dict(enumerate(arrays[0]["versions", 0][0].tolist()))
-    played = {
-        index: Played(name, of, version, lag) for index, (name, of, version, lag) in versions.played(written).items()
-    }
+    played = versions.played(dict(enumerate(arrays[0]["versions", 0][0].tolist())))
     samples = [said.report[0] for said in commits]
     widths = [len(env_ids) for env_ids in block.env_ids_of]
     rollouts = assemble_agents(spec, arrays, widths, played, block.env_ids, block.worker, policy_version, sum(samples))

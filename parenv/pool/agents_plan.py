@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from parenv.argument_checks import is_callable
 from parenv.errors import ConfigurationError
 from parenv.policy.devices import on_device
 from parenv.policy.policy import as_policy
-from parenv.policy.snapshots import flat_layout, module_of, tensors_of
-from parenv.pool.arena import MAX_WEIGHTS_BYTES, MIN_WEIGHTS_PLACES
+from parenv.policy.snapshots import module_of, modules_of, tensors_of
+from parenv.pool.arena import weights_places
 from parenv.worker.job import AgentsJob
 
 
@@ -33,8 +34,7 @@ def check_policies(given: SimpleNamespace) -> None:
         raise ConfigurationError(
             f"there are {len(given.policy)} policies, so policy_of=(agent, episode) -> name must say who acts by which"
         )
-    if given.policy_of is not None and not callable(given.policy_of):
-        raise ConfigurationError(f"policy_of must be a callable (agent, episode) -> name, got {given.policy_of!r}")
+    is_callable("policy_of", given.policy_of, "a callable (agent, episode) -> name")
     if given.parallelism == "gradient":
         _check_parameters(given.policy)
     _check_settings(given.settings)
@@ -56,7 +56,7 @@ def agents_job(given: SimpleNamespace, **arguments: Any) -> AgentsJob:
         policy=policies,
         settings=dict.fromkeys(policies, settings) if settings else {},
         policy_of=given.policy_of,
-        places=_places(policies, len(arguments["shares"]) * ahead + 2) + given.max_frozen,
+        places=weights_places(modules_of(policies).values(), len(arguments["shares"]) * ahead + 2) + given.max_frozen,
     )
 
 
@@ -72,13 +72,6 @@ def _apart(policies: Mapping[str, Any]) -> dict[str, Any]:
     return apart
 
 
-def _places(policies: Mapping[str, Any], versions: int) -> int:
-    """How many versions of each there is room for: fewer than there could be where they would take too much memory."""
-    modules = [module for policy in policies.values() if (module := module_of(policy)) is not None]
-    nbytes = sum(flat_layout(module)[1] for module in modules)
-    return max(MIN_WEIGHTS_PLACES, min(versions, MAX_WEIGHTS_BYTES // nbytes if nbytes else versions))
-
-
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"the names of policies are texts, got {name!r}")
@@ -88,9 +81,8 @@ def _check_name(name: Any) -> None:
 
 def _check_parameters(policies: Mapping[str, Any]) -> None:
     owners: dict[int, str] = {}
-    for name, policy in policies.items():
-        module = module_of(policy)
-        for parameter in () if module is None else module.parameters():
+    for name, module in modules_of(policies).items():
+        for parameter in module.parameters():
             other = owners.setdefault(id(parameter), name)
             if parameter.requires_grad and other != name:
                 raise ConfigurationError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
 from parenv.memory.device_memory import DeviceMemory, allocated
 from parenv.memory.layout import RolloutSpec, SlotLayout, aligned
-from parenv.memory.maps import AnyWeights, WeightsMap
+from parenv.memory.maps import WeightsMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.status_slot import StatusSlot, header_bytes
@@ -21,44 +23,51 @@ MIN_WEIGHTS_PLACES = 4
 AnyLayout = SlotLayout | AgentsLayout
 
 
+def weights_places(modules: Iterable[Any], versions: int) -> int:
+    """How many versions of each there is room for, if so many may be in use at once.
+
+    There are fewer where they would take too much memory, and whoever publishes waits.
+    """
+    nbytes = sum(flat_layout(module)[1] for module in modules)
+    return max(MIN_WEIGHTS_PLACES, min(versions, MAX_WEIGHTS_BYTES // nbytes if nbytes else versions))
+
+
 class Arena:
     """Shared memory, in three parts.
 
     Args:
         num_workers: how many workers.
-        module: the torch module whose weights will be published, or ``None``.
-        versions: how many versions may be in use at once; there are fewer places where they would take too much
-            memory, and whoever publishes waits.
+        modules: by policy, the torch module whose weights will be published; none of a policy without.
+        places: how many versions of each there is room for.
 
     Attributes:
+        writers: by policy with a module, what writes its weights.
+        maps: likewise, where they lie.
         device_memory: where a part of every rollout lies, if not here.
         loading: has workers load what was written, where they are on this machine.
     """
 
     device_memory: DeviceMemory | None = None
     loading: Loading | None = None
-    weights: WeightsWriter | None = None
-    weights_map: AnyWeights = None
 
-    def __init__(self, num_workers: int, module: Any, versions: int) -> None:
-        self.weights_offset = header_bytes(num_workers)
-        self._module = module
-        nbytes = flat_layout(module)[1] if module is not None else 0
-        fitting = MAX_WEIGHTS_BYTES // nbytes if nbytes else versions
-        self.places = max(MIN_WEIGHTS_PLACES, min(versions, fitting))
-        self.slots_offset = aligned(self.weights_offset + self.places * nbytes, 4096)
+    def __init__(self, num_workers: int, modules: Mapping[str, Any], places: int) -> None:
+        sizes = [flat_layout(module)[1] for module in modules.values()]
+        *offsets, end = accumulate((places * nbytes for nbytes in sizes), initial=header_bytes(num_workers))
+        self.slots_offset = aligned(end, 4096)
         self.memory = SharedMemory(self.slots_offset)
         head = self.memory.map()
         self.progress = [StatusSlot(head, worker) for worker in range(num_workers)]
-        if module is not None:
-            self.weights = WeightsWriter(module, head, self.weights_offset, self.places)
-            self.weights_map = WeightsMap(head, self.weights_offset, nbytes, float32_parts(module))
+        self.writers: dict[str, WeightsWriter] = {}
+        self.maps: dict[str, WeightsMap] = {}
+        for (name, module), offset, nbytes in zip(modules.items(), offsets, sizes, strict=True):
+            self.writers[name] = WeightsWriter(module, head, offset, places)
+            self.maps[name] = WeightsMap(head, offset, nbytes, float32_parts(module))
 
-    def check_fits(self, layout: AnyLayout, count: int, spec: RolloutSpec | AgentsSpec) -> None:
-        """Check that there is memory for rollout slots, beside the weights.
+    def add_slots(self, layout: AnyLayout, count: int, spec: RolloutSpec | AgentsSpec, device: str | None) -> Slots:
+        """Make room for rollout slots, on a device too where a part lies there; claim what every rollout needs.
 
         Raises:
-            ConfigurationError: there is not.
+            ConfigurationError: there is not so much memory, beside the weights.
         """
         observation = in_words(sum(leaf.nbytes for leaf in spec.observations if leaf.dtype is not None))
         check_fits(
@@ -70,9 +79,6 @@ class Arena:
             "a shorter rollout_length, fewer sub-environments, a smaller prefetch, or smaller observations, such as "
             "uint8 where they are float32",
         )
-
-    def add_slots(self, layout: AnyLayout, count: int, device: str | None = None) -> Slots:
-        """Make room for rollout slots, on a device too where a part lies there; claim what every rollout needs."""
         self.memory.grow(self.slots_offset + count * layout.total_bytes)
         for slot in range(count):
             self.memory.reserve(self.slots_offset + slot * layout.total_bytes, layout.reserved_bytes)
@@ -85,8 +91,6 @@ class Arena:
 
     def close(self) -> None:
         """Give the descriptors back; the memory goes with the last array over it. Idempotent."""
-        self.memory.close()
-        if self.device_memory is not None:
-            self.device_memory.close()
-        if self.loading is not None:
-            self.loading.close()
+        for part in (self.memory, self.device_memory, self.loading):
+            if part is not None:
+                part.close()

@@ -23,7 +23,7 @@ class Block:
 
     Args:
         layout: of the slot.
-        together: whether all workers fill it.
+        worker: who fills it, or ``None`` where all do.
         workers: those who fill it, in the order of their columns.
         columns: of each.
         env_ids_of: of each, its sub-environments.
@@ -31,16 +31,11 @@ class Block:
     """
 
     layout: SlotLayout | AgentsLayout
-    together: bool
+    worker: int | None
     workers: range
     columns: tuple[Columns, ...]
     env_ids_of: tuple[range, ...]
     env_ids: Any
-
-    @property
-    def worker(self) -> int | None:
-        """Who fills it, or ``None`` where all do."""
-        return None if self.together else self.workers.start
 
 
 def blocks_of(lay_out: LayOut, env_ids_of: Sequence[range], together: bool) -> list[Block]:
@@ -52,15 +47,15 @@ def blocks_of(lay_out: LayOut, env_ids_of: Sequence[range], together: bool) -> l
         together: whether all fill one slot.
     """
     if together:
-        return [_block(lay_out, range(len(env_ids_of)), env_ids_of, together)] * len(env_ids_of)
-    return [_block(lay_out, range(w, w + 1), [env_ids], together) for w, env_ids in enumerate(env_ids_of)]
+        return [_block(lay_out, range(len(env_ids_of)), env_ids_of, None)] * len(env_ids_of)
+    return [_block(lay_out, range(w, w + 1), [env_ids], w) for w, env_ids in enumerate(env_ids_of)]
 
 
-def _block(lay_out: LayOut, workers: range, env_ids_of: Sequence[range], together: bool) -> Block:
+def _block(lay_out: LayOut, workers: range, env_ids_of: Sequence[range], worker: int | None) -> Block:
     begins = list(accumulate(map(len, env_ids_of), initial=0))
     return Block(
         layout=lay_out(begins[-1], len(workers)),
-        together=together,
+        worker=worker,
         workers=workers,
         columns=tuple(Columns(i, first, stop) for i, (first, stop) in enumerate(pairwise(begins))),
         env_ids_of=tuple(env_ids_of),

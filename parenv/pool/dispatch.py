@@ -75,11 +75,6 @@ class Dispatch(Scheduler):
         self._arrived: deque[CreditKey] = deque()
         self._turn = 0
 
-    @property
-    def outstanding(self) -> int:
-        """Credits issued whose rollouts the learner is not done with."""
-        return len(self._outstanding)
-
     def under_way(self) -> Counter[int]:
         """By worker, how many rollouts have been asked for and not yielded."""
         return Counter(key.worker for key, credited in self._outstanding.items() if not credited.yielded)

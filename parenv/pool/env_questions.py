@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.supervision.partition import by_worker, each_worker
+from parenv.supervision.partition import each_worker
 from parenv.supervision.supervisor import Supervisor
 from parenv.supervision.workers import Workers
 
@@ -31,16 +31,15 @@ class EnvQuestion:
         if method == "set_attr":
             *arguments, values = arguments
             each = [dict(zip(self._places, _one_for_each(values, len(self._places)), strict=True))]
-        self._asked = by_worker(self._places, workers.shares, workers.first_env_id)
         self._questions = each_worker(self._places, workers.shares, each, arguments, workers.first_env_id)
 
     def ask(self, supervisor: Supervisor) -> tuple[Any, ...]:
         """The answers, in the order of the env_ids."""
         answers = supervisor.ask(self._method, self._questions)
         by_env_id = {
-            env_id: answer
-            for worker, (env_ids, _) in self._asked.items()
-            for env_id, answer in zip(env_ids, answers[worker] or [None] * len(env_ids), strict=True)
+            supervisor.workers.env_ids(worker)[column]: answer
+            for worker, (columns, *_) in self._questions.items()
+            for column, answer in zip(columns, answers[worker] or [None] * len(columns), strict=True)
         }
         return tuple(by_env_id[env_id] for env_id in self._places)
 

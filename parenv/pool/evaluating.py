@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
@@ -16,25 +17,25 @@ from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Supervisor
 
 
-class EvaluationOutcome:
-    """What comes of an evaluation beside the training, as soon as that is known.
+@dataclass
+class BegunEvaluation:
+    """An evaluation beside the training, and what comes of it as soon as that is known.
 
     Args:
-        policy_version: that is evaluated.
+        question: that workers are to answer.
+        version: that is evaluated.
+        env_steps: before it.
+        began: when, on the performance counter.
+        result: what it has found.
+        error: what it raised instead.
     """
 
-    def __init__(self, policy_version: int) -> None:
-        self.policy_version = policy_version
-        self.result: EvaluationResult | None = None
-        self.error: Exception | None = None
-
-
-class _UnderWay(NamedTuple):
-    outcome: EvaluationOutcome
     question: Question
     version: Version
     env_steps: int
     began: float
+    result: EvaluationResult | None = None
+    error: Exception | None = None
 
 
 class Evaluator:
@@ -61,7 +62,7 @@ class Evaluator:
         self._supervisor, self._versions, self._counters, self._tell = supervisor, versions, counters, tell
         self.begun = 0
         self.last: EvaluationResult | None = None
-        self._under_way: _UnderWay | None = None
+        self._under_way: BegunEvaluation | None = None
 
     def versions_in_use(self) -> set[int]:
         """The version that is being evaluated beside the training."""
@@ -74,15 +75,14 @@ class Evaluator:
         answers = self._supervisor.ask("evaluate", questions, newest[:2])
         return self._done(answers, newest, self._counters.env_steps, began, beside=False).episodes
 
-    def begin(self, episodes: int, deterministic: bool) -> EvaluationOutcome:
+    def begin(self, episodes: int, deterministic: bool) -> BegunEvaluation:
         """Have workers do so beside the training; where they do already, nothing more is begun."""
         if self._under_way is None:
             newest = self._versions.newest
             questions = self._questions(episodes, deterministic, True)
             question = self._supervisor.questions.begin("evaluate", questions, newest[:2])
-            outcome, env_steps = EvaluationOutcome(newest.number), self._counters.env_steps
-            self._under_way = _UnderWay(outcome, question, newest, env_steps, time.perf_counter())
-        return self._under_way.outcome
+            self._under_way = BegunEvaluation(question, newest, self._counters.env_steps, time.perf_counter())
+        return self._under_way
 
     def finish(self, listen: Callable[[], object]) -> None:
         """Wait for what is under way, and take its result as :meth:`collect` does."""
@@ -103,9 +103,9 @@ class Evaluator:
         try:
             answers = questions.answers(found.question)
         except Exception as error:
-            found.outcome.error = error
+            found.error = error
             raise
-        found.outcome.result = self._done(answers, found.version, found.env_steps, found.began, beside=True)
+        found.result = self._done(answers, found.version, found.env_steps, found.began, beside=True)
 
     def _questions(self, episodes: int, deterministic: bool, beside: bool) -> dict[int, tuple[Any, ...]]:
         self.begun += 1
@@ -127,7 +127,7 @@ class PendingEvaluation:
     """An evaluation beside the training, see :meth:`parenv.AsyncWorkerPool.evaluate`.
 
     Args:
-        outcome: what will come of it.
+        begun: itself.
         wait: waits for it.
 
     >>> from parenv import AsyncWorkerPool, Stop
@@ -142,18 +142,18 @@ class PendingEvaluation:
     (0, 3, True)
     """
 
-    def __init__(self, outcome: EvaluationOutcome, wait: Callable[[], object]) -> None:
-        self._outcome, self._wait = outcome, wait
+    def __init__(self, begun: BegunEvaluation, wait: Callable[[], object]) -> None:
+        self._begun, self._wait = begun, wait
 
     @property
     def policy_version(self) -> int:
         """The version that is evaluated."""
-        return self._outcome.policy_version
+        return self._begun.version.number
 
     @property
     def done(self) -> bool:
         """Whether the result is known; asking does not look for it, the pool's stream does."""
-        return self._outcome.result is not None or self._outcome.error is not None
+        return self._begun.result is not None or self._begun.error is not None
 
     def result(self) -> EvaluationResult:
         """Wait for the result.
@@ -164,7 +164,7 @@ class PendingEvaluation:
         """
         if not self.done:
             self._wait()
-        if self._outcome.error is not None:
-            raise self._outcome.error
-        assert self._outcome.result is not None
-        return self._outcome.result
+        if self._begun.error is not None:
+            raise self._begun.error
+        assert self._begun.result is not None
+        return self._begun.result

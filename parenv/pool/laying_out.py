@@ -31,7 +31,7 @@ class Room(NamedTuple):
     Args:
         blocks: by worker, what one slot has of it, and of whom else.
         slots: themselves.
-        leases: how many of them the user may hold.
+        leases: how many of them the user may hold before rollouts are copied out.
         layouts: what each worker is told of them.
     """
 
@@ -41,21 +41,7 @@ class Room(NamedTuple):
     layouts: list[Layout]
 
 
-class LaidOut(NamedTuple):
-    """What has been laid out.
-
-    Args:
-        spaces: of a sub-environment: observations and actions.
-        arrival_of: makes an arrival of what lies in a slot.
-        room: for rollouts.
-    """
-
-    spaces: Spaces
-    arrival_of: ArrivalOf
-    room: Room
-
-
-def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) -> LaidOut:
+def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) -> tuple[Spaces, ArrivalOf, Room]:
     """Make room for rollouts.
 
     Args:
@@ -63,6 +49,9 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
         workers: its workers.
         arena: its memory.
         ready: what each worker says of its sub-environments.
+
+    Returns:
+        The spaces of a sub-environment, what makes an arrival of what lies in a slot, and the slots.
 
     Raises:
         ConfigurationError: sub-environments have different spaces, or there is not enough memory.
@@ -78,7 +67,7 @@ def lay_out(plan: Plan, workers: Workers, arena: Arena, ready: Sequence[Ready]) 
         on_device=plan.job.options.rollout_device is not None,
     )
     room = make_room(plan, workers, arena, ready, spec)
-    return LaidOut(plan.spaces or described, partial(arrival_of, spec), room)
+    return plan.spaces or described, partial(arrival_of, spec), room
 
 
 def make_room(
@@ -105,8 +94,7 @@ def make_room(
     largest = max((block.layout for block in blocks), key=lambda layout: layout.total_bytes)
     leases = SYNC_LEASES if together else num_workers + 2
     num_slots = leases + (1 if together else num_workers * plan.credits)
-    arena.check_fits(largest, num_slots, spec)
-    slots = arena.add_slots(largest, num_slots, plan.job.options.rollout_device)
+    slots = arena.add_slots(largest, num_slots, spec, plan.job.options.rollout_device)
     workers.lay_out(
         SlotMap(
             memory=arena.mapping,

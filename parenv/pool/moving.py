@@ -26,17 +26,7 @@ def has_moved(on: Any, given: Any, first: Any, min_kl: Any, settings: Any) -> bo
         settings: that are to be published too: where there are some, that is enough.
 
     Raises:
-        ConfigurationError: this cannot be computed.
-    """
-    limit = check_min_kl(min_kl, on)
-    return bool(settings) or not kl_from(on, given, first) < limit
-
-
-def check_min_kl(min_kl: Any, on: Any) -> float:
-    """Check the arguments of a publish that depends on them.
-
-    Raises:
-        ConfigurationError: one of them is wrong or missing.
+        ConfigurationError: an argument of the publish is wrong or missing, or this cannot be computed.
     """
     if not isinstance(on, Rollout):
         raise ConfigurationError(f"min_kl needs on=rollout, the one that the policy has learned from, got on={on!r}")
@@ -47,7 +37,7 @@ def check_min_kl(min_kl: Any, on: Any) -> float:
             f'min_kl needs the extra "log_prob" in rollouts, which the policy returns as it acts; they have '
             f"{sorted(on.extras) or 'none'}"
         )
-    return float(min_kl)
+    return bool(settings) or not kl_from(on, given, first) < min_kl
 
 
 def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
@@ -72,7 +62,8 @@ def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
         raise ConfigurationError(
             f"min_kl needs a method log_prob(observations, actions) of {type(policy).__name__}, or a TorchPolicy"
         )
-    block = rollout.to(_device_of(policy))
+    parameters = () if policy.module is None else policy.module.parameters()
+    block = rollout.to(next((parameter.device for parameter in parameters), "cpu"))
     observations, actions = (map_trees(_flat, tree) for tree in (block.observations, block.actions))
     with torch.no_grad():
         now = torch.as_tensor(log_prob(observations, actions)).reshape(-1)
@@ -93,11 +84,6 @@ def _acting(given: Any, first: Any) -> Policy:
         policy.module = given
         return policy
     return as_policy(given)
-
-
-def _device_of(policy: Policy) -> Any:
-    parameter = next(iter(policy.module.parameters()), None) if policy.module is not None else None
-    return "cpu" if parameter is None else parameter.device
 
 
 def _flat(value: Any) -> Any:

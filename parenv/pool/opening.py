@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
+
+import cloudpickle
 
 from parenv.envs.factories import Spaces
+from parenv.memory.maps import AnyWeights, WeightsMap
+from parenv.placement.base import Launch, Placement
 from parenv.placement.local import LocalPlacement
-from parenv.policy.snapshots import module_of
+from parenv.policy.devices import on_device
+from parenv.policy.snapshots import modules_of
 from parenv.pool.agents_opening import agents_memory, lay_out_agents
-from parenv.pool.arena import Arena
+from parenv.pool.arena import Arena, weights_places
 from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.gradients import Accumulator
-from parenv.pool.launching import launch_for, placement_for
 from parenv.pool.laying_out import lay_out
 from parenv.pool.loading import Loading
 from parenv.pool.policy_versions import PolicyVersions
@@ -23,21 +28,14 @@ from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Layout
+from parenv.supervision.launch import inline_placement, local_launch, worker_placement
+from parenv.supervision.pickling import pickled
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.worker.job import AgentsJob
 
-
-class Parts(NamedTuple):
-    """What a pool at work consists of."""
-
-    arena: Arena
-    versions: Versions | PolicyVersions
-    workers: Workers
-    supervisor: Supervisor
-    queue: RolloutQueue
-    accumulator: Accumulator | None
-    spaces: Spaces
+Parts = tuple[Arena, Versions | PolicyVersions, Supervisor, RolloutQueue, Accumulator | None, Spaces]
+"""What a pool at work consists of."""
 
 
 def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]) -> Parts:
@@ -49,13 +47,13 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
         tell: is told of workers that are lost and that are back.
     """
     job = plan.job
-    with_launch = launch_for(plan)
+    with_launch = _launch_for(plan)
     with contextlib.ExitStack() as stack:
         stack.callback(plan.recorder.close)
         plan.recorder.begin(plan.about)
-        arena, versions = agents_memory(plan, job) if isinstance(job, AgentsJob) else _memory(plan)
+        arena, versions, weights = agents_memory(plan, job) if isinstance(job, AgentsJob) else _memory(plan)
         stack.callback(arena.close)
-        placement = placement_for(plan, arena.weights_map)
+        placement = _placement_for(plan, weights)
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
         product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
@@ -67,18 +65,16 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
         stack.callback(supervisor.close, job.options.close_timeout_s)
         ready = supervisor.start()
         if isinstance(versions, PolicyVersions):
-            laid_out = lay_out_agents(plan, workers, arena, versions, ready)
+            spaces, arrival_of, room = lay_out_agents(plan, workers, arena, versions, ready)
         else:
-            laid_out = lay_out(plan, workers, arena, ready)
-        layouts += laid_out.room.layouts
+            spaces, arrival_of, room = lay_out(plan, workers, arena, ready)
+        layouts += room.layouts
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
         queue = RolloutQueue(
             _scheduler(plan, len(workers.shares)),
-            laid_out.arrival_of,
-            laid_out.room.blocks,
-            laid_out.room.slots,
-            laid_out.room.leases,
+            arrival_of,
+            room,
             plan.max_policy_lag if plan.on_stale == "drop" else None,
             supervisor,
             versions,
@@ -88,16 +84,58 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
             Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
         )
         stack.pop_all()
-    return Parts(arena, versions, workers, supervisor, queue, accumulator, laid_out.spaces)
+    return arena, versions, supervisor, queue, accumulator, spaces
 
 
-def _memory(plan: Plan) -> tuple[Arena, Versions]:
-    job = plan.job
-    arena = Arena(len(job.shares), module_of(job.policy), len(job.shares) * plan.credits + 2)
-    return arena, Versions(job.policy, arena.weights, arena.places, job.settings)
+def _memory(plan: Plan) -> tuple[Arena, Versions, WeightsMap | None]:
+    job, modules = plan.job, modules_of({"": plan.job.policy})
+    places = weights_places(modules.values(), len(job.shares) * plan.credits + 2)
+    arena = Arena(len(job.shares), modules, places)
+    return arena, Versions(job.policy, arena.writers.get(""), places, job.settings), arena.maps.get("")
 
 
 def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:
     if plan.mode == "sync":
         return Rounds(num_workers)
     return plan.recorder.dispatch(num_workers, plan.prefetch, plan.max_policy_lag, pace=plan.on_stale == "pace")
+
+
+def _launch_for(plan: Plan) -> Callable[[int], Launch]:
+    """Pickle the job; a function that makes the launch from the descriptor of the pool's memory.
+
+    Raises:
+        NotPicklableError: something of the user's cannot travel.
+    """
+    job = plan.job
+    if plan.inline:
+        return lambda memory_fd: Launch(memory_fd, b"", (), {}, job.options.threads)
+    named = {
+        "env_fn": job.factories,
+        "policy": job.policy,
+        "postprocess": job.postprocess,
+        "loss_fn": job.gradient and job.gradient.loss_fn,
+        "workers": job.options,
+    }
+    payload = pickled(named, replace(job, policy=on_device(job.policy, "cpu")))
+    needs_torch = job.postprocess is not None or job.options.rollout_device is not None
+    return local_launch(payload, job.options, torch=needs_torch)
+
+
+def _placement_for(plan: Plan, weights: AnyWeights) -> Placement:
+    """In this process, in processes on this machine, or on others.
+
+    Raises:
+        ConfigurationError: nobody can listen where hosts are to join.
+    """
+    if not plan.inline:
+        return worker_placement(plan.placement, weights, plan.job.options)
+    policy = on_device(plan.job.policy, "cpu")
+    return inline_placement(lambda: replace(plan.job, policy=_another(policy)))
+
+
+def _another(policy: Any) -> Any:
+    """A copy that shares no state: pickled and unpickled as for a process, or else copied deeply."""
+    try:
+        return cloudpickle.loads(cloudpickle.dumps(policy))
+    except Exception:
+        return copy.deepcopy(policy)

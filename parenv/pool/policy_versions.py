@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ import cloudpickle
 import numpy as np
 
 from parenv.errors import ConfigurationError
+from parenv.experience.agents_assembly import Played
 from parenv.policy.assignment import PolicyRow, PolicyTable
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of
@@ -52,9 +52,8 @@ class PolicyVersions:
         self._policies, self._weights, self._places = policies, weights, places
         self._max_frozen, self._num_workers = max_frozen, num_workers
         self._serial, self._indices = 0, len(policies)
-        self._names: dict[int, tuple[str, str, int]] = {}
+        self._played: dict[int, Played] = {}
         self._heard = dict.fromkeys(range(num_workers), (-1, frozenset[int]()))
-        self._released: dict[str, int] = {}
         own = {name: {**getattr(policy, "settings", {}), **settings.get(name, {})} for name, policy in policies.items()}
         for name, writer in weights.items():
             writer.write(module_of(policies[name]), 0, None)
@@ -86,18 +85,18 @@ class PolicyVersions:
     @property
     def frozen(self) -> dict[str, int]:
         """By name of a frozen version, the bytes that are kept for it."""
-        frozen = {name: row for name, row in self.table.items() if row.of != name}
-        return {name: self._nbytes(row) for name, row in frozen.items()}
+        return {name: self._nbytes(row) for name, row in self.table.items() if row.of != name}
 
-    def played(self, numbers: Mapping[int, int]) -> Mapping[int, tuple[str, str, int, int]]:
-        """By index, every policy there has been: name, what it is a version of, number and lag.
+    def played(self, numbers: Mapping[int, int]) -> dict[int, Played]:
+        """By index, every policy there has been.
 
         Args:
             numbers: of those that learn, the version that acted.
         """
         newest = self.numbers
-        learning = {i: (name, name, numbers[i], newest[name] - numbers[i]) for i, name in enumerate(self._policies)}
-        return {**{index: (*names, 0) for index, names in self._names.items()}, **learning}
+        return self._played | {
+            i: Played(name, name, numbers[i], newest[name] - numbers[i]) for i, name in enumerate(self._policies)
+        }
 
     def has_room(self, in_use: Iterable[int]) -> bool:
         """Whether another version of each policy can be written, if of the old ones only these are still needed."""
@@ -204,8 +203,7 @@ class PolicyVersions:
         """
         row = self.table.get(name)
         if row is None or row.of == name or not row.may_be_drawn:
-            frozen = [name for name, row in self.table.items() if row.of != name and row.may_be_drawn]
-            raise ConfigurationError(f"there is no frozen version {name!r} to release: there are {frozen}")
+            raise ConfigurationError(f"there is no frozen version {name!r} to release: there are {self._may_go()}")
         self._take(self.newest.number, {**self.table, name: replace(row, may_be_drawn=False)})
         self._released[name] = self._serial
 
@@ -223,7 +221,7 @@ class PolicyVersions:
         self._serial += 1
         self.newest = Version(number, self._serial, bytes(cloudpickle.dumps(dict(rows))))
         self._kept[number], self.tables[number] = self.newest, rows
-        self._names |= {row.index: (name, row.of, row.number) for name, row in rows.items()}
+        self._played |= {row.index: Played(name, row.of, row.number, 0) for name, row in rows.items()}
 
     def _taken(self, name: str) -> set[int]:
         return {row.place for table in self.tables.values() for row in table.values() if row.of == name}
@@ -270,10 +268,13 @@ class PolicyVersions:
         if name not in self._policies:
             raise ConfigurationError(f"there is no policy {name!r}: the pool was made with {list(self._policies)}")
 
+    def _may_go(self) -> list[str]:
+        """The frozen versions that have not been released."""
+        return [name for name, row in self.table.items() if row.of != name and row.may_be_drawn]
+
     def _too_many(self, name: str) -> str:
-        rows = {n: row for n, row in self.table.items() if row.of != n}
-        may_go = [n for n, row in rows.items() if row.may_be_drawn]
-        going = Counter(row.may_be_drawn for row in rows.values())[False]
+        may_go = self._may_go()
+        going = len(self.frozen) - len(may_go)
         still = f", and {going} that are released still act in episodes under way" if going else ""
         return (
             f"{name!r} cannot be frozen: max_frozen={self._max_frozen} versions are frozen already{still}. Release one "

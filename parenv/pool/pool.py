@@ -280,7 +280,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         with self._using() as session:
             if wait:
                 return session.evaluate(episodes, deterministic)
-            return PendingEvaluation(session.evaluate_beside(episodes, deterministic), self._finish_evaluation)
+            return PendingEvaluation(session.evaluator.begin(episodes, deterministic), self._finish_evaluation)
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""

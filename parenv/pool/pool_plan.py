@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
-
-import numpy as np
 
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
@@ -18,7 +17,7 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
 from parenv.policy.devices import check_devices
 from parenv.policy.policy import as_policy
-from parenv.policy.snapshots import module_of
+from parenv.policy.snapshots import modules_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
@@ -220,9 +219,7 @@ def _max_policy_lag(given: Given) -> int | None:
 def _seed(seed: Any, recorded: int | None) -> int:
     if seed is not None:
         return at_least("seed", seed, 0)
-    if recorded is not None:
-        return recorded
-    return int(np.random.SeedSequence().entropy) % 2**63  # type: ignore[arg-type]
+    return secrets.randbits(63) if recorded is None else recorded
 
 
 def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:
@@ -263,8 +260,7 @@ def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mod
     if loss_fn is None:
         raise ConfigurationError('parallelism="gradient" needs loss_fn=(policy, rollout) -> loss | (loss, metrics)')
     is_callable("loss_fn", loss_fn, "a callable (policy, rollout) -> loss")
-    policies = policy.values() if isinstance(policy, Mapping) else [policy]
-    if all(module_of(one) is None for one in policies):
+    if not modules_of(policy if isinstance(policy, Mapping) else {"": policy}):
         raise ConfigurationError(
             'parallelism="gradient" needs a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy with '
             f"a module attribute; got {policy!r}"

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
+from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.pool.arrival import Arrival
 from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.env_questions import EnvQuestion
-from parenv.pool.evaluating import EvaluationOutcome, Evaluator
+from parenv.pool.evaluating import Evaluator
 from parenv.pool.events import Asked, Delivered, Observer, Published, Questioned, telling
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
@@ -33,6 +33,7 @@ class PoolSession:
         observation_space: of a sub-environment.
         action_space: likewise.
         versions: of the policy, or of each by name.
+        evaluator: has workers play episodes.
         undelivered: what was taken when Ctrl-C came before it could be yielded; the next stream begins with it.
     """
 
@@ -46,11 +47,10 @@ class PoolSession:
         self._observers = [plan.recorder, Observer()]  # The second one can be exchanged: see observe.
         self._tell = telling(self._observers)
         parts = opened(plan, self._counters, self._tell)
-        self._arena, self.versions = parts.arena, parts.versions
-        self.workers, self._supervisor = parts.workers, parts.supervisor
-        self._queue, self._accumulator = parts.queue, parts.accumulator
-        self._evaluator = Evaluator(parts.supervisor, parts.versions, self._counters, self._tell)
-        self.observation_space, self.action_space = parts.spaces
+        self._arena, self.versions, self._supervisor, self._queue, self._accumulator, spaces = parts
+        self.workers = self._supervisor.workers
+        self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._tell)
+        self.observation_space, self.action_space = spaces
 
     @property
     def is_over(self) -> bool:
@@ -65,12 +65,11 @@ class PoolSession:
     @property
     def identity(self) -> dict[str, Any]:
         """Layout and seed: what a pool must have in common with another one to go on where that one was."""
-        names = ("mode", "parallelism", "rollout_length")
-        shares = {
-            "sub-environments of each worker": list(self.workers.shares),
-            "first env_id": self.workers.first_env_id,
-        }
-        return {"layout": {**{name: self.plan.about[name] for name in names}, **shares}, "seed": self.plan.job.seed}
+        about = self.plan.about
+        layout = {name: about[name] for name in ("mode", "parallelism", "rollout_length")}
+        layout["sub-environments of each worker"] = list(self.workers.shares)
+        layout["first env_id"] = self.workers.first_env_id
+        return {"layout": layout, "seed": self.plan.job.seed}
 
     def next_rollout(self, deadline: float) -> Rollout | None:
         """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
@@ -116,25 +115,16 @@ class PoolSession:
         self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
 
-    @property
-    def evaluation(self) -> EvaluationResult | None:
-        """What the last evaluation has found."""
-        return self._evaluator.last
-
     def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
         """Run episodes by the newest version, once what is evaluated beside the training is done."""
         self.finish_evaluation()
         with self._timer.during("calling"):
-            return self._evaluator.run(episodes, deterministic)
-
-    def evaluate_beside(self, episodes: int, deterministic: bool) -> EvaluationOutcome:
-        """Have workers run episodes by the newest version beside the training."""
-        return self._evaluator.begin(episodes, deterministic)
+            return self.evaluator.run(episodes, deterministic)
 
     def finish_evaluation(self) -> None:
         """Wait for what is evaluated beside the training."""
         with self._timer.during("calling"):
-            self._evaluator.finish(self._queue.listen)
+            self.evaluator.finish(self._queue.listen)
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
         """``call``, ``get_attr`` or ``set_attr`` on some sub-environments; the answers in the order of ``env_ids``.
@@ -178,8 +168,8 @@ class PoolSession:
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             refused_connections=dict(traffic.refused),
-            evaluations=self._evaluator.begun,
-            evaluation=self._evaluator.last,
+            evaluations=self.evaluator.begun,
+            evaluation=self.evaluator.last,
             frozen_policies=self.versions.frozen,
         )
 
@@ -188,7 +178,7 @@ class PoolSession:
         return {
             "policy_version": self.version,
             "settings": dict(self.versions.settings),
-            "evaluations": self._evaluator.begun,
+            "evaluations": self.evaluator.begun,
             "worker_restarts": self._supervisor.restarts,
             "statistics": self._counters.state(),
             "seconds": self._timer.seconds,
@@ -201,7 +191,7 @@ class PoolSession:
             raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
         self.versions.resume(state["policy_version"], state["settings"])
         self._queue.scheduler.version = state["policy_version"]
-        self._evaluator.begun, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
+        self.evaluator.begun, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])
         self._timer.resume(state["seconds"], state["collecting_seconds"])
 
@@ -217,10 +207,10 @@ class PoolSession:
             self._arena.close()
 
     def _versions_in_use(self) -> set[int]:
-        return self._queue.scheduler.versions_in_use() | self._evaluator.versions_in_use()
+        return self._queue.scheduler.versions_in_use() | self.evaluator.versions_in_use()
 
     def _next(self, deadline: float) -> Arrival | None:
-        self._evaluator.collect()
+        self.evaluator.collect()
         self._timer.asked()
         self._tell(Asked())
         with self._timer.during("waiting"):

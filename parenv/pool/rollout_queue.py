@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from parenv.memory.slots import Slots
 from parenv.pool.arrival import Arrival, ArrivalOf
-from parenv.pool.blocks import Block
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
+from parenv.pool.laying_out import Room
 from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions
@@ -28,9 +27,7 @@ class RolloutQueue:
     Args:
         scheduler: who may fill a slot, and which one is yielded next.
         arrival_of: makes an arrival of what lies in a slot.
-        blocks: by worker, whose columns lie in a slot that it fills.
-        slots: the slots.
-        max_leases: how many of them the user may hold before rollouts are copied out.
+        room: the slots.
         drop_lag: drop what is older than this at its turn, in publishes, or ``None``.
         supervisor: the workers.
         versions: the versions they act by.
@@ -41,17 +38,15 @@ class RolloutQueue:
         self,
         scheduler: Dispatch | Rounds,
         arrival_of: ArrivalOf,
-        blocks: Sequence[Block],
-        slots: Slots,
-        max_leases: int,
+        room: Room,
         drop_lag: int | None,
         supervisor: Supervisor,
         versions: Versions | PolicyVersions,
         counters: Counters,
     ) -> None:
         self.scheduler = scheduler
-        self._arrival_of, self._blocks = arrival_of, blocks
-        self._slots, self._max_leases = slots, max_leases
+        self._arrival_of, self._blocks = arrival_of, room.blocks
+        self._slots, self._max_leases = room.slots, room.leases
         self._drop_lag = drop_lag
         self._supervisor, self._versions, self._counters = supervisor, versions, counters
         # Both by the credit that stands for the rollout.

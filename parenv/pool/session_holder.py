@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from parenv.errors import PoolBusyError, PoolClosedError
-from parenv.pool.threads import OneThread, StreamKey
+from parenv.errors import ParenvError, PoolBusyError, PoolClosedError, ProtocolError, without_own_frames
 from parenv.process.forks import Owner
-from parenv.supervision.shortening import shorten
 from parenv.transport.interrupts import Deferred
+
+
+class StreamKey:
+    """Stands for a stream for as long as that is not over."""
+
+
+class OneThread:
+    """Lets one thread use a pool: the one that iterates, or else any, one at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._streams: weakref.WeakKeyDictionary[StreamKey, threading.Thread] = weakref.WeakKeyDictionary()
+
+    def begin(self, stream: StreamKey | None) -> None:
+        """Use the pool, until :meth:`end`.
+
+        Args:
+            stream: for which, whose thread this is from now on; ``None`` for a call.
+
+        Raises:
+            PoolBusyError: another thread iterates, or is in a call.
+        """
+        me = threading.current_thread()
+        for other, thread in list(self._streams.items()):
+            if other is not stream and thread is not me and thread.is_alive():
+                raise PoolBusyError(
+                    f"{me.name} may not use the pool, because {thread.name} iterates over it: one pool, one thread. "
+                    "Let that thread do it between two rollouts, or close its stream first"
+                )
+        if not self._lock.acquire(blocking=False):
+            raise PoolBusyError(f"{me.name} may not use the pool, because another thread does: one pool, one thread")
+        if stream is not None:
+            self._streams[stream] = me
+
+    def end(self) -> None:
+        """Use it no longer."""
+        self._lock.release()
 
 
 class _Session(Protocol):
@@ -41,7 +77,7 @@ class SessionHolder(Generic[S]):
         try:
             self._session = open_session()
         except BaseException as error:
-            shorten(error)
+            _shorten(error)
             raise
         self._close = weakref.finalize(self, self._session.close, close_timeout_s)
 
@@ -99,4 +135,16 @@ class _Use(Generic[S]):
             self._one_thread.end()
             self._deferred.__exit__(kind)
         if error is not None:
-            shorten(error)
+            _shorten(error)
+
+
+def _shorten(error: BaseException) -> None:
+    """Shorten the traceback of what is raised, unless it may be this package's own fault.
+
+    Frames of the user's stay, such as those of an environment in this process; so do causes. What came before on the
+    way, such as the end of a worker that was killed for what is raised now, is not shown.
+    """
+    said = isinstance(error, ParenvError) or isinstance(error.__cause__, ParenvError)
+    if said and not isinstance(error, ProtocolError):
+        error.__suppress_context__ = True
+        error.__traceback__ = without_own_frames(error.__traceback__)

@@ -14,7 +14,7 @@ from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.options import Stop
 from parenv.pool.pool_session import PoolSession
-from parenv.pool.threads import StreamKey
+from parenv.pool.session_holder import StreamKey
 
 Item = TypeVar("Item", Rollout, Gradient)
 
@@ -38,7 +38,7 @@ def stream(
     env_steps = episodes = 0
     returns: deque[float] = deque(maxlen=stop.window)
     with using(key) as session:
-        found = known = session.evaluation
+        found = known = session.evaluator.last
     while True:
         enough = len(returns) == stop.window
         mean_return = sum(returns) / stop.window if enough else math.nan
@@ -57,7 +57,7 @@ def stream(
             with using(key) as session:
                 if item is None:
                     item = take(session, deadline if waits else 0.0)
-                session.undelivered, found = None, session.evaluation
+                session.undelivered, found = None, session.evaluator.last
         except KeyboardInterrupt:
             session.undelivered = item
             raise

@@ -12,8 +12,6 @@ from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import WeightsWriter, module_of
 from parenv.pool.moving import has_moved
 
-NONE: Mapping[str, Any] = {}
-
 
 class Version(NamedTuple):
     """One version.
@@ -45,9 +43,7 @@ class Versions:
     newest: Version
     _kept: dict[int, Version]
 
-    def __init__(
-        self, policy: Any, weights: WeightsWriter | None, places: int, settings: Mapping[str, Any] = NONE
-    ) -> None:
+    def __init__(self, policy: Any, weights: WeightsWriter | None, places: int, settings: Mapping[str, Any]) -> None:
         self._policy, self._weights, self._num_places = policy, weights, places
         self.resume(0, {**getattr(policy, "settings", {}), **settings})
         if weights is not None:

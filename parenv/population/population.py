@@ -12,8 +12,7 @@ from parenv.argument_checks import options_of
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, Stop, WorkerOptions
-from parenv.pool.session_holder import SessionHolder
-from parenv.pool.threads import StreamKey
+from parenv.pool.session_holder import SessionHolder, StreamKey
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range
 from parenv.population.population_plan import make_plan

@@ -51,13 +51,12 @@ class Learner(NamedTuple):
 
 def this_learner() -> Learner:
     """Which learner this process is: by ``torch.distributed`` where it is initialised, or by torchrun's environment."""
-    environment = os.environ
     local = _number("LOCAL_WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         world_size = distributed.get_world_size()
         return Learner(distributed.get_rank(), world_size, local or world_size)
-    if "RANK" in environment and "WORLD_SIZE" in environment:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         world_size = _number("WORLD_SIZE")
         return Learner(_number("RANK"), world_size, local or world_size)
     return Learner()
@@ -89,8 +88,9 @@ def own_cores(workers: int) -> tuple[int, ...] | None:
 def _container_limit() -> float:
     """CPU limit of this process's control group and of all above it, v2 or v1; infinite where there is none."""
     groups = control_groups("", "/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-    v2 = [limit for group in groups for limit in _v2_limit(group)]
-    v1 = [limit for group in control_groups("cpu", "/sys/fs/cgroup/cpu") for limit in _v1_limit(group)]
+    v2 = [limit for group in groups for limit in _limit(group, "cpu.max")]
+    groups = control_groups("cpu", "/sys/fs/cgroup/cpu")
+    v1 = [limit for group in groups for limit in _limit(group, "cpu.cfs_quota_us", "cpu.cfs_period_us")]
     return min(v2 or v1 or [math.inf])
 
 
@@ -113,18 +113,11 @@ def control_groups(controller: str, *mounts: str, of: str = "/proc/self/cgroup")
     return [mount + path.rstrip("/") for mount in mounts for path in paths]
 
 
-def _v2_limit(group: str) -> list[float]:
+def _limit(group: str, *files: str) -> list[float]:
+    """Cores, by the quota and the period in these files; nothing where they say neither."""
     try:
-        quota, period = _text(f"{group}/cpu.max").split()
-        return [math.inf if quota == "max" else int(quota) / int(period)]
-    except ValueError:
-        return []
-
-
-def _v1_limit(group: str) -> list[float]:
-    try:
-        micros = int(_text(f"{group}/cpu.cfs_quota_us"))
-        return [math.inf if micros <= 0 else micros / int(_text(f"{group}/cpu.cfs_period_us"))]
+        quota, period = " ".join(_text(f"{group}/{file}") for file in files).split()
+        return [math.inf if quota == "max" or int(quota) <= 0 else int(quota) / int(period)]
     except ValueError:
         return []
 

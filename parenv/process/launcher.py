@@ -81,10 +81,7 @@ class Launcher:
 
     def __init__(self, spec: ZygoteSpec) -> None:
         self._spec = spec
-        ours, theirs = socket.socketpair()
-        self._lines = Lines(ours)
-        _driver_only.add(ours)
-        with theirs, _closed_on_error(self._lines):
+        with _line() as (self._lines, theirs):
             self._zygote = _open_session(spec, theirs)
         self._shared: dict[str, Any] = {}
         self._pids: dict[int, int] = {}
@@ -184,15 +181,12 @@ class Launcher:
 class _ZygoteProcess:
     def __init__(self, spec: ZygoteSpec) -> None:
         self.owner = os.getpid()
-        ours, theirs = socket.socketpair()
-        self._lines = Lines(ours)
-        _driver_only.add(ours)
         preload = [] if spec.spawn else list(spec.preload)
-        command = (
-            f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; "
-            f"from parenv.process.zygote import main; main({theirs.fileno()}, {preload!r})"
-        )
-        with theirs, _closed_on_error(self._lines):
+        with _line() as (self._lines, theirs):
+            command = (
+                f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; "
+                f"from parenv.process.zygote import main; main({theirs.fileno()}, {preload!r})"
+            )
             self._process = subprocess.Popen(
                 [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-c", command],
                 pass_fds=(theirs.fileno(),),
@@ -218,9 +212,14 @@ class _ZygoteProcess:
 
 
 @contextlib.contextmanager
-def _closed_on_error(lines: Lines) -> Iterator[None]:
+def _line() -> Iterator[tuple[Lines, socket.socket]]:
+    """Our end of a line, which is closed where the block fails, and their end, which is closed behind it."""
+    ours, theirs = socket.socketpair()
+    lines = Lines(ours)
+    _driver_only.add(ours)
     try:
-        yield
+        with theirs:
+            yield lines, theirs
     except BaseException:
         lines.close()
         raise

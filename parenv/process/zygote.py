@@ -87,14 +87,13 @@ class Zygote:
         root.set_inheritable(False)
         self._root = Lines(root)
         self._sessions: list[PoolGroup] = []
-        self._wakeup, wakeup_write = socket.socketpair()
-        for end in (self._wakeup, wakeup_write):
+        self._wakeup, self._wakeup_write = socket.socketpair()
+        for end in (self._wakeup, self._wakeup_write):
             end.setblocking(False)
-        self._wakeup_write = wakeup_write
         # A child may end between a look for ended ones and the next select: the signal leaves a byte that ends select,
         # which it does only if there is a handler, whatever that does.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
         self._selector = selectors.DefaultSelector()
         self._watch(self._wakeup, self._reap)
         self._watch(root, self._accept)
@@ -269,14 +268,10 @@ def run_entry(
     except BaseException:
         traceback.print_exc()
     finally:
-        _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _import_all(modules: list[str]) -> str | None:

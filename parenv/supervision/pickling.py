@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Mapping
@@ -35,11 +36,9 @@ def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
 
 def find_unpicklable(value: Any, where: str, above: tuple[Any, ...] = ()) -> str | None:
     """The deepest named part of a value that cannot be pickled, such as ``env_fn, variable 'lock' (_thread.lock)``."""
-    try:
+    with contextlib.suppress(Exception):
         cloudpickle.dumps(value)
         return None
-    except Exception:
-        pass
     if len(above) < MAX_DEPTH:
         for name, part in _parts(value).items():
             if not any(part is one for one in (*above, value)):

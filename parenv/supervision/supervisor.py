@@ -219,10 +219,7 @@ class Supervisor:
         return WorkerMemoryError(
             f"worker {worker} (env_ids {span(workers.env_ids(worker))}) is likely out of memory while {operation}: "
             f"beyond what it began with it may allocate max_memory_bytes={limit:,}. {error}",
-            worker=worker,
-            env_ids=workers.env_ids(worker),
-            pid=workers.pid(worker),
-            doing=operation,
+            **(workers.about(worker) | {"doing": operation}),
         )
 
     def _kill(self, worker: int, reason: Exception) -> None:

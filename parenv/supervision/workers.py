@@ -150,16 +150,11 @@ class Workers:
             self.shares, self.first_env_id = shares, self._first_worker * shares[0]
         return ready
 
-    def restart(self, launch: Launch, worker: int) -> int:
-        """Start another process in the place of one that is gone; what the old one still says is refused.
-
-        Returns:
-            The generation of the new process.
-        """
+    def restart(self, launch: Launch, worker: int) -> None:
+        """Start another process in the place of one that is gone; what the old one still says is refused."""
         process = self._processes[worker] = _Process(Sender(worker, self._processes[worker].stands_for + 1))
         self.heard[worker] = 0
         self._placement.start(launch, [process.sender])
-        return process.stands_for
 
     def skip_generations(self, worker: int, generation: int) -> int:
         """Go on counting behind the processes of another run; the generation that the present one stands for."""
@@ -218,9 +213,7 @@ class Workers:
         return drained(self._commits)
 
     def close(self, timeout_s: float) -> None:
-        """End all, by themselves within the limit or by force after it. Idempotent."""
-        if self.closed:
-            return
+        """End all, by themselves within the limit or by force after it. To be called once."""
         self.closed = True
         try:
             self._progress[0].closing[0] = True

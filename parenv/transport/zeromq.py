@@ -41,7 +41,7 @@ class DriverSocket(Waiting):
         """Send to one worker; whether there is such a worker to send to."""
         try:
             self._socket.send_multipart([_routing_id(worker, generation), *frames], zmq.NOBLOCK)
-        except (zmq.Again, zmq.ZMQError):
+        except zmq.ZMQError:
             return False
         return True
 

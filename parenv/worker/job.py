@@ -163,11 +163,7 @@ class AgentsJob(Job):
     @property
     def weights_offsets(self) -> dict[str, int]:
         """By policy, where its flat weights begin in shared memory, in bytes."""
-        begins = accumulate(self.weights_bytes.values(), initial=header_bytes(len(self.shares)))
-        return dict(zip(self.weights_bytes, begins, strict=False))
-
-    @property
-    def weights_bytes(self) -> dict[str, int]:
-        """By policy, what the room for its versions takes."""
-        modules = {name: module_of(policy) for name, policy in self.policy.items()}
-        return {name: 0 if module is None else self.places * flat_layout(module)[1] for name, module in modules.items()}
+        modules = map(module_of, self.policy.values())
+        sizes = (0 if module is None else self.places * flat_layout(module)[1] for module in modules)
+        begins = accumulate(sizes, initial=header_bytes(len(self.shares)))
+        return dict(zip(self.policy, begins, strict=False))

@@ -14,5 +14,5 @@ def torch_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_torch(*arguments: Any, **more: Any) -> Any:
         return local_launch(*arguments, **{**more, "torch": True})
 
-    for module in ("parenv.pool.launching", "parenv.population.population_session", "parenv.vector.process_backend"):
+    for module in ("parenv.pool.opening", "parenv.population.population_session", "parenv.vector.process_backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)

@@ -124,7 +124,7 @@ class AsyncPool(RuleBasedStateMachine):
         outstanding = [
             key for key in self.issued if key not in self.void and (key not in self.yielded or key == self.in_hand)
         ]
-        assert self.dispatch.outstanding == len(outstanding)
+        assert len(self.dispatch._outstanding) == len(outstanding)
         assert max(Counter(key.worker for key in outstanding).values(), default=0) <= self.per_worker
         assert self.bound is None or len(outstanding) <= 1 + self.bound
         under_way = {self.issued[key] for key in outstanding if key not in self.committed}
