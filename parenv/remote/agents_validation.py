@@ -65,8 +65,8 @@ def check_agents_commit(commit: Commit, spec: AgentsSpec, share: int) -> None:
     """
     check_replaced(commit.replaced)
     report = commit.report
-    fits = commit.objects == {} and type(report) is list and len(report) == 4
-    require(fits, "reports something else than steps, versions, policies and metrics of a rollout")
+    if commit.objects != {} or type(report) is not list or len(report) != 4:
+        raise ProtocolError("a worker reports something else than steps, versions, policies and metrics of a rollout")
     env_steps, serial, acting, metrics = report
     most = spec.groups[0].spec.rollout_length * share
     counted = type(env_steps) is int and 0 <= env_steps <= most and type(serial) is int

@@ -253,8 +253,6 @@ class HostSession:
             self._outcome = Outcome.OVER
         elif isinstance(message, wire.Weights):
             write_chunk(self._mapping, message)
-        elif isinstance(message, wire.Heartbeat):
-            pass
         elif self._local is not None and self._launch is not None:
             self._obey_about(sender, message, self._local, self._launch)
 
