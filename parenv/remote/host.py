@@ -113,7 +113,7 @@ class HostSession:
         self._outbox: deque[list[Buffer]] = deque()
         self._local: LocalPlacement | None = None
         self._launch: Launch | None = None
-        self._memory: SharedMemory | None = None
+        self._memory = SharedMemory()
         self._mapping: Any = None
         self._max_message_bytes = 0
         self._rows: HostRows | None = None
@@ -168,8 +168,7 @@ class HostSession:
         finally:
             self._flush()
             self._driver.close(GRACE_S if self._outcome is not None else 0.0)
-            if self._memory is not None:
-                self._memory.close()
+            self._memory.close()
 
     def _serve(self) -> None:
         """Do what there is to do, after waiting for it until the next heartbeat at most."""
@@ -178,7 +177,9 @@ class HostSession:
             self._waiting.wait(patience_s)
         else:
             events = self._local.wait(patience_s)
-            self._pass_answers()
+            # What workers have answered on boards, before what they have said.
+            for worker, answers in self._rows.answers() if self._rows is not None else ():
+                self._say(answers, worker)
             for event in events:
                 self._relay(event)
             self._report_pids()
@@ -195,11 +196,6 @@ class HostSession:
             if self._launch is not None and not self._outbox:
                 self._beat()
         self._flush()
-
-    def _pass_answers(self) -> None:
-        """Pass on what workers have answered on boards, before what they have said."""
-        for worker, answers in self._rows.answers() if self._rows is not None else ():
-            self._say(answers, worker)
 
     def _beat(self) -> None:
         workers = [worker.worker for worker in self._running]
@@ -282,7 +278,7 @@ class HostSession:
             local.send(sender, message)
 
     def _settle(self, welcome: wire.Welcome) -> None:
-        self._memory = SharedMemory(welcome.head_bytes)
+        self._memory.grow(welcome.head_bytes)
         self._mapping = self._memory.map()
         self._max_message_bytes = welcome.max_message_bytes
         self._local = LocalPlacement(welcome.entry, beside=self._driver)
@@ -299,15 +295,10 @@ class HostSession:
 
     def _make_room(self, worker: int, plan: wire.SlotPlan) -> None:
         self._plans[worker] = plan
-        memory = self._memory
-        if memory is None:
-            return
-        stop = plan.offset + plan.count * plan.slot_bytes
-        if stop > memory.size:
-            memory.grow(stop)
+        self._memory.grow(plan.offset + plan.count * plan.slot_bytes)
         for slot in range(plan.count):
-            memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
-        self._mapping = memory.map()
+            self._memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
+        self._mapping = self._memory.map()
 
 
 def _is_of_one_version(one: Credit, other: Credit) -> bool:
