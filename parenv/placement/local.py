@@ -36,6 +36,9 @@ class LocalPlacement(SteppingPlacement):
 
     def __init__(self, entry: str, beside: Source | None = None) -> None:
         self._entry, self._beside = entry, beside
+        self._alone = Waiting()
+        if beside is not None:
+            self._alone.watch(beside)
         self._launcher: Launcher | None = None
         self._socket: DriverSocket | None = None
         self._job: SharedMemory | None = None
@@ -80,9 +83,7 @@ class LocalPlacement(SteppingPlacement):
         """
         if self._socket is None:
             if self._beside is not None:
-                alone = Waiting()
-                alone.watch(self._beside)
-                alone.wait(timeout_s)
+                self._alone.wait(timeout_s)
             return []
         if self._launcher is not None:
             self._launcher.flush()

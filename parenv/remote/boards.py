@@ -42,12 +42,12 @@ class HostsPoller:
     Args:
         wait: of the placement.
         events: of the placement, where what :attr:`wait` returns is kept for its next call.
-        local: where workers on this machine run, or ``None``.
+        local: where workers on this machine run.
         descriptor: that one.
     """
 
     def __init__(
-        self, wait: Callable[[float], list[Event]], events: deque[Event], local: LocalPlacement | None, descriptor: int
+        self, wait: Callable[[float], list[Event]], events: deque[Event], local: LocalPlacement, descriptor: int
     ) -> None:
         self._wait, self._events, self._local, self._descriptor = wait, events, local, descriptor
         self._poll = select.poll()
@@ -58,15 +58,12 @@ class HostsPoller:
 
         Answers of hosts are written onto the board, and are no events.
         """
-        if self._local is None:
+        # Only here: nobody reads it while something else is awaited, and what is readable ends every wait.
+        self._local.watch(self._descriptor)
+        try:
             self._events.extend(self._wait(timeout_ms / 1000.0))
-        else:
-            # Only here: nobody reads it while something else is awaited, and what is readable ends every wait.
-            self._local.watch(self._descriptor)
-            try:
-                self._events.extend(self._wait(timeout_ms / 1000.0))
-            finally:
-                self._local.unwatch(self._descriptor)
+        finally:
+            self._local.unwatch(self._descriptor)
         return self._poll.poll(0) + [(HOSTS, select.POLLIN)] * bool(self._events)
 
 

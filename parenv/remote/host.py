@@ -201,8 +201,8 @@ class HostSession:
         workers = [worker.worker for worker in self._running]
         self._say(wire.Heartbeat(workers, b"".join(bytes(status_slot(self._mapping, worker)) for worker in workers)))
 
-    def _say(self, message: wire.AnyMessage, about: tuple[int, int] = wire.HOST) -> None:
-        self._outbox.append(to_frames(Sender(*about), message))
+    def _say(self, message: wire.AnyMessage, about: Sender = wire.HOST) -> None:
+        self._outbox.append(to_frames(about, message))
 
     def _flush(self) -> None:
         while self._outbox and self._driver.send(self._outbox[0]):

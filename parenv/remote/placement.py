@@ -24,7 +24,7 @@ from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.remote import host_messages as wire
 from parenv.remote.boards import HostBell, HostsPoller
-from parenv.remote.exchange import Exchange, check_end, take_status
+from parenv.remote.exchange import Exchange, take_status
 from parenv.remote.hearing import check_head, heard
 from parenv.remote.host_scheduler import HostScheduler
 from parenv.remote.host_versions import disagreement
@@ -64,7 +64,7 @@ class HostsPlacement:
         self._entry, self._listener, self._num_local = entry, listener, placing.num_local
         self._max_message_bytes = placing.max_message_bytes
         self._exchange = Exchange(placing, weights)
-        self._local = LocalPlacement(entry, beside=listener) if placing.num_local else None
+        self._local = LocalPlacement(entry, beside=listener)
         self._scheduler = HostScheduler()
         self._present: dict[int, Sender] = {}
         self._hosts: dict[bytes, str] = {}
@@ -82,13 +82,11 @@ class HostsPlacement:
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers, as soon as there is room for them; returns at once."""
         if self._launch is None:
-            memory = SharedMemory(fd=os.dup(launch.memory_fd))
-            self._head = memory.map()
-            memory.close()
+            self._head = SharedMemory(fd=os.dup(launch.memory_fd)).map()
         self._launch = launch
         self._present.update((worker.worker, worker) for worker in workers)
         here = [worker for worker in workers if worker.worker < self._num_local]
-        if self._local is not None and here:
+        if here:
             self._local.start(launch, here)
         for worker in workers:
             if worker not in here:
@@ -103,7 +101,7 @@ class HostsPlacement:
     def bell(self, worker: int) -> Bell:
         """Make the doorbell of the next process of a worker, on this machine or for its host, wherever that will be."""
         self._exchange.boards.used = True
-        if self._local is not None and worker < self._num_local:
+        if worker < self._num_local:
             return self._local.bell(worker)
         return HostBell(partial(self._request, worker))
 
@@ -121,7 +119,7 @@ class HostsPlacement:
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
-        if self._local is not None and to.worker < self._num_local:
+        if to.worker < self._num_local:
             self._local.send(to, message)
             return
         host = self._scheduler.host_of(to)
@@ -133,17 +131,14 @@ class HostsPlacement:
     def wait(self, timeout_s: float) -> list[Event]:
         """Everything that has happened; waits up to the limit for the first thing to happen."""
         patience_s = 0.0 if self._events else min(timeout_s, PROBE_S)
-        if self._local is not None:
-            self._events.extend(self._local.wait(patience_s))
-        else:
-            self._listener.wait(patience_s)
+        self._events.extend(self._local.wait(patience_s))
         self._hear()
         self._probe()
         return drained(self._events)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
-        if self._local is not None and worker.worker < self._num_local:
+        if worker.worker < self._num_local:
             self._local.signal(worker, signum, alone)
             return
         host = self._scheduler.host_of(worker)
@@ -155,7 +150,7 @@ class HostsPlacement:
 
     def stack(self, worker: Sender) -> str:
         """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
-        if self._local is not None and worker.worker < self._num_local:
+        if worker.worker < self._num_local:
             return self._local.stack(worker)
         self._stacks.pop(worker, None)
         self.signal(worker, STACK_SIGNAL, alone=True)
@@ -168,13 +163,13 @@ class HostsPlacement:
 
     def pid(self, worker: Sender) -> int:
         """Process id of a worker on its own machine, or -1 while it is not known."""
-        if self._local is not None and worker.worker < self._num_local:
+        if worker.worker < self._num_local:
             return self._local.pid(worker)
         return self._pids.get(worker, -1)
 
     def alive(self) -> int:
         """How many workers run."""
-        return len(self._pids) + (self._local.alive() if self._local is not None else 0)
+        return len(self._pids) + self._local.alive()
 
     def traffic(self) -> Traffic:
         """What has crossed the network."""
@@ -207,8 +202,7 @@ class HostsPlacement:
             while self._hosts and remaining(deadline):
                 self.wait(remaining(deadline))
         finally:
-            if self._local is not None:
-                self._local.close(0.0)
+            self._local.close(0.0)
             if self._provider is not None:
                 self._provider.close(LINGER_S)
             self._listener.close(LINGER_S)
@@ -224,8 +218,8 @@ class HostsPlacement:
             StatusSlot(self._head, worker.worker).begin("starting")
             self._tell(host, wire.Start(), worker)
 
-    def _tell(self, host: bytes, message: wire.AnyMessage, about: tuple[int, int] = wire.HOST) -> None:
-        frames = to_frames(Sender(*about), message)
+    def _tell(self, host: bytes, message: wire.AnyMessage, about: Sender = wire.HOST) -> None:
+        frames = to_frames(about, message)
         if self._listener.send(host, frames):
             self._sent += sum(map(len, frames))
         else:
@@ -309,7 +303,8 @@ class HostsPlacement:
         elif isinstance(message, wire.Started):
             self._pids[sender] = message.pid
         elif isinstance(message, wire.Gone):
-            check_end(message)
+            if not all(how is None or type(how) is int for how in (message.exit_code, message.signal)):
+                raise ProtocolError("a process ends with a code or by a signal")
             self._scheduler.ended(sender)
             self._forget(sender)
             self._events.append(
