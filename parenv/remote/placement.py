@@ -25,12 +25,12 @@ from parenv.protocol.messages import Message
 from parenv.remote import host_messages as wire
 from parenv.remote.boards import HostBell, HostsPoller
 from parenv.remote.exchange import Exchange, take_status
-from parenv.remote.hearing import check_head, heard
 from parenv.remote.host_scheduler import HostScheduler
 from parenv.remote.host_versions import disagreement
 from parenv.remote.net.curve import HostListener
 from parenv.remote.ray import RayHosts
 from parenv.remote.rejections import Rejections
+from parenv.remote.sizes import check_head, heard
 from parenv.remote.validation import harmless
 from parenv.transport.zeromq import remaining
 
