@@ -55,16 +55,15 @@ class Exchange:
         self._snapshots: dict[bytes, tuple[int, int]] = {}
         """By host, the version of the last snapshot that it was sent, and where its weights lie."""
 
-    def welcome(self, entry: str, launch: Launch, head_bytes: int) -> Welcome:
+    def welcome(self, launch: Launch, head_bytes: int) -> Welcome:
         """What a host that has joined has to know.
 
         Args:
-            entry: ``module:function`` that a worker runs.
             launch: what every worker gets.
             head_bytes: of the driver's memory before the slots, or before the board.
         """
         return Welcome(
-            entry=entry,
+            entry=launch.entry,
             job=launch.job,
             preload=list(launch.preload),
             environment=dict(launch.environment),

@@ -44,7 +44,6 @@ class HostsPlacement:
     """Places workers on hosts as these come, and takes over what they write.
 
     Args:
-        entry: ``module:function`` that a worker process runs.
         listener: where hosts join.
         placing: the user's.
         weights: the policy's weights, or ``None``.
@@ -52,19 +51,14 @@ class HostsPlacement:
     """
 
     def __init__(
-        self,
-        entry: str,
-        listener: HostListener,
-        placing: RemotePlacement,
-        weights: AnyWeights,
-        provider: RayHosts | None,
+        self, listener: HostListener, placing: RemotePlacement, weights: AnyWeights, provider: RayHosts | None
     ) -> None:
         self.silence_s = placing.silence_s
         self._provider = provider
-        self._entry, self._listener, self._num_local = entry, listener, placing.num_local
+        self._listener, self._num_local = listener, placing.num_local
         self._max_message_bytes = placing.max_message_bytes
         self._exchange = Exchange(placing, weights)
-        self._local = LocalPlacement(entry, beside=listener)
+        self._local = LocalPlacement(beside=listener)
         self._scheduler = HostScheduler()
         self._present: dict[int, Sender] = {}
         self._hosts: dict[bytes, str] = {}
@@ -288,7 +282,7 @@ class HostsPlacement:
         if launch is None or self._closed:
             return
         self._hosts[host] = f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})"
-        self._tell(host, self._exchange.welcome(self._entry, launch, len(self._head)))
+        self._tell(host, self._exchange.welcome(launch, len(self._head)))
         _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
         self._scheduler.join(host, join.capacity)
         self._place()
