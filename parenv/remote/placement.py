@@ -301,9 +301,8 @@ class HostsPlacement:
                 raise ProtocolError("a process ends with a code or by a signal")
             self._scheduler.ended(sender)
             self._forget(sender)
-            self._events.append(
-                Ended(sender, message.pid, message.exit_code, message.signal, harmless(message.refused))
-            )
+            refused = harmless(message.refused)
+            self._events.append(Ended(sender, message.pid, message.exit_code, message.signal, refused))
             self._place()
         elif isinstance(message, wire.Stack):
             self._stacks[sender] = harmless(message.text[:MAX_STACK_LENGTH])

@@ -147,11 +147,7 @@ def _layout(spec: RolloutSpec | AgentsSpec, num_envs: int, num_workers: int) -> 
 
 def _ends(layout: SlotLayout) -> list[Any]:
     commits = next(field for field in layout.fields if field.name == ("commits", 0))
-    per_end = [
-        [field.offset, np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))]
-        for field in layout.fields
-        if field.offset >= layout.reserved_bytes
-    ]
+    per_end = [[field.offset, field.row_bytes] for field in layout.fields if field.offset >= layout.reserved_bytes]
     return [commits.offset + np.dtype(commits.dtype).fields["num_ends"][1], per_end]  # type: ignore[index]
 
 

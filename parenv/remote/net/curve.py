@@ -211,9 +211,7 @@ class HostSocket:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = tcp.connecting_socket(self._context, keys, silence_s)
         tcp.configure(self._socket, address, HANDSHAKE_S)
-        self._monitor = self._context.socket(zmq.PAIR)
-        self._socket.monitor("inproc://parenv.monitor", EVENTS)
-        self._monitor.connect("inproc://parenv.monitor")
+        self._monitor = self._socket.get_monitor_socket(EVENTS)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
