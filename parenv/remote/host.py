@@ -75,8 +75,8 @@ def serve(
         driver, 2 where it refused this host.
     """
     occupy_standard_descriptors()
-    deadline = time.monotonic() + patience_s
     while True:
+        deadline = time.monotonic() + patience_s
         session = HostSession(address, keys, num_workers, is_leaving)
         try:
             outcome = session.run(deadline, tell)
@@ -88,7 +88,6 @@ def serve(
             tell(words.get(outcome, outcome.value))
             return EXIT_CODES[outcome]
         tell(f"{outcome.value}; looking for the driver for {patience_s:g} s")
-        deadline = time.monotonic() + patience_s
 
 
 class HostSession:

@@ -272,9 +272,8 @@ class HostsPlacement:
 
     def _welcome(self, host: bytes, name: str, join: wire.Join) -> None:
         barred = self._rejections.bar(name)
-        why = barred or disagreement(join.versions)
-        if why or join.capacity < 1:
-            why = why or "a host needs room for at least one worker"
+        roomless = "a host needs room for at least one worker" if join.capacity < 1 else ""
+        if why := barred or disagreement(join.versions) or roomless:
             self._rejections.note("barred" if barred else "version", name, f"cannot join: {why}")
             self._tell(host, wire.Refuse(why))
             return

@@ -205,9 +205,8 @@ def _check_report(report: Sequence[Any], rollout_length: int, share: int) -> Non
     if not has_episodes:
         require(columns is None, "reports what it was not asked for")
         return
-    require(_is_list_of(list, columns, 4) and len(set(map(len, columns))) == 1, "does not say how its episodes went")
-    require(len(columns[0]) <= share and all(map(_are_numbers, columns)), "does not say how its episodes went")
-    require(_are_counts(columns[1], most_steps) and _are_counts(columns[3]), "does not say how its episodes went")
+    fits = _is_list_of(list, columns, 4) and len(columns[0]) <= share and _are_episodes(columns)
+    require(fits and _are_counts(columns[1], most_steps), "does not say how its episodes went")
 
 
 def check_metrics(metrics: Any) -> None:
