@@ -194,6 +194,11 @@ class Field:
     dtype: str
     offset: int
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of what it has for one index of its first axis."""
+        return np.dtype(self.dtype).itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+
 
 @dataclass(frozen=True)
 class SlotLayout:

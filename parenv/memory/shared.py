@@ -28,8 +28,8 @@ class SharedMemory:
         return os.fstat(self.fd).st_size
 
     def grow(self, size: int) -> None:
-        """Extend to ``size`` bytes, none of which takes memory before it is touched or reserved."""
-        os.ftruncate(self.fd, size)
+        """Extend to ``size`` bytes, none of which takes memory before it is touched or reserved; it never shrinks."""
+        os.ftruncate(self.fd, max(size, self.size))
 
     def reserve(self, offset: int, nbytes: int) -> None:
         """Claim memory now, so that it cannot be missing when it is touched.

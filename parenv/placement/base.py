@@ -77,6 +77,7 @@ class Launch:
         descriptors: more of them for every worker, behind those that every worker has; those of its doorbell, if any,
             come last.
         spawn: whether workers are fresh interpreters and not forked.
+        entry: ``module:function`` that a worker process runs; nothing for a worker in this process.
     """
 
     memory_fd: int
@@ -86,6 +87,7 @@ class Launch:
     threads: int
     descriptors: tuple[int, ...] = ()
     spawn: bool = False
+    entry: str = ""
 
 
 class Placement(Protocol):

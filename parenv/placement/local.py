@@ -30,12 +30,14 @@ class LocalPlacement(SteppingPlacement):
     """Forked from the zygote, spoken to over ``ipc://`` at a socket without a name, whose descriptor they are given.
 
     Args:
-        entry: ``module:function`` that a worker process runs.
         beside: a socket for which :meth:`wait` returns as well.
     """
 
-    def __init__(self, entry: str, beside: Source | None = None) -> None:
-        self._entry, self._beside = entry, beside
+    def __init__(self, beside: Source | None = None) -> None:
+        self._beside = beside
+        self._alone = Waiting()
+        if beside is not None:
+            self._alone.watch(beside)
         self._launcher: Launcher | None = None
         self._socket: DriverSocket | None = None
         self._job: SharedMemory | None = None
@@ -58,7 +60,7 @@ class LocalPlacement(SteppingPlacement):
             if worker.worker in self._doorbells:
                 self._bells[worker] = bell = self._doorbells[worker.worker]
                 descriptors += bell.descriptors
-            launcher.launch(handle, self._entry, arguments, descriptors)
+            launcher.launch(handle, launch.entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`.
@@ -80,9 +82,7 @@ class LocalPlacement(SteppingPlacement):
         """
         if self._socket is None:
             if self._beside is not None:
-                alone = Waiting()
-                alone.watch(self._beside)
-                alone.wait(timeout_s)
+                self._alone.wait(timeout_s)
             return []
         if self._launcher is not None:
             self._launcher.flush()

@@ -3,20 +3,11 @@
 The core imports this door and nothing behind it, and only once somebody asks for one of these.
 """
 
-from parenv.records.checkpoint import load_checkpoint, save_checkpoint
-from parenv.records.recorder import Recorder
-from parenv.records.replayer import Replayer
-from parenv.records.resuming import pool_state, resume_pool
-from parenv.records.save_best import SaveBest
-from parenv.records.trace import trace_of
-
-__all__ = [
-    "Recorder",
-    "Replayer",
-    "SaveBest",
-    "load_checkpoint",
-    "pool_state",
-    "resume_pool",
-    "save_checkpoint",
-    "trace_of",
-]
+from parenv.records.checkpoint import load_checkpoint as load_checkpoint
+from parenv.records.checkpoint import save_checkpoint as save_checkpoint
+from parenv.records.recorder import Recorder as Recorder
+from parenv.records.replayer import Replayer as Replayer
+from parenv.records.resuming import pool_state as pool_state
+from parenv.records.resuming import resume_pool as resume_pool
+from parenv.records.save_best import SaveBest as SaveBest
+from parenv.records.trace import trace_of as trace_of

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from parenv.errors import ConfigurationError
-from parenv.experience.episodes import EvaluationResult
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
 from parenv.pool.pool_session import PoolSession
@@ -82,8 +81,11 @@ class TraceWriter(Observer):
                 self._delivered(now, arrival)
             case Published(version, since):
                 self._piece(DRIVER, "publish", since, now, f'{{"policy_version": {version}}}')
-            case Evaluated(result, since, beside):
-                self._evaluated(result, since, now, beside)
+            case Evaluated(result, _, beside=True):  # It took nothing of the driver's time.
+                about = {"policy_version": result.policy_version, "mean return": _number(result.mean_return)}
+                self._event("evaluated", "i", DRIVER, now, s="t", args=about)
+            case Evaluated(result, since):
+                self._piece(DRIVER, "evaluate", since, now, f'{{"policy_version": {result.policy_version}}}')
             case Lost(worker, reason):
                 self._lost.setdefault(worker, now)
                 self._event("lost", "i", _track(worker), now, s="t", args={"reason": str(reason)})
@@ -97,13 +99,6 @@ class TraceWriter(Observer):
         if not self._file.closed:
             self._write("\n]\n", flush=True)
             self._file.close()
-
-    def _evaluated(self, result: EvaluationResult, since: float, now: float, beside: bool) -> None:
-        if beside:  # It took nothing of the driver's time.
-            about = {"policy_version": result.policy_version, "mean return": _number(result.mean_return)}
-            self._event("evaluated", "i", DRIVER, now, s="t", args=about)
-        else:
-            self._piece(DRIVER, "evaluate", since, now, f'{{"policy_version": {result.policy_version}}}')
 
     def _delivered(self, now: float, arrival: Arrival | None) -> None:
         self._learning_since = now

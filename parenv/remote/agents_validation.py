@@ -12,7 +12,7 @@ from parenv.memory.agent_layout import AgentsSpec, agent_groups
 from parenv.memory.layout import extras_and_carry, infos_from_data
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.messages import Commit, Ready, StepReady
-from parenv.remote.validation import check_metrics, check_replaced
+from parenv.remote.validation import check_metrics, check_replaced, require
 
 
 def check_agents_ready(ready: Ready | StepReady, policies: Sequence[str], first: bool) -> None:
@@ -30,8 +30,8 @@ def check_agents_ready(ready: Ready | StepReady, policies: Sequence[str], first:
     observed, acted = by_agent if len(by_agent) == 2 else (None, None)
     if not (isinstance(ready, Ready) and isinstance(observed, spaces.Dict) and isinstance(acted, spaces.Dict)):
         raise ProtocolError("a worker does not say its agents")
-    if not observed.spaces or list(observed.spaces) != list(acted.spaces):
-        raise ProtocolError("a worker does not say what each of its agents observes and does")
+    named = bool(observed.spaces) and list(observed.spaces) == list(acted.spaces)
+    require(named, "does not say what each of its agents observes and does")
     for space in (*observed.spaces.values(), *acted.spaces.values()):
         leaves(space)
     if first:
@@ -39,23 +39,16 @@ def check_agents_ready(ready: Ready | StepReady, policies: Sequence[str], first:
 
 
 def _check_found(about: Any, policies: Sequence[str], num_groups: int) -> None:
-    if (
-        type(about) is not dict
-        or set(about) != {"state", "turns", "infos", "found"}
-        or type(about["turns"]) is not bool
-    ):
-        raise ProtocolError("a worker does not say what rollouts hold")
+    is_whole = type(about) is dict and set(about) == {"state", "turns", "infos", "found"}
+    require(is_whole and type(about["turns"]) is bool, "does not say what rollouts hold")
     extras_and_carry((), about["state"])
-    if type(about["infos"]) is not list or len(about["infos"]) != num_groups:
-        raise ProtocolError("a worker does not say what its agents are told")
-    for infos in about["infos"]:
+    told, found = about["infos"], about["found"]
+    require(type(told) is list and len(told) == num_groups, "does not say what its agents are told")
+    for infos in told:
         infos_from_data(infos)
-    found = about["found"]
-    if type(found) is not dict or set(found) != set(policies):
-        raise ProtocolError("a worker does not say what each policy adds")
+    require(type(found) is dict and set(found) == set(policies), "does not say what each policy adds")
     for group, extras, carry in found.values():
-        if type(group) is not int or not 1 <= group <= num_groups:
-            raise ProtocolError("a worker has a policy for agents that there are not")
+        require(type(group) is int and 1 <= group <= num_groups, "has a policy for agents that there are not")
         extras_and_carry(extras, carry)
 
 
@@ -76,8 +69,8 @@ def check_agents_commit(commit: Commit, spec: AgentsSpec, share: int) -> None:
         raise ProtocolError("a worker reports something else than steps, versions, policies and metrics of a rollout")
     env_steps, serial, acting, metrics = report
     most = spec.groups[0].spec.rollout_length * share
-    if type(env_steps) is not int or not 0 <= env_steps <= most or type(serial) is not int:
-        raise ProtocolError("a worker does not report how many env steps a rollout has")
-    if type(acting) is not list or not all(type(index) is int for index in acting):
-        raise ProtocolError("a worker does not report which policies still act")
+    counted = type(env_steps) is int and 0 <= env_steps <= most and type(serial) is int
+    require(counted, "does not report how many env steps a rollout has")
+    listed = type(acting) is list and all(type(index) is int for index in acting)
+    require(listed, "does not report which policies still act")
     check_metrics(metrics)

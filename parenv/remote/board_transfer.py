@@ -37,11 +37,8 @@ def row_plan(board: BoardMap, worker: int) -> RowPlan:
 
 def _columns(board: BoardMap, worker: int, names: Sequence[str]) -> list[list[int]]:
     """``[offset, bytes per row]`` of these fields, in the order of the names; one of several leaves has several."""
-    first, placed = sum(board.shares[:worker]), []
-    for field in _fields(board, names):
-        row_bytes = np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))
-        placed.append([board.offset + field.offset + first * row_bytes, row_bytes])
-    return placed
+    first, fields = sum(board.shares[:worker]), _fields(board, names)
+    return [[board.offset + field.offset + first * field.row_bytes, field.row_bytes] for field in fields]
 
 
 def flags_of(board: BoardMap) -> list[int]:

@@ -16,6 +16,7 @@ from parenv.placement.local import LocalPlacement
 from parenv.protocol.messages import SideData
 from parenv.remote.board_transfer import WorkerRows, flags_of, row_plan
 from parenv.remote.host_messages import Answers, Ring, RowPlan
+from parenv.remote.validation import are_records
 
 HOSTS = -1
 """Stands for hosts, which have no descriptor, where a descriptor stands for what is ready."""
@@ -41,12 +42,12 @@ class HostsPoller:
     Args:
         wait: of the placement.
         events: of the placement, where what :attr:`wait` returns is kept for its next call.
-        local: where workers on this machine run, or ``None``.
+        local: where workers on this machine run.
         descriptor: that one.
     """
 
     def __init__(
-        self, wait: Callable[[float], list[Event]], events: deque[Event], local: LocalPlacement | None, descriptor: int
+        self, wait: Callable[[float], list[Event]], events: deque[Event], local: LocalPlacement, descriptor: int
     ) -> None:
         self._wait, self._events, self._local, self._descriptor = wait, events, local, descriptor
         self._poll = select.poll()
@@ -57,15 +58,12 @@ class HostsPoller:
 
         Answers of hosts are written onto the board, and are no events.
         """
-        if self._local is None:
+        # Only here: nobody reads it while something else is awaited, and what is readable ends every wait.
+        self._local.watch(self._descriptor)
+        try:
             self._events.extend(self._wait(timeout_ms / 1000.0))
-        else:
-            # Only here: nobody reads it while something else is awaited, and what is readable ends every wait.
-            self._local.watch(self._descriptor)
-            try:
-                self._events.extend(self._wait(timeout_ms / 1000.0))
-            finally:
-                self._local.unwatch(self._descriptor)
+        finally:
+            self._local.unwatch(self._descriptor)
         return self._poll.poll(0) + [(HOSTS, select.POLLIN)] * bool(self._events)
 
 
@@ -144,24 +142,18 @@ class Boards:
         for number, kind in _pairs(side_data.kinds):
             if number not in numbers or not is_kind(kind, board.spec.info_bytes):
                 raise ProtocolError("a kind of info is announced that there cannot be")
-        for (env_id, value), wanted in [
-            *((pair, dict | None) for pair in _pairs(side_data.infos)),
-            *((pair, list | None) for pair in _pairs(side_data.observations)),
-        ]:
-            if env_id not in mine or not isinstance(value, wanted):
+        infos, observations = _pairs(side_data.infos), _pairs(side_data.observations)
+        for pairs, wanted in ((infos, dict | None), (observations, list | None)):
+            if not all(env_id in mine and isinstance(value, wanted) for env_id, value in pairs):
                 raise ProtocolError(f"side data are not about a sub-environment of worker {worker}")
-        if type(side_data.left_out) not in (list, tuple) or not all(map(_is_left_out, side_data.left_out)):
+        if type(side_data.left_out) not in (list, tuple) or not are_records([*side_data.left_out], int, str, str):
             raise ProtocolError("what was left out of infos is said in another form")
 
 
-def _is_left_out(said: Any) -> bool:
-    return type(said) is list and [type(part) for part in said] == [int, str, str]
-
-
-def _pairs(values: Any) -> list[tuple[int, Any]]:
-    """Pairs of an integer and something."""
+def _pairs(values: Any) -> list[Any]:
+    """Pairs of an integer and something, as they have come."""
     if type(values) is not list:
         raise ProtocolError("side data are lists")
     if not all(type(pair) is list and len(pair) == 2 and type(pair[0]) is int for pair in values):
         raise ProtocolError("side data are pairs of a number and what it is about")
-    return [(number, value) for number, value in values]
+    return values

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from parenv.errors import ProtocolError
 from parenv.memory.agent_layout import AgentsSpec
@@ -14,7 +12,7 @@ from parenv.protocol.messages import Commit, Credit, Layout
 from parenv.remote.agents_validation import check_agents_commit
 from parenv.remote.host_messages import Chunks, SlotPlan
 from parenv.remote.slot_transfer import SlotTransfer
-from parenv.remote.validation import check_commit
+from parenv.remote.validation import are_records, check_commit
 
 
 @dataclass
@@ -49,13 +47,9 @@ class Deliveries:
             fixed_bytes=transfer.layout.reserved_bytes,
             ends=transfer.ends,
         )
-        alone: dict[str, Any] = {
-            "slot_envs": self._slots.shares[worker],
-            "slot_workers": 1,
-            "first_column": 0,
-            "position": 0,
-        }
-        return plan, replace(layout, slot_bytes=self._slot_bytes, **alone)
+        envs = self._slots.shares[worker]
+        alone = replace(layout, slot_envs=envs, slot_workers=1, first_column=0, position=0)
+        return plan, replace(alone, slot_bytes=self._slot_bytes)
 
     def expect(self, worker: Sender, credit: Credit) -> Credit:
         """The credit as the worker on its host must see it; its rollout is accepted from now on."""
@@ -66,10 +60,12 @@ class Deliveries:
         """Put chunks where they belong.
 
         Raises:
-            ProtocolError: there is no such credit, or a chunk does not fit.
+            ProtocolError: there is no such credit, these are no chunks, or one does not fit.
         """
         delivery = self._delivery(worker, message.sequence)
-        for offset, data in _checked(message.chunks):
+        if not are_records(message.chunks, int, memoryview):
+            raise ProtocolError("chunks of a rollout are no offsets and bytes")
+        for offset, data in message.chunks:
             self._transfers[worker.worker].write(delivery.slot, offset, data)
             delivery.received += data.nbytes
 
@@ -104,16 +100,3 @@ class Deliveries:
     def _slot_there(self, worker: int, sequence: int) -> int:
         """A worker's credits are contiguous, and the rollout before the last ``credits`` has arrived."""
         return worker * self._slots.credits + sequence % self._slots.credits
-
-
-def _checked(chunks: Any) -> Sequence[tuple[int, memoryview]]:
-    """What a host says that chunks are.
-
-    Raises:
-        ProtocolError: they are none.
-    """
-    if type(chunks) is list and all(
-        type(chunk) is list and list(map(type, chunk)) == [int, memoryview] for chunk in chunks
-    ):
-        return chunks
-    raise ProtocolError("chunks of a rollout are no offsets and bytes")

@@ -30,7 +30,7 @@ from parenv.protocol.messages import (
 from parenv.remote.agents_validation import check_agents_ready
 from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
-from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Gone, Heartbeat, Welcome
+from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Heartbeat, Welcome
 from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure, harmless_turn
 from parenv.remote.weight_transfer import chunks_of
 
@@ -55,16 +55,15 @@ class Exchange:
         self._snapshots: dict[bytes, tuple[int, int]] = {}
         """By host, the version of the last snapshot that it was sent, and where its weights lie."""
 
-    def welcome(self, entry: str, launch: Launch, head_bytes: int) -> Welcome:
+    def welcome(self, launch: Launch, head_bytes: int) -> Welcome:
         """What a host that has joined has to know.
 
         Args:
-            entry: ``module:function`` that a worker runs.
             launch: what every worker gets.
             head_bytes: of the driver's memory before the slots, or before the board.
         """
         return Welcome(
-            entry=entry,
+            entry=launch.entry,
             job=launch.job,
             preload=list(launch.preload),
             environment=dict(launch.environment),
@@ -79,7 +78,7 @@ class Exchange:
         """Hear where rollouts lie."""
         self._deliveries = Deliveries(slots, self._placing.num_local)
 
-    def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
+    def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, Sender]]:
         """What to say to a host in place of a message to one of its workers, each with what its header names."""
         self._conversations[to].say(DRIVER, message)
         if isinstance(message, Call):
@@ -159,9 +158,7 @@ class Exchange:
         self._brought.pop(host, None)
         self._snapshots.pop(host, None)
 
-    def _missing_weights(
-        self, host: bytes, version: int, weights_slot: int
-    ) -> Iterator[tuple[AnyMessage, tuple[int, int]]]:
+    def _missing_weights(self, host: bytes, version: int, weights_slot: int) -> Iterator[tuple[AnyMessage, Sender]]:
         """A version, unless the host has it: it crosses once for all workers there."""
         brought = self._brought.setdefault(host, {})
         for place in () if self._weights is None else self._weights.needed(version, weights_slot):
@@ -190,13 +187,3 @@ def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:
     for i, worker in enumerate(workers):
         if worker in here:
             status_slot(head, worker)[:] = heartbeat.status_slots[STATUS_SLOT_BYTES * i : STATUS_SLOT_BYTES * (i + 1)]
-
-
-def check_end(gone: Gone) -> None:
-    """Check how a worker is said to have ended.
-
-    Raises:
-        ProtocolError: not by a code or a signal.
-    """
-    if not all(how is None or type(how) is int for how in (gone.exit_code, gone.signal)):
-        raise ProtocolError("a process ends with a code or by a signal")

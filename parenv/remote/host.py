@@ -30,7 +30,6 @@ from parenv.remote.net.host_keys import HostKeys
 from parenv.remote.sizes import fitting
 from parenv.remote.slot_transfer import in_chunks
 from parenv.remote.weight_transfer import write_chunk
-from parenv.transport.waiting import Waiting
 from parenv.transport.zeromq import remaining
 
 HEARTBEAT_S = 0.25
@@ -76,8 +75,8 @@ def serve(
         driver, 2 where it refused this host.
     """
     occupy_standard_descriptors()
-    deadline = time.monotonic() + patience_s
     while True:
+        deadline = time.monotonic() + patience_s
         session = HostSession(address, keys, num_workers, is_leaving)
         try:
             outcome = session.run(deadline, tell)
@@ -89,7 +88,6 @@ def serve(
             tell(words.get(outcome, outcome.value))
             return EXIT_CODES[outcome]
         tell(f"{outcome.value}; looking for the driver for {patience_s:g} s")
-        deadline = time.monotonic() + patience_s
 
 
 class HostSession:
@@ -108,12 +106,10 @@ class HostSession:
     def __init__(self, address: str, keys: HostKeys, num_workers: int, is_leaving: Callable[[], bool]) -> None:
         self._address, self._num_workers, self._is_leaving = address, num_workers, is_leaving
         self._driver = HostSocket(address, keys)
-        self._waiting = Waiting()
-        self._waiting.watch(self._driver)
         self._outbox: deque[list[Buffer]] = deque()
-        self._local: LocalPlacement | None = None
+        self._local = LocalPlacement(beside=self._driver)
         self._launch: Launch | None = None
-        self._memory: SharedMemory | None = None
+        self._memory = SharedMemory()
         self._mapping: Any = None
         self._max_message_bytes = 0
         self._rows: HostRows | None = None
@@ -159,29 +155,25 @@ class HostSession:
     def close(self) -> None:
         """End the workers, and close everything. Idempotent."""
         try:
-            if self._local is not None:
-                for worker in self._running:
-                    self._local.send(worker, Close())
-                if self._rows is not None:
-                    self._rows.close()
-                self._local.close(GRACE_S if self._outcome is Outcome.LEFT else 0.0)
+            for worker in self._running:
+                self._local.send(worker, Close())
+            if self._rows is not None:
+                self._rows.close()
+            self._local.close(GRACE_S if self._outcome is Outcome.LEFT else 0.0)
         finally:
             self._flush()
             self._driver.close(GRACE_S if self._outcome is not None else 0.0)
-            if self._memory is not None:
-                self._memory.close()
+            self._memory.close()
 
     def _serve(self) -> None:
         """Do what there is to do, after waiting for it until the next heartbeat at most."""
-        patience_s = remaining(self._next_beat)
-        if self._local is None:
-            self._waiting.wait(patience_s)
-        else:
-            events = self._local.wait(patience_s)
-            self._pass_answers()
-            for event in events:
-                self._relay(event)
-            self._report_pids()
+        events = self._local.wait(remaining(self._next_beat))
+        # What workers have answered on boards, before what they have said.
+        for worker, answers in self._rows.answers() if self._rows is not None else ():
+            self._say(answers, worker)
+        for event in events:
+            self._relay(event)
+        self._report_pids()
         while self._outcome is None and (frames := self._driver.receive()) is not None:
             try:
                 sender, message = from_frames(frames)
@@ -196,17 +188,12 @@ class HostSession:
                 self._beat()
         self._flush()
 
-    def _pass_answers(self) -> None:
-        """Pass on what workers have answered on boards, before what they have said."""
-        for worker, answers in self._rows.answers() if self._rows is not None else ():
-            self._say(answers, worker)
-
     def _beat(self) -> None:
         workers = [worker.worker for worker in self._running]
         self._say(wire.Heartbeat(workers, b"".join(bytes(status_slot(self._mapping, worker)) for worker in workers)))
 
-    def _say(self, message: wire.AnyMessage, about: tuple[int, int] = wire.HOST) -> None:
-        self._outbox.append(to_frames(Sender(*about), message))
+    def _say(self, message: wire.AnyMessage, about: Sender = wire.HOST) -> None:
+        self._outbox.append(to_frames(about, message))
 
     def _flush(self) -> None:
         while self._outbox and self._driver.send(self._outbox[0]):
@@ -239,7 +226,7 @@ class HostSession:
 
     def _report_pids(self) -> None:
         for worker, reported in self._running.items():
-            if not reported and self._local is not None and (pid := self._local.pid(worker)) > 0:
+            if not reported and (pid := self._local.pid(worker)) > 0:
                 self._running[worker] = True
                 self._say(wire.Started(pid), worker)
 
@@ -253,23 +240,21 @@ class HostSession:
             self._outcome = Outcome.OVER
         elif isinstance(message, wire.Weights):
             write_chunk(self._mapping, message)
-        elif isinstance(message, wire.Heartbeat):
-            pass
-        elif self._local is not None and self._launch is not None:
-            self._obey_about(sender, message, self._local, self._launch)
+        elif self._launch is not None:
+            self._obey_about(sender, message, self._launch)
 
-    def _obey_about(self, sender: Sender, message: Any, local: LocalPlacement, launch: Launch) -> None:
+    def _obey_about(self, sender: Sender, message: Any, launch: Launch) -> None:
         if isinstance(message, wire.Start):
             StatusSlot(self._mapping, sender.worker).begin("starting")
             self._running[sender] = False
             if self._rows is not None:
                 self._rows.start(sender)
-            local.start(launch, [sender])
+            self._local.start(launch, [sender])
         elif isinstance(message, wire.Signal):
             if message.signum == STACK_SIGNAL:
-                self._say(wire.Stack(local.stack(sender)), sender)
+                self._say(wire.Stack(self._local.stack(sender)), sender)
             else:
-                local.signal(sender, message.signum, bool(message.alone))
+                self._local.signal(sender, message.signum, bool(message.alone))
         elif isinstance(message, wire.SlotPlan):
             self._make_room(sender.worker, message)
         elif isinstance(message, wire.RowPlan | wire.Ring) and self._rows is not None:
@@ -281,13 +266,12 @@ class HostSession:
                 self._snapshot = message
             elif isinstance(message, Credit) and _is_of_one_version(message, self._snapshot):
                 message = replace(message, snapshot=self._snapshot.snapshot)
-            local.send(sender, message)
+            self._local.send(sender, message)
 
     def _settle(self, welcome: wire.Welcome) -> None:
-        self._memory = SharedMemory(welcome.head_bytes)
+        self._memory.grow(welcome.head_bytes)
         self._mapping = self._memory.map()
         self._max_message_bytes = welcome.max_message_bytes
-        self._local = LocalPlacement(welcome.entry, beside=self._driver)
         self._rows = HostRows(self._memory, self._local) if welcome.doorbells else None
         self._launch = Launch(
             memory_fd=self._memory.fd,
@@ -297,19 +281,15 @@ class HostSession:
             threads=welcome.threads,
             descriptors=self._rows.bell.descriptors if self._rows is not None else (),
             spawn=bool(welcome.spawn),
+            entry=welcome.entry,
         )
 
     def _make_room(self, worker: int, plan: wire.SlotPlan) -> None:
         self._plans[worker] = plan
-        memory = self._memory
-        if memory is None:
-            return
-        stop = plan.offset + plan.count * plan.slot_bytes
-        if stop > memory.size:
-            memory.grow(stop)
+        self._memory.grow(plan.offset + plan.count * plan.slot_bytes)
         for slot in range(plan.count):
-            memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
-        self._mapping = memory.map()
+            self._memory.reserve(plan.offset + slot * plan.slot_bytes, plan.fixed_bytes)
+        self._mapping = self._memory.map()
 
 
 def _is_of_one_version(one: Credit, other: Credit) -> bool:

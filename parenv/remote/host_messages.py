@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from parenv.protocol.frames import register
+from parenv.protocol.frames import Sender, register
 from parenv.protocol.messages import Message
 
-HOST = (0xFFFFFFFF, 0)
+HOST = Sender(0xFFFFFFFF, 0)
 """Worker and generation in the header of what is about no worker."""
 CHUNK_BYTES = 1 << 18
 """Memory crosses in chunks of at most so many bytes, so that what waits to be read is bounded, and signs of life pass

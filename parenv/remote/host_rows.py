@@ -71,8 +71,7 @@ class HostRows:
             bell.close()
 
     def _lay_out(self, plan: RowPlan) -> WorkerRows:
-        if plan.memory_bytes > self._memory.size:
-            self._memory.grow(plan.memory_bytes)
+        self._memory.grow(plan.memory_bytes)
         for offset, row_bytes in (*plan.requests, *plan.answers):
             if row_bytes:
                 self._memory.reserve(offset, plan.share * row_bytes)

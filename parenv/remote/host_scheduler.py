@@ -68,14 +68,11 @@ class HostScheduler:
     def place(self) -> list[tuple[Sender, bytes]]:
         """Give every waiting worker that there is room for to the host with the most room."""
         placed = []
-        while self._waiting and (host := self._roomiest()) is not None:
-            worker = self._waiting.pop(0)
-            self._host_of[worker] = host
-            placed.append((worker, host))
-        return placed
-
-    def _roomiest(self) -> bytes | None:
         room = Counter(self._capacity)
         room.subtract(self._host_of.values())
-        best = max(room, key=lambda host: room[host], default=None)
-        return best if best is not None and room[best] > 0 else None
+        while self._waiting and (room := +room):
+            worker, host = self._waiting.pop(0), max(room, key=lambda host: room[host])
+            self._host_of[worker] = host
+            room[host] -= 1
+            placed.append((worker, host))
+        return placed

@@ -13,12 +13,11 @@ HOST_ENTRY = "parenv.remote.host:serve"
 
 
 def remote_placement(
-    entry: str, placing: RemotePlacement | RayPlacement, weights: AnyWeights, options: WorkerOptions
+    placing: RemotePlacement | RayPlacement, weights: AnyWeights, options: WorkerOptions
 ) -> HostsPlacement:
     """Listen for hosts; those of Ray are started as well.
 
     Args:
-        entry: ``module:function`` that a worker runs.
         placing: the user's.
         weights: the policy's, or ``None``.
         options: the user's.
@@ -41,7 +40,7 @@ def remote_placement(
         max_connections=placing.max_connections,
         silence_s=placing.silence_s,
     )
-    placement = HostsPlacement(entry, listener, placing, weights, hosts)
+    placement = HostsPlacement(listener, placing, weights, hosts)
     if hosts is not None:
         try:
             hosts.start(placement.address, key)

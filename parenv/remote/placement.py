@@ -24,13 +24,13 @@ from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.remote import host_messages as wire
 from parenv.remote.boards import HostBell, HostsPoller
-from parenv.remote.exchange import Exchange, check_end, take_status
-from parenv.remote.hearing import check_head, heard
+from parenv.remote.exchange import Exchange, take_status
 from parenv.remote.host_scheduler import HostScheduler
 from parenv.remote.host_versions import disagreement
 from parenv.remote.net.curve import HostListener
 from parenv.remote.ray import RayHosts
 from parenv.remote.rejections import Rejections
+from parenv.remote.sizes import check_head, heard
 from parenv.remote.validation import harmless
 from parenv.transport.zeromq import remaining
 
@@ -44,7 +44,6 @@ class HostsPlacement:
     """Places workers on hosts as these come, and takes over what they write.
 
     Args:
-        entry: ``module:function`` that a worker process runs.
         listener: where hosts join.
         placing: the user's.
         weights: the policy's weights, or ``None``.
@@ -52,19 +51,14 @@ class HostsPlacement:
     """
 
     def __init__(
-        self,
-        entry: str,
-        listener: HostListener,
-        placing: RemotePlacement,
-        weights: AnyWeights,
-        provider: RayHosts | None,
+        self, listener: HostListener, placing: RemotePlacement, weights: AnyWeights, provider: RayHosts | None
     ) -> None:
         self.silence_s = placing.silence_s
         self._provider = provider
-        self._entry, self._listener, self._num_local = entry, listener, placing.num_local
+        self._listener, self._num_local = listener, placing.num_local
         self._max_message_bytes = placing.max_message_bytes
         self._exchange = Exchange(placing, weights)
-        self._local = LocalPlacement(entry, beside=listener) if placing.num_local else None
+        self._local = LocalPlacement(beside=listener)
         self._scheduler = HostScheduler()
         self._present: dict[int, Sender] = {}
         self._hosts: dict[bytes, str] = {}
@@ -82,13 +76,11 @@ class HostsPlacement:
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers, as soon as there is room for them; returns at once."""
         if self._launch is None:
-            memory = SharedMemory(fd=os.dup(launch.memory_fd))
-            self._head = memory.map()
-            memory.close()
+            self._head = SharedMemory(fd=os.dup(launch.memory_fd)).map()
         self._launch = launch
         self._present.update((worker.worker, worker) for worker in workers)
         here = [worker for worker in workers if worker.worker < self._num_local]
-        if self._local is not None and here:
+        if here:
             self._local.start(launch, here)
         for worker in workers:
             if worker not in here:
@@ -103,7 +95,7 @@ class HostsPlacement:
     def bell(self, worker: int) -> Bell:
         """Make the doorbell of the next process of a worker, on this machine or for its host, wherever that will be."""
         self._exchange.boards.used = True
-        if self._local is not None and worker < self._num_local:
+        if worker < self._num_local:
             return self._local.bell(worker)
         return HostBell(partial(self._request, worker))
 
@@ -121,7 +113,7 @@ class HostsPlacement:
 
     def send(self, to: Sender, message: Message) -> None:
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
-        if self._local is not None and to.worker < self._num_local:
+        if to.worker < self._num_local:
             self._local.send(to, message)
             return
         host = self._scheduler.host_of(to)
@@ -133,17 +125,14 @@ class HostsPlacement:
     def wait(self, timeout_s: float) -> list[Event]:
         """Everything that has happened; waits up to the limit for the first thing to happen."""
         patience_s = 0.0 if self._events else min(timeout_s, PROBE_S)
-        if self._local is not None:
-            self._events.extend(self._local.wait(patience_s))
-        else:
-            self._listener.wait(patience_s)
+        self._events.extend(self._local.wait(patience_s))
         self._hear()
         self._probe()
         return drained(self._events)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
-        if self._local is not None and worker.worker < self._num_local:
+        if worker.worker < self._num_local:
             self._local.signal(worker, signum, alone)
             return
         host = self._scheduler.host_of(worker)
@@ -155,7 +144,7 @@ class HostsPlacement:
 
     def stack(self, worker: Sender) -> str:
         """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
-        if self._local is not None and worker.worker < self._num_local:
+        if worker.worker < self._num_local:
             return self._local.stack(worker)
         self._stacks.pop(worker, None)
         self.signal(worker, STACK_SIGNAL, alone=True)
@@ -168,13 +157,13 @@ class HostsPlacement:
 
     def pid(self, worker: Sender) -> int:
         """Process id of a worker on its own machine, or -1 while it is not known."""
-        if self._local is not None and worker.worker < self._num_local:
+        if worker.worker < self._num_local:
             return self._local.pid(worker)
         return self._pids.get(worker, -1)
 
     def alive(self) -> int:
         """How many workers run."""
-        return len(self._pids) + (self._local.alive() if self._local is not None else 0)
+        return len(self._pids) + self._local.alive()
 
     def traffic(self) -> Traffic:
         """What has crossed the network."""
@@ -207,8 +196,7 @@ class HostsPlacement:
             while self._hosts and remaining(deadline):
                 self.wait(remaining(deadline))
         finally:
-            if self._local is not None:
-                self._local.close(0.0)
+            self._local.close(0.0)
             if self._provider is not None:
                 self._provider.close(LINGER_S)
             self._listener.close(LINGER_S)
@@ -224,8 +212,8 @@ class HostsPlacement:
             StatusSlot(self._head, worker.worker).begin("starting")
             self._tell(host, wire.Start(), worker)
 
-    def _tell(self, host: bytes, message: wire.AnyMessage, about: tuple[int, int] = wire.HOST) -> None:
-        frames = to_frames(Sender(*about), message)
+    def _tell(self, host: bytes, message: wire.AnyMessage, about: Sender = wire.HOST) -> None:
+        frames = to_frames(about, message)
         if self._listener.send(host, frames):
             self._sent += sum(map(len, frames))
         else:
@@ -284,9 +272,8 @@ class HostsPlacement:
 
     def _welcome(self, host: bytes, name: str, join: wire.Join) -> None:
         barred = self._rejections.bar(name)
-        why = barred or disagreement(join.versions)
-        if why or join.capacity < 1:
-            why = why or "a host needs room for at least one worker"
+        roomless = "a host needs room for at least one worker" if join.capacity < 1 else ""
+        if why := barred or disagreement(join.versions) or roomless:
             self._rejections.note("barred" if barred else "version", name, f"cannot join: {why}")
             self._tell(host, wire.Refuse(why))
             return
@@ -294,7 +281,7 @@ class HostsPlacement:
         if launch is None or self._closed:
             return
         self._hosts[host] = f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})"
-        self._tell(host, self._exchange.welcome(self._entry, launch, len(self._head)))
+        self._tell(host, self._exchange.welcome(launch, len(self._head)))
         _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
         self._scheduler.join(host, join.capacity)
         self._place()
@@ -309,12 +296,12 @@ class HostsPlacement:
         elif isinstance(message, wire.Started):
             self._pids[sender] = message.pid
         elif isinstance(message, wire.Gone):
-            check_end(message)
+            if not all(how is None or type(how) is int for how in (message.exit_code, message.signal)):
+                raise ProtocolError("a process ends with a code or by a signal")
             self._scheduler.ended(sender)
             self._forget(sender)
-            self._events.append(
-                Ended(sender, message.pid, message.exit_code, message.signal, harmless(message.refused))
-            )
+            refused = harmless(message.refused)
+            self._events.append(Ended(sender, message.pid, message.exit_code, message.signal, refused))
             self._place()
         elif isinstance(message, wire.Stack):
             self._stacks[sender] = harmless(message.text[:MAX_STACK_LENGTH])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
+import pkgutil
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -43,9 +43,8 @@ class HostActor:
 
     def run(self) -> None:
         """Serve the driver. Nothing is returned or raised, for that the driver would have to unpickle."""
-        module, _, name = self._entry.partition(":")
         try:
-            serve = getattr(importlib.import_module(module), name)
+            serve = pkgutil.resolve_name(self._entry)
             serve(*self._arguments, is_leaving=self._is_orphan)
         except Exception:
             traceback.print_exc()

@@ -36,11 +36,8 @@ class Rejections:
         self.counts[reason] += 1
         if (reason, key) not in self._logged:
             self._logged.add((reason, key))
-            _log.warning(
-                "host %s %s; more like it are only counted",
-                key,
-                harmless(" ".join(why[: 2 * MAX_CHARACTERS].split()))[:MAX_CHARACTERS],
-            )
+            shown = harmless(" ".join(why[: 2 * MAX_CHARACTERS].split()))[:MAX_CHARACTERS]
+            _log.warning("host %s %s; more like it are only counted", key, shown)
 
     def offence(self, reason: str, key: str, why: str) -> None:
         """Count one of a host that has sent what no host sends."""

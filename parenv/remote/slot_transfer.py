@@ -42,10 +42,12 @@ class SlotTransfer:
     """
 
     def __init__(self, slots: SlotMap, worker: int) -> None:
-        self._slots, self._num_envs = slots, slots.shares[worker]
-        spec = slots.spec
+        self._slots = slots
+        spec, num_envs = slots.spec, slots.shares[worker]
         self._groups = spec.groups if isinstance(spec, AgentsSpec) else (RowGroup(("",), spec),)
-        self.layout = _layout(spec, self._num_envs, 1)
+        self._lengths = [group.spec.rollout_length for group in self._groups]
+        self._rows = [num_envs * len(group.agents) for group in self._groups]
+        self.layout = _layout(spec, num_envs, 1)
         self.ends = [_ends(layout) for layout in self.layout.layouts]
         self._position, self._first = (worker, sum(slots.shares[:worker])) if slots.together else (0, 0)
         self._beside: tuple[Any, Any] | None = None
@@ -83,7 +85,7 @@ class SlotTransfer:
         """
         _, mine = self._mine(slot)
         counts = [int(arrays["commits", 0]["num_ends"][0]) for arrays in mine]
-        fits = all(0 <= count <= self._rows(i) * self._length(i) for i, count in enumerate(counts))
+        fits = all(0 <= counts[i] <= self._rows[i] * self._lengths[i] for i in range(len(counts)))
         expected = transfer_bytes(self.layout.reserved_bytes, self.ends, counts) if fits else -1
         if mine[0]["commits", 0]["sequence"][0] != sequence or received != expected:
             raise ProtocolError(
@@ -98,15 +100,9 @@ class SlotTransfer:
                 self._put_together(index, arrays, whole[index], counts[index])
         return counts[0]
 
-    def _length(self, index: int) -> int:
-        return self._groups[index].spec.rollout_length
-
-    def _rows(self, index: int) -> int:
-        return self._num_envs * len(self._groups[index].agents)
-
     def _check(self, index: int, arrays: Arrays, count: int) -> None:
         ends = arrays["ends", 0][:count]
-        if count and not _within(ends["step"], self._length(index)) & _within(ends["column"], self._rows(index)):
+        if count and not _within(ends["step"], self._lengths[index]) & _within(ends["column"], self._rows[index]):
             raise ProtocolError("an episode ends outside its rollout")
         for (name, _), values in arrays.items():
             if values.dtype == bool and (values[: _used(name, count)].view(np.uint8) > 1).any():
@@ -130,7 +126,7 @@ class SlotTransfer:
 
     def _put_together(self, index: int, mine: Arrays, whole: Arrays, count: int) -> None:
         first = self._first * len(self._groups[index].agents)
-        part = part_of_slot(self._length(index), self._position, first, first + self._rows(index))
+        part = part_of_slot(self._lengths[index], self._position, first, first + self._rows[index])
         for (name, key), values in mine.items():
             used = _used(name, count)
             whole[name, key][part[_LIKE.get(name, name)]][:used] = values[:used]
@@ -147,11 +143,7 @@ def _layout(spec: RolloutSpec | AgentsSpec, num_envs: int, num_workers: int) -> 
 
 def _ends(layout: SlotLayout) -> list[Any]:
     commits = next(field for field in layout.fields if field.name == ("commits", 0))
-    per_end = [
-        [field.offset, np.dtype(field.dtype).itemsize * int(np.prod(field.shape[1:], dtype=np.int64))]
-        for field in layout.fields
-        if field.offset >= layout.reserved_bytes
-    ]
+    per_end = [[field.offset, field.row_bytes] for field in layout.fields if field.offset >= layout.reserved_bytes]
     return [commits.offset + np.dtype(commits.dtype).fields["num_ends"][1], per_end]  # type: ignore[index]
 
 

@@ -31,13 +31,13 @@ def check_ready(ready: Ready | StepReady, steps: bool) -> None:
     Raises:
         ProtocolError: no worker says so.
     """
-    _require(ready.num_envs > 0, "has no sub-environments")
-    _require(ready.num_envs <= MAX_ENVS, f"has more than {MAX_ENVS:,} sub-environments")
-    _require(isinstance(ready, StepReady) == steps, "has another task than was given to it")
+    require(ready.num_envs > 0, "has no sub-environments")
+    require(ready.num_envs <= MAX_ENVS, f"has more than {MAX_ENVS:,} sub-environments")
+    require(isinstance(ready, StepReady) == steps, "has another task than was given to it")
     if isinstance(ready, StepReady):
         _check_step_ready(ready)
         return
-    _require(type(ready.spaces) is list and len(ready.spaces) == 2, "does not say its spaces")
+    require(type(ready.spaces) is list and len(ready.spaces) == 2, "does not say its spaces")
     extras_and_carry(ready.extras, ready.carry)
     infos_from_data(ready.infos)
     for space in ready.spaces:
@@ -45,18 +45,18 @@ def check_ready(ready: Ready | StepReady, steps: bool) -> None:
 
 
 def _check_step_ready(ready: StepReady) -> None:
-    _require(type(ready.spaces) is dict, "does not say its spaces")
+    require(type(ready.spaces) is dict, "does not say its spaces")
     for name in ("observation_space", "action_space"):
         described = ready.spaces.get(name)
-        _require(type(described) is list and [type(part) for part in described] == [list, list], f"has no {name}")
+        require(type(described) is list and [type(part) for part in described] == [list, list], f"has no {name}")
         distinct, which = described
-        _require(len(which) == ready.num_envs and _are(int, which), f"does not say whose each {name} is")
-        _require(set(which) == set(range(len(distinct))), f"does not say whose each {name} is")
+        require(len(which) == ready.num_envs and _are(int, which), f"does not say whose each {name} is")
+        require(set(which) == set(range(len(distinct))), f"does not say whose each {name} is")
         for space in distinct:
             leaves(rebuild(space))
-    _require(type(ready.metadata) is dict, "does not say its metadata")
-    _require(type(ready.render_mode) in (str, type(None)), "does not say its render_mode")
-    _require(type(ready.generators) is dict, "does not say how its spaces are sampled")
+    require(type(ready.metadata) is dict, "does not say its metadata")
+    require(type(ready.render_mode) in (str, type(None)), "does not say its render_mode")
+    require(type(ready.generators) is dict, "does not say how its spaces are sampled")
 
 
 def check_reply(method: str, asked: int, value: Any) -> None:
@@ -88,7 +88,7 @@ def check_reply(method: str, asked: int, value: Any) -> None:
         fits = type(value) is dict and type(value.get("generation")) is int and "random" in value
     else:
         fits = {"reset": value == [], "load": type(value) is int}.get(method, True)
-    _require(fits, f"answers to {method} what was not asked for")
+    require(fits, f"answers to {method} what was not asked for")
 
 
 def harmless_turn(value: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def harmless_turn(value: dict[str, Any]) -> dict[str, Any]:
     """
     if "failure" not in value:
         return value
-    _require(type(value["failure"]) is list, "does not say what was raised")
+    require(type(value["failure"]) is list, "does not say what was raised")
     failure = harmless_failure(build(Failure, value["failure"]))
     return {"failure": [getattr(failure, one.name) for one in fields(Failure)]}
 
@@ -132,9 +132,7 @@ def harmless_failure(failure: Failure) -> Failure:
 
 def harmless_commit(commit: Commit) -> Commit:
     """A commit, already checked, with texts that people can be shown."""
-    return replace(
-        commit, replaced=[[env_id, harmless(doing), harmless(why)] for env_id, doing, why in commit.replaced]
-    )
+    return replace(commit, replaced=_harmless_data(commit.replaced))
 
 
 def _harmless_data(value: Any) -> Any:
@@ -152,9 +150,9 @@ def check_failure(failure: Failure) -> None:
     Raises:
         ProtocolError: no worker says so.
     """
-    _require(_is_list_of(str, failure.kind, 2), "does not say what was raised")
+    require(_is_list_of(str, failure.kind, 2), "does not say what was raised")
     named = type(failure.attributes) is dict and _are(str, failure.attributes)
-    _require(named, "does not name the attributes of what was raised")
+    require(named, "does not name the attributes of what was raised")
 
 
 def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -> None:
@@ -169,7 +167,7 @@ def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -
     Raises:
         ProtocolError: no worker says so.
     """
-    _require(type(commit.objects) is dict, "has no objects")
+    require(type(commit.objects) is dict, "has no objects")
     for name, of, length in (
         ("observations", spec.observations, spec.rollout_length + 1),
         ("actions", spec.actions, spec.rollout_length),
@@ -178,12 +176,12 @@ def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -
         for i, leaf in enumerate(of):
             if leaf.dtype is None and spec.rollout_length != WHOLE_EPISODES:
                 rows = commit.objects.get((name, i))
-                _require(type(rows) is list and len(rows) == length, f"does not have {length} {name}")
+                require(type(rows) is list and len(rows) == length, f"does not have {length} {name}")
                 if name != "finals":
-                    _require(all(type(row) is list and len(row) == share for row in rows), f"lacks some {name}")
+                    require(all(type(row) is list and len(row) == share for row in rows), f"lacks some {name}")
     check_replaced(commit.replaced)
     if commit.report is not None or spec.gradient_bytes:
-        _require(bool(spec.gradient_bytes) and type(commit.report) is list, "reports what it was not asked for")
+        require(bool(spec.gradient_bytes) and type(commit.report) is list, "reports what it was not asked for")
         _check_report(commit.report, spec.rollout_length, share)
 
 
@@ -193,27 +191,22 @@ def check_replaced(replaced: Any) -> None:
     Raises:
         ProtocolError: no worker says so.
     """
-    _require(
-        type(replaced) is list
-        and all(type(one) is list and list(map(type, one)) == [int, str, str] for one in replaced),
-        "does not say what was replaced",
-    )
+    require(are_records(replaced, int, str, str), "does not say what was replaced")
 
 
 def _check_report(report: Sequence[Any], rollout_length: int, share: int) -> None:
     has_episodes = rollout_length == WHOLE_EPISODES
     most_steps = MAX_STEPS_OF_AN_EPISODE if has_episodes else rollout_length
-    _require(len(report) == 3, "does not report samples, metrics and episodes")
+    require(len(report) == 3, "does not report samples, metrics and episodes")
     samples, metrics, columns = report
     # By their number the gradient of one worker weighs against those of others.
-    _require(type(samples) is int and 0 < samples <= most_steps * share, "does not have as many samples as it says")
+    require(type(samples) is int and 0 < samples <= most_steps * share, "does not have as many samples as it says")
     check_metrics(metrics)
     if not has_episodes:
-        _require(columns is None, "reports what it was not asked for")
+        require(columns is None, "reports what it was not asked for")
         return
-    _require(_is_list_of(list, columns, 4) and len(set(map(len, columns))) == 1, "does not say how its episodes went")
-    _require(len(columns[0]) <= share and all(map(_are_numbers, columns)), "does not say how its episodes went")
-    _require(_are_counts(columns[1], most_steps) and _are_counts(columns[3]), "does not say how its episodes went")
+    fits = _is_list_of(list, columns, 4) and len(columns[0]) <= share and _are_episodes(columns)
+    require(fits and _are_counts(columns[1], most_steps), "does not say how its episodes went")
 
 
 def check_metrics(metrics: Any) -> None:
@@ -222,7 +215,7 @@ def check_metrics(metrics: Any) -> None:
     Raises:
         ProtocolError: these are no numbers by name.
     """
-    _require(type(metrics) is dict and _are(str, metrics) and _are_numbers(metrics.values()), "has other metrics")
+    require(type(metrics) is dict and _are(str, metrics) and _are_numbers(metrics.values()), "has other metrics")
 
 
 def _is_turn(value: dict[Any, Any]) -> bool:
@@ -285,6 +278,16 @@ def _are_numbers(values: Any) -> bool:
     return all(type(value) is float or (isinstance(value, int) and abs(value) <= _LARGEST_NUMBER) for value in values)
 
 
-def _require(holds: bool, otherwise: str) -> None:
+def are_records(values: Any, *kinds: type) -> bool:
+    """Whether this is a list of lists with one value of each of these kinds."""
+    return type(values) is list and all(type(one) is list and list(map(type, one)) == [*kinds] for one in values)
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Refuse what a worker on a host has said, unless that holds.
+
+    Raises:
+        ProtocolError: it does not.
+    """
     if not holds:
         raise ProtocolError(f"a worker {otherwise}")

@@ -27,14 +27,12 @@ def chunks_of(weights: WeightsMap, weights_slot: int, encoding: WeightsEncoding,
 
 
 def _parts(weights: WeightsMap) -> Iterator[tuple[int, int, bool]]:
+    """Where each part begins and stops, and whether it holds float32 numbers; some are empty."""
     done = 0
-    for begin, stop in weights.float32:
-        if begin > done:
-            yield done, begin, False
+    for begin, stop in (*weights.float32, (weights.nbytes, weights.nbytes)):
+        yield done, begin, False
         yield begin, stop, True
         done = stop
-    if done < weights.nbytes:
-        yield done, weights.nbytes, False
 
 
 def write_chunk(memory: Any, chunk: Weights) -> None:

@@ -40,6 +40,7 @@ def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Cal
         environment={**hidden, **_shared_device(), **options.environment},
         threads=options.threads,
         spawn=options.start_method == "spawn",
+        entry=WORKER_ENTRY,
     )
 
 
@@ -63,10 +64,10 @@ def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptio
         ConfigurationError: a key cannot be read, or nobody can listen at that address.
     """
     if placing is None:
-        return LocalPlacement(WORKER_ENTRY)
+        return LocalPlacement()
     from parenv.remote.joining import remote_placement
 
-    return remote_placement(WORKER_ENTRY, placing, weights, options)
+    return remote_placement(placing, weights, options)
 
 
 def inline_placement(load_job: Callable[[], Any]) -> InlinePlacement:

@@ -323,9 +323,10 @@ def connects_late(arguments: dict[str, Any], socket_fd: int, *descriptors: int) 
 def test_a_worker_that_connects_after_it_was_told_to_close_closes() -> None:
     may_connect, let_connect = os.pipe()
     memory, sender = SharedMemory(64), Sender(0, 0)
-    placement = LocalPlacement(f"{__name__}:connects_late")
+    placement = LocalPlacement()
     try:
-        placement.start(Launch(memory.fd, b"{}", (), {}, 1, (may_connect,)), [sender])
+        launch = Launch(memory.fd, b"{}", (), {}, 1, (may_connect,), entry=f"{__name__}:connects_late")
+        placement.start(launch, [sender])
         placement.send(sender, Close())
         os.write(let_connect, b"!")
         events: list[Any] = []

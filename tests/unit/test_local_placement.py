@@ -26,7 +26,7 @@ def test_before_the_first_start_a_wait_is_for_what_is_beside_it() -> None:
     reading, writing = os.pipe()
     try:
         beside = Beside(reading)
-        placement = LocalPlacement("nowhere:main", beside=beside)
+        placement = LocalPlacement(beside=beside)
         began = time.monotonic()
         assert placement.wait(0.25) == []
         assert time.monotonic() - began >= 0.2

@@ -231,21 +231,16 @@ class Admission:
     def _answer(self, request: list[bytes]) -> None:
         """Answer whether the holder of a key may join."""
         routing_id, empty, version, number, _, address, _, mechanism, *credentials = request
-        user, code, refusal, detail = "", b"400", "", ""
-        if mechanism != b"CURVE" or len(credentials) != 1:
-            refusal = "handshake"
-        else:
+        user, code, refusal, detail = "", b"400", "handshake", ""
+        if mechanism == b"CURVE" and len(credentials) == 1:
+            public, refusal = z85.encode(credentials[0]), "key"
             try:
-                public = z85.encode(credentials[0])
-                name = self._allowed.name_of(public)
+                if name := self._allowed.name_of(public):
+                    user, code, refusal = f"{name} {public.decode()}", b"200", ""
+                    self._let_in.add(Known(name, public))
             except ConfigurationError as error:
                 # To 300, ZeroMQ says nothing to the peer, which will try again.
                 code, refusal, detail = b"300", "allow list", str(error)
-            else:
-                code, refusal = (b"200", "") if name else (b"400", "key")
-                if name:
-                    user = f"{name} {public.decode()}"
-                    self._let_in.add(host_of(user))
         if refusal:
             self._judged += 1
             self.refuse(refusal, address.decode(errors="replace"), detail)

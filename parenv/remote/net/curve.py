@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Container, Sequence
 
 import zmq
@@ -21,19 +21,11 @@ import zmq
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.options import tcp_address
 from parenv.protocol.data import Buffer
+from parenv.remote.net import tcp
 from parenv.remote.net.admission import Admission, host_of
 from parenv.remote.net.host_keys import AllowList, DriverKeys, HostKeys, Known
 from parenv.remote.net.link import EVENTS, Link, State
 from parenv.remote.net.stream import Stream, Streams
-from parenv.remote.net.tcp import (
-    close_monitored,
-    configure,
-    connecting_socket,
-    limits,
-    listening_socket,
-    only,
-    received,
-)
 from parenv.remote.net.window import Window
 from parenv.transport.waiting import Polled, Waiting
 from parenv.transport.zeromq import Frames, terminate
@@ -56,6 +48,7 @@ class HostListener:
 
     Attributes:
         address: where it listens, with the port.
+        refusals: how many peers were refused, by reason; see :data:`parenv.remote.net.admission.REASONS`.
 
     Raises:
         ConfigurationError: the address is not one of TCP, or cannot be listened at.
@@ -74,16 +67,17 @@ class HostListener:
         tcp_address(address)
         self._streams = Streams(max_connections, self.send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._socket = listening_socket(self._context, keys, max_message_bytes)
-        configure(self._socket, address, HANDSHAKE_S)
+        self._socket = tcp.listening_socket(self._context, keys, max_message_bytes)
+        tcp.configure(self._socket, address, HANDSHAKE_S)
         self._admission = Admission(
             self._context,
             self._socket,
             allowed,
-            limits=limits(max_connections, max_message_bytes),
+            limits=tcp.limits(max_connections, max_message_bytes),
             handshake_s=HANDSHAKE_S,
             silence_s=silence_s,
         )
+        self.refusals = self._admission.refusals
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -92,11 +86,6 @@ class HostListener:
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._waiting = Waiting()
         self._waiting.watch(self)
-
-    @property
-    def refusals(self) -> Counter[str]:
-        """How many peers were refused, by reason; see :data:`parenv.remote.net.admission.REASONS`."""
-        return self._admission.refusals
 
     @property
     def connections(self) -> int:
@@ -157,7 +146,7 @@ class HostListener:
             Which connection it comes from, the name of its host, and its frames.
         """
         for _ in range(MAX_SKIPPED):
-            if (frames := received(self._socket)) is None:
+            if (frames := tcp.received(self._socket)) is None:
                 break
             peer, host = frames[0].bytes, host_of(str(frames[0].get("User-Id")))
             if parts := self._opened(peer, host, frames):
@@ -171,7 +160,7 @@ class HostListener:
             linger_s: how long to wait for what was sent last to be on its way, in seconds.
         """
         if not self._socket.closed:
-            close_monitored(self._socket, linger_s)
+            tcp.close_monitored(self._socket, linger_s)
             self._admission.close()
             terminate(self._context)
 
@@ -183,7 +172,7 @@ class HostListener:
         fd, refusal, nbytes = int(first.get(zmq.SRCFD)), "", sum(map(len, frames))
         parts: list[Buffer] = []
         try:
-            _, parts = stream.open(only(frames))
+            _, parts = stream.open(tcp.only(frames))
         except ProtocolError:
             refusal = "sequence"
         # An identity that a peer has chosen could be taken for that of another.
@@ -220,11 +209,9 @@ class HostSocket:
         self._wants_to_write = False
         self._last: deque[list[Buffer]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._socket = connecting_socket(self._context, keys, silence_s)
-        configure(self._socket, address, HANDSHAKE_S)
-        self._monitor = self._context.socket(zmq.PAIR)
-        self._socket.monitor("inproc://parenv.monitor", EVENTS)
-        self._monitor.connect("inproc://parenv.monitor")
+        self._socket = tcp.connecting_socket(self._context, keys, silence_s)
+        tcp.configure(self._socket, address, HANDSHAKE_S)
+        self._monitor = self._socket.get_monitor_socket(EVENTS)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -291,9 +278,7 @@ class HostSocket:
 
     def receive(self) -> list[Buffer] | None:
         """The next message, or ``None``. What came before a connection was lost is not lost."""
-        if self._last:
-            return self._last.popleft()
-        return self._next()
+        return self._last.popleft() if self._last else self._next()
 
     def close(self, linger_s: float = 1.0) -> None:
         """Close. Idempotent.
@@ -302,16 +287,16 @@ class HostSocket:
             linger_s: how long to wait for what was sent last to be on its way, in seconds.
         """
         if not self._socket.closed:
-            close_monitored(self._socket, linger_s if self.look() == "connected" else 0.0)
+            tcp.close_monitored(self._socket, linger_s if self.look() == "connected" else 0.0)
             self._monitor.close(0)
             terminate(self._context)
 
     def _next(self) -> list[Buffer] | None:
         for _ in range(MAX_SKIPPED):
-            if (frames := received(self._socket)) is None:
+            if (frames := tcp.received(self._socket)) is None:
                 break
             try:
-                credit, parts = self._stream.open(only(frames))
+                credit, parts = self._stream.open(tcp.only(frames))
             except ProtocolError:
                 self._give_up()
                 return None
@@ -322,8 +307,7 @@ class HostSocket:
 
     def _rescue(self) -> None:
         """Keep what had come before the connection was lost, which is not to be read once it is given up."""
-        while (frames := self._next()) is not None:
-            self._last.append(frames)
+        self._last.extend(iter(self._next, None))
         self._give_up()
 
     def _give_up(self) -> None:

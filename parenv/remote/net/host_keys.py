@@ -164,12 +164,11 @@ def create_keys(directory: str | os.PathLike[str], hosts: Sequence[str]) -> list
     if len({name.lower() for name in hosts}) < len(hosts):
         raise ConfigurationError("each host needs a name of its own")
     folder = Path(directory)
-    driver, pairs = DriverKeys(*zmq.curve_keypair()), [zmq.curve_keypair() for _ in hosts]
+    driver, pairs = DriverKeys(*zmq.curve_keypair()), {name: zmq.curve_keypair() for name in hosts}
     texts = {folder / DRIVER_FILE: _text(_DRIVER_TEXT, {"public": driver.public, "secret": driver.secret})}
-    for name, (public, secret) in zip(hosts, pairs, strict=True):
-        texts[_key_file(folder, name)] = _host_text(name, HostKeys(public, secret, driver.public))
-    lines = [_HOSTS_TEXT, *(f"{name} {public.decode()}" for name, (public, _) in zip(hosts, pairs, strict=True))]
-    texts[folder / HOSTS_FILE] = "\n".join(lines) + "\n"
+    for name, (public, secret) in pairs.items():
+        texts[folder / f"{name}.key"] = _host_text(name, HostKeys(public, secret, driver.public))
+    texts[folder / HOSTS_FILE] = _text(_HOSTS_TEXT, {name: public for name, (public, _) in pairs.items()})
     write_new(folder, texts)
     return list(texts)
 
@@ -194,7 +193,7 @@ def add_host(directory: str | os.PathLike[str], name: str) -> Path:
     if name in _read_hosts(listed).values():
         raise ConfigurationError(f"{listed} has a host {name} already")
     public, secret = zmq.curve_keypair()
-    path = _key_file(folder, name)
+    path = folder / f"{name}.key"
     before = read_private(listed, Others.CANNOT_WRITE).rstrip("\n")
     write_new(folder, {path: _host_text(name, HostKeys(public, secret, driver.public))})
     try:
@@ -221,7 +220,7 @@ def remove_host(directory: str | os.PathLike[str], name: str) -> Path:
         raise ConfigurationError(f"{listed} has no host {name}: it has {', '.join(names) or 'none'}")
     lines = read_private(listed, Others.CANNOT_WRITE).splitlines()
     replace(listed, "\n".join(line for line in lines if line.split()[:1] != [name]) + "\n")
-    path = _key_file(Path(directory), name)
+    path = Path(directory) / f"{name}.key"
     path.unlink(missing_ok=True)
     return path
 
@@ -273,10 +272,6 @@ def _check_name(name: str) -> None:
         )
     if f"{name}.key".lower() == DRIVER_FILE:
         raise ConfigurationError(f"a host cannot be named {name!r}: {DRIVER_FILE} is the driver's key file")
-
-
-def _key_file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.key"
 
 
 def _named(keys: Sequence[str]) -> dict[bytes, str]:
