@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space, spaces
 
-from parenv.cli.environment import named_factory
+from parenv.cli.environment import named_factory, refused
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import flatten, leaves, unflatten
 from parenv.policy.policy import Action, Policy
@@ -39,10 +39,8 @@ def agent_by(factory: str | Callable[[], Any]) -> Agent:
         ConfigurationError: it cannot be found, raises, or makes something else.
     """
     make = named_factory(factory) if isinstance(factory, str) else factory
-    try:
+    with refused(f"the agent {factory} cannot be made"):
         made = make()
-    except Exception as error:
-        raise ConfigurationError(f"the agent {factory} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(made, tuple):
         return Agent(made)
     if not 1 <= len(made) <= 3 or not all(part is None or callable(part) for part in made[1:]):

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from parenv.argument_checks import at_least
-from parenv.cli.environment import environment_factory, is_env_id
+from parenv.cli.environment import environment_factory, is_env_id, refused
 from parenv.cli.help import add_command
 from parenv.cli.writable import check_writable
 from parenv.errors import ConfigurationError
@@ -109,10 +109,8 @@ def _made(env: Any, rendered: bool) -> Any:
     make = environment_factory(env)
     if rendered and is_env_id(env):
         make = partial(gym.make, env, render_mode="rgb_array")
-    try:
+    with refused(f"{env} raised while being made"):
         one = make()
-    except Exception as error:
-        raise ConfigurationError(f"{env} raised while being made: {type(error).__name__}: {error}") from error
     if rendered and getattr(one, "render_mode", None) != "rgb_array":
         one.close()
         raise ConfigurationError(f'{env} renders no frames: for --video it must be made with render_mode="rgb_array"')

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gymnasium import Space
 
-from parenv.cli.environment import Environment
+from parenv.cli.environment import Environment, refused
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves, stacked
 from parenv.policy.devices import on_device
@@ -120,18 +120,11 @@ def acting(environment: Environment, policy: Any, batch: int, device: str = "cpu
     Raises:
         ConfigurationError: the policy raises, or does not fit the environment.
     """
-    of = leaves(environment.action_space)
-    try:
-        actor = Actor(on_device(policy, device), leaves(environment.observation_space), of, device)
-        rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
+    space, of = environment.observation_space, leaves(environment.action_space)
+    with refused(f"the agent cannot act on {batch} observations of {space}", but=ConfigurationError):
+        actor = Actor(on_device(policy, device), leaves(space), of, device)
+        rows, carry = random_rows(space, batch), actor.initial_carry(batch)
         check_actions(of, environment.action_space, actor.actions.fitted(actor.act(rows, carry)[0], batch), batch)
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"the agent cannot act on {batch} observations of {environment.observation_space}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
 
     def act() -> None:
         nonlocal carry
