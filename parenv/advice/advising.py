@@ -27,7 +27,7 @@ MOSTLY = 0.5
 
 
 def costs_of(statistics: PoolStatistics, setting: Setting, policy: Any, worker_device: str) -> Costs:
-    """What a pool has cost so far.
+    """What a pool has cost so far; waiting for a core is left out.
 
     Args:
         statistics: its figures.
@@ -40,8 +40,28 @@ def costs_of(statistics: PoolStatistics, setting: Setting, policy: Any, worker_d
     """
     if not statistics.rollouts:
         raise ConfigurationError("there is no advice before the first rollout: run the loop for a while")
-    return replace(
-        Costs.of(statistics, setting, usable_cores()),
+    steps, driver, processor = statistics.env_steps, statistics.driver_seconds, statistics.driver_processor_seconds
+    busy_s = statistics.environment_seconds + statistics.acting_seconds
+    busy_s += statistics.committing_seconds + statistics.learning_seconds
+    alone = 1 - statistics.contended_seconds / busy_s
+    share, at_the_same_time = alone / steps, alone if setting.mode == "async" and setting.num_workers else 1.0
+    return Costs(
+        setting,
+        usable_cores(),
+        statistics.env_steps_per_second,
+        environment_s=statistics.environment_seconds * share,
+        acting_s=statistics.acting_seconds * share,
+        commit_s=statistics.committing_seconds * share,
+        worker_learning_s=statistics.learning_seconds * share,
+        waiting_s=statistics.waiting_seconds / steps,
+        learner_s=driver.get("learning", 0.0) / steps * at_the_same_time,
+        learner_processor_s=processor.get("learning", 0.0) / steps,
+        handling_s=processor.get("waiting", 0.0) / steps if setting.num_workers else 0.0,
+        publishing_s=driver.get("publishing", 0.0) / steps,
+        waiting_for_workers_s=driver.get("waiting", 0.0) / steps,
+        unevenness=statistics.rollout_seconds_spread / statistics.rollout_seconds,
+        sleeping=statistics.sleeping_seconds / (busy_s * alone),
+        can_share_learning=setting.parallelism == "gradient",
         learner_device=device_of(policy),
         worker_device=worker_device,
         accelerator=accelerator(policy),
@@ -54,10 +74,10 @@ def advise(costs: Costs) -> Advice:
     Args:
         costs: of a run.
     """
-    best = with_workers = _best(costs)
+    with_workers = _best(costs)
     alone = _worthwhile(costs, _inline(costs.setting), _alone(with_workers))
-    helps = _worthwhile(costs, alone, with_workers) is with_workers
-    best = with_workers if helps else alone
+    best = _worthwhile(costs, alone, with_workers)
+    helps = best is with_workers
     # What the run fell short of is expected to be missing again; more than the model allows is luck.
     shortfall = min(1.0, costs.env_steps_per_second / steps_per_second(costs, costs.setting))
     return Advice(
