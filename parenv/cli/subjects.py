@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,7 +95,7 @@ def policy_cost(environment: Environment, policy: Any, batch: int) -> Subject:
 
     def open_one() -> Opened:
         act = acting(environment, policy, batch)
-        return Opened(lambda seconds: with_one_thread(lambda: seconds_each(act, seconds)), lambda: None)
+        return Opened(one_thread()(lambda seconds: seconds_each(act, seconds)), lambda: None)
 
     return Subject(f"policy, batch {batch}", open_one)
 
@@ -152,13 +153,14 @@ def seconds_each(work: Callable[[], object], seconds: float) -> float:
             return elapsed / count
 
 
-def with_one_thread(measure: Callable[[], float]) -> float:
-    """Measure while torch has one thread, as in a worker."""
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """While something is measured, torch has one thread, as in a worker."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return measure()
+        yield
     finally:
         torch.set_num_threads(threads)
