@@ -83,14 +83,11 @@ class Trace:
         self._check_observations(observations)
         batch = self.env.num_envs
         flags = []
-        for name, values, kinds in (
-            ("rewards", rewards, "fiu"),
-            ("terminated", terminated, "b"),
-            ("truncated", truncated, "b"),
-        ):
+        for name, values in {"rewards": rewards, "terminated": terminated, "truncated": truncated}.items():
             array = as_array(values)
+            kinds, wanted = ("fiu", "numbers") if name == "rewards" else ("b", "bool")
             if array.shape != (batch,) or array.dtype.kind not in kinds:
-                self.say(f"{name} have shape {array.shape} and dtype {array.dtype}, not ({batch},) and {_KINDS[kinds]}")
+                self.say(f"{name} have shape {array.shape} and dtype {array.dtype}, not ({batch},) and {wanted}")
             flags.append(array.reshape(-1)[:batch].copy())
         self._check_infos(infos)
         ended = np.logical_or(flags[1], flags[2])
@@ -157,6 +154,3 @@ def random_actions(space: Space[Any], batch: int) -> Any:
     """One random action for each sub-environment, as a batch."""
     of = leaves(space)
     return unflatten(of, stacked(of, [space.sample() for _ in range(batch)]))
-
-
-_KINDS = {"fiu": "numbers", "b": "bool"}
