@@ -128,10 +128,8 @@ def advise(
         ConfigurationError: an argument is wrong, or the environment or the agent does not run.
     """
     positive("seconds", seconds)
-    workers = usable_cores() if num_workers is None else num_workers
-    envs = ENVS_PER_WORKER * workers if num_envs is None else num_envs
-    at_least("num_workers", workers, 1)
-    at_least("num_envs", envs, workers)
+    workers = usable_cores() if num_workers is None else at_least("num_workers", num_workers, 1)
+    envs = ENVS_PER_WORKER * workers if num_envs is None else at_least("num_envs", num_envs, workers)
     if rollout_length is not None:
         at_least("rollout_length", rollout_length, 1)
     facts, environment = machine(), tried_out(env)

@@ -35,8 +35,7 @@ def by_device(
         seconds: that all of it takes, roughly.
         watch: is told what cannot be measured, and why.
     """
-    other = accelerator(policy)
-    devices = ("cpu",) if other is None else ("cpu", other)
+    devices = [device for device in ("cpu", accelerator(policy)) if device is not None]
     found: dict[str, Mapping[int, float]] = {}
     for device in devices:
         try:

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # As with python -m: an installed command does not look here by itself.
     try:
-        status: int | None = options.run(options)
+        return int(options.run(options) or 0)
     except ParenvError as error:
         print(f"parenv {options.command}: {error}\n{users_frames(error)}", end="", file=sys.stderr)
         return WRONG_ARGUMENTS if isinstance(error, ConfigurationError) else FAILED
@@ -62,7 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = f"this was raised outside of parenv, by code that it was given: {type(error).__name__}: {error}"
         print(f"parenv {options.command}: {what}\n{users_frames(error)}", end="", file=sys.stderr)
         return WRONG_ARGUMENTS
-    return status or 0
 
 
 def parser() -> argparse.ArgumentParser:
