@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from parenv.envs.final_observations import FINAL_NAMES, is_one_by_one
+from parenv.envs.final_observations import final_of, given_finals
 from parenv.envs.values import as_array
 from parenv.memory.spaces import flatten, leaves, stacked, unflatten
 
@@ -94,16 +94,12 @@ class Trace:
         return Step([part.copy() for part in self._parts(observations)], flags[0], ended, self._finals(infos, ended))
 
     def _finals(self, infos: Any, ended: Any) -> dict[int, list[Any]]:
-        name = next((name for name in FINAL_NAMES if isinstance(infos, dict) and infos.get(name) is not None), None)
-        if name is None:
-            return {}
-        given, finals = infos[name], {}
-        for column in np.flatnonzero(ended).tolist():
-            if is_one_by_one(given):
-                if given[column] is not None:
-                    finals[column] = [as_array(part).copy() for part in self._parts(given[column])]
-            else:
-                finals[column] = [as_array(part)[column].copy() for part in self._parts(given)]
+        given, _ = given_finals(infos) if isinstance(infos, dict) else (None, None)
+        finals = {}
+        for column in np.flatnonzero(ended).tolist() if given is not None else ():
+            final = final_of(self.leaves, given, column)
+            if final is not None:
+                finals[column] = [part.copy() for part in self._parts(final)]
         return finals
 
     def _reset(self, seed: int) -> list[Any]:
