@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from parenv.advice.costs import Costs, RolloutLength, Setting, steps_per_second
-from parenv.advice.device_choice import learner_device, mini_batch, step_workers, worker_device
+from parenv.advice.device_choice import learner_device, mini_batch, nearly_cheapest, step_workers, worker_device
 from parenv.advice.recommendations import NEARLY, WORTH, Advice, Recommendation, in_seconds, in_steps
 from parenv.errors import ConfigurationError
 from parenv.options import Mode, Parallelism
@@ -123,9 +123,8 @@ def _fewest_workers(costs: Costs, setting: Setting) -> Setting:
     """The fewest workers that are nearly as fast as any number."""
     most = costs.cores / max(1 - costs.sleeping, costs.cores / WORKERS[-1])  # More would wait for a core.
     candidates = [_with_workers(costs, setting, workers) for workers in WORKERS if workers < most + 1]
-    rates = [steps_per_second(costs, candidate) for candidate in candidates]
-    enough = NEARLY * max(rates)
-    return next(one for one, rate in zip(candidates, rates, strict=True) if rate >= enough)
+    rates = {candidate: steps_per_second(costs, candidate) for candidate in candidates}
+    return next(candidate for candidate, rate in rates.items() if rate >= NEARLY * max(rates.values()))
 
 
 def _with_workers(costs: Costs, setting: Setting, workers: int) -> Setting:
@@ -136,8 +135,8 @@ def _with_workers(costs: Costs, setting: Setting, workers: int) -> Setting:
 
 def _batch(costs: Costs) -> int:
     """Sub-environments of a worker from which on larger batches make an env step hardly cheaper."""
-    each = {batch: costs.beside_acting_s + seconds / batch for batch, seconds in sorted(costs.acting_at["cpu"].items())}
-    return next(batch for batch, seconds in each.items() if NEARLY * seconds <= min(each.values()))
+    curve = costs.acting_at["cpu"]
+    return nearly_cheapest({batch: costs.beside_acting_s + seconds / batch for batch, seconds in curve.items()})
 
 
 def _rollout_length(costs: Costs) -> RolloutLength:
