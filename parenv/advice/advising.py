@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from parenv.advice.costs import Costs, RolloutLength, Setting, steps_per_second
-from parenv.advice.device_choice import learner_device, mini_batch, step_workers, worker_device
+from parenv.advice.device_choice import learner_device, mini_batch, nearly_cheapest, step_workers, worker_device
 from parenv.advice.recommendations import NEARLY, WORTH, Advice, Recommendation, in_seconds, in_steps
 from parenv.errors import ConfigurationError
 from parenv.options import Mode, Parallelism
@@ -27,7 +27,7 @@ MOSTLY = 0.5
 
 
 def costs_of(statistics: PoolStatistics, setting: Setting, policy: Any, worker_device: str) -> Costs:
-    """What a pool has cost so far.
+    """What a pool has cost so far; waiting for a core is left out.
 
     Args:
         statistics: its figures.
@@ -40,8 +40,28 @@ def costs_of(statistics: PoolStatistics, setting: Setting, policy: Any, worker_d
     """
     if not statistics.rollouts:
         raise ConfigurationError("there is no advice before the first rollout: run the loop for a while")
-    return replace(
-        Costs.of(statistics, setting, usable_cores()),
+    steps, driver, processor = statistics.env_steps, statistics.driver_seconds, statistics.driver_processor_seconds
+    busy_s = statistics.environment_seconds + statistics.acting_seconds
+    busy_s += statistics.committing_seconds + statistics.learning_seconds
+    alone = 1 - statistics.contended_seconds / busy_s
+    share, at_the_same_time = alone / steps, alone if setting.mode == "async" and setting.num_workers else 1.0
+    return Costs(
+        setting,
+        usable_cores(),
+        statistics.env_steps_per_second,
+        environment_s=statistics.environment_seconds * share,
+        acting_s=statistics.acting_seconds * share,
+        commit_s=statistics.committing_seconds * share,
+        worker_learning_s=statistics.learning_seconds * share,
+        waiting_s=statistics.waiting_seconds / steps,
+        learner_s=driver.get("learning", 0.0) / steps * at_the_same_time,
+        learner_processor_s=processor.get("learning", 0.0) / steps,
+        handling_s=processor.get("waiting", 0.0) / steps if setting.num_workers else 0.0,
+        publishing_s=driver.get("publishing", 0.0) / steps,
+        waiting_for_workers_s=driver.get("waiting", 0.0) / steps,
+        unevenness=statistics.rollout_seconds_spread / statistics.rollout_seconds,
+        sleeping=statistics.sleeping_seconds / (busy_s * alone),
+        can_share_learning=setting.parallelism == "gradient",
         learner_device=device_of(policy),
         worker_device=worker_device,
         accelerator=accelerator(policy),
@@ -54,10 +74,10 @@ def advise(costs: Costs) -> Advice:
     Args:
         costs: of a run.
     """
-    best = with_workers = _best(costs)
+    with_workers = _best(costs)
     alone = _worthwhile(costs, _inline(costs.setting), _alone(with_workers))
-    helps = _worthwhile(costs, alone, with_workers) is with_workers
-    best = with_workers if helps else alone
+    best = _worthwhile(costs, alone, with_workers)
+    helps = best is with_workers
     # What the run fell short of is expected to be missing again; more than the model allows is luck.
     shortfall = min(1.0, costs.env_steps_per_second / steps_per_second(costs, costs.setting))
     return Advice(
@@ -103,9 +123,8 @@ def _fewest_workers(costs: Costs, setting: Setting) -> Setting:
     """The fewest workers that are nearly as fast as any number."""
     most = costs.cores / max(1 - costs.sleeping, costs.cores / WORKERS[-1])  # More would wait for a core.
     candidates = [_with_workers(costs, setting, workers) for workers in WORKERS if workers < most + 1]
-    rates = [steps_per_second(costs, candidate) for candidate in candidates]
-    enough = NEARLY * max(rates)
-    return next(one for one, rate in zip(candidates, rates, strict=True) if rate >= enough)
+    rates = {candidate: steps_per_second(costs, candidate) for candidate in candidates}
+    return next(candidate for candidate, rate in rates.items() if rate >= NEARLY * max(rates.values()))
 
 
 def _with_workers(costs: Costs, setting: Setting, workers: int) -> Setting:
@@ -116,8 +135,8 @@ def _with_workers(costs: Costs, setting: Setting, workers: int) -> Setting:
 
 def _batch(costs: Costs) -> int:
     """Sub-environments of a worker from which on larger batches make an env step hardly cheaper."""
-    each = {batch: costs.beside_acting_s + seconds / batch for batch, seconds in sorted(costs.acting_at["cpu"].items())}
-    return next(batch for batch, seconds in each.items() if NEARLY * seconds <= min(each.values()))
+    curve = costs.acting_at["cpu"]
+    return nearly_cheapest({batch: costs.beside_acting_s + seconds / batch for batch, seconds in curve.items()})
 
 
 def _rollout_length(costs: Costs) -> RolloutLength:

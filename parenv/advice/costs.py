@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from parenv.options import Mode, Parallelism
-from parenv.pool.statistics import PoolStatistics
 
 RolloutLength = int | Literal["episode"]
 HANDLING_S = 300e-6
@@ -36,10 +35,8 @@ class Setting:
     rollout_length: RolloutLength
 
     def __str__(self) -> str:
-        return (
-            f"num_workers={self.num_workers}, num_envs={self.num_envs}, mode={self.mode!r}, "
-            f"parallelism={self.parallelism!r}, rollout_length={self.rollout_length!r}"
-        )
+        names = ("num_workers", "num_envs", "mode", "parallelism", "rollout_length")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
     @property
     def processes(self) -> int:
@@ -113,33 +110,6 @@ class Costs:
     accelerator: str | None = None
     acting_at: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     learning_at: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, statistics: PoolStatistics, setting: Setting, cores: int) -> Costs:
-        """From the figures of a pool that has yielded a rollout; waiting for a core is left out."""
-        steps, driver, processor = statistics.env_steps, statistics.driver_seconds, statistics.driver_processor_seconds
-        busy_s = statistics.environment_seconds + statistics.acting_seconds
-        busy_s += statistics.committing_seconds + statistics.learning_seconds
-        alone = 1 - statistics.contended_seconds / busy_s
-        share, at_the_same_time = alone / steps, alone if setting.mode == "async" and setting.num_workers else 1.0
-        return cls(
-            setting,
-            cores,
-            statistics.env_steps_per_second,
-            environment_s=statistics.environment_seconds * share,
-            acting_s=statistics.acting_seconds * share,
-            commit_s=statistics.committing_seconds * share,
-            worker_learning_s=statistics.learning_seconds * share,
-            waiting_s=statistics.waiting_seconds / steps,
-            learner_s=driver.get("learning", 0.0) / steps * at_the_same_time,
-            learner_processor_s=processor.get("learning", 0.0) / steps,
-            handling_s=processor.get("waiting", 0.0) / steps if setting.num_workers else 0.0,
-            publishing_s=driver.get("publishing", 0.0) / steps,
-            waiting_for_workers_s=driver.get("waiting", 0.0) / steps,
-            unevenness=statistics.rollout_seconds_spread / statistics.rollout_seconds,
-            sleeping=statistics.sleeping_seconds / (busy_s * alone),
-            can_share_learning=setting.parallelism == "gradient",
-        )
 
     @property
     def learning_s(self) -> float:

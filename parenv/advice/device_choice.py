@@ -18,12 +18,13 @@ def mini_batch(costs: Costs, device: str) -> Recommendation:
             "mini_batch", "as it is", None, "it was not measured: parenv advise does, for a policy with a module"
         )
     curve = costs.learning_at.get(device, costs.learning_at["cpu"])
-    best = _cheap(curve)
+    best = nearly_cheapest(curve)
     words = ", ".join(f"{in_seconds(curve[n])} at {n}" for n in sorted({min(curve), best, max(curve)}))
     return Recommendation("mini_batch", best, None, f"forward and backward take {words} per sample")
 
 
-def _cheap(curve: Mapping[int, float]) -> int:
+def nearly_cheapest(curve: Mapping[int, float]) -> int:
+    """The smallest number at which something costs hardly more than at any."""
     return next(n for n, seconds in sorted(curve.items()) if NEARLY * seconds <= min(curve.values()))
 
 
@@ -33,7 +34,7 @@ def learner_device(costs: Costs) -> Recommendation:
     if len(costs.learning_at) < 2:
         because = f"learning, on {now}, is {share:.0%} of the cost; {_not_compared(costs)}"
         return Recommendation("learner_device", now, now, because)
-    batch = _cheap(costs.learning_at["cpu"])
+    batch = nearly_cheapest(costs.learning_at["cpu"])
     seconds = {device: curve[batch] * batch for device, curve in costs.learning_at.items()}
     because = f"forward and backward of {batch} samples take {_by_device(seconds)}; learning is {share:.0%} of the cost"
     return Recommendation("learner_device", faster_device(seconds), now, because)

@@ -17,7 +17,7 @@ from parenv.advice.recommendations import NEARLY, Advice, in_steps
 from parenv.argument_checks import at_least, positive
 from parenv.cli import measuring
 from parenv.cli.agent import Agent, RandomNetwork, agent_by
-from parenv.cli.curves import acting_seconds, by_device, learning_seconds
+from parenv.cli.curves import Watcher, acting_seconds, by_device, learning_seconds
 from parenv.cli.environment import Environment, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.schedule import rollout_length as usual_rollout_length
@@ -108,7 +108,7 @@ def advise(
     num_workers: int | None = None,
     rollout_length: int | None = None,
     verify: bool = False,
-    watch: Callable[[str], object] = lambda doing: None,
+    watch: Watcher = lambda doing: None,
 ) -> AdviceReport:
     """Train for a while in sync mode, where collecting and learning do not slow each other down, and draw conclusions.
 
@@ -128,10 +128,8 @@ def advise(
         ConfigurationError: an argument is wrong, or the environment or the agent does not run.
     """
     positive("seconds", seconds)
-    workers = usable_cores() if num_workers is None else num_workers
-    envs = ENVS_PER_WORKER * workers if num_envs is None else num_envs
-    at_least("num_workers", workers, 1)
-    at_least("num_envs", envs, workers)
+    workers = usable_cores() if num_workers is None else at_least("num_workers", num_workers, 1)
+    envs = ENVS_PER_WORKER * workers if num_envs is None else at_least("num_envs", num_envs, workers)
     if rollout_length is not None:
         at_least("rollout_length", rollout_length, 1)
     facts, environment = machine(), tried_out(env)
@@ -152,9 +150,8 @@ def advise(
     costs = _costs(environment, first, setting, seconds / 2)
     update_s = _update_seconds(environment, first, costs, seconds / 6, watch)
     shared = first.loss_fn is not None
-    advice = advise_on(
-        replace(costs, acting_at=acting_at, learning_at=learning_at, can_share_learning=shared, update_s=update_s)
-    )
+    costs = replace(costs, acting_at=acting_at, learning_at=learning_at, can_share_learning=shared, update_s=update_s)
+    advice = advise_on(costs)
     verified = _verified(environment, new_agent, advice, seconds, watch) if verify else None
     return AdviceReport(environment.name, facts, advice, verified)
 
@@ -190,7 +187,7 @@ def _costs(environment: Environment, agent: Agent, setting: Setting, seconds: fl
 
 
 def _update_seconds(
-    environment: Environment, agent: Agent, costs: Costs, seconds: float, watch: Callable[[str], object]
+    environment: Environment, agent: Agent, costs: Costs, seconds: float, watch: Watcher
 ) -> float | None:
     """What an update costs whatever its size, by learning from rollouts of another length too; ``None``: not known."""
     if agent.learn is None:
@@ -243,11 +240,7 @@ def _train(pool: AsyncWorkerPool, agent: Agent, setting: Setting, seconds: float
 
 
 def _verified(
-    environment: Environment,
-    new_agent: Callable[[], Agent],
-    advice: Advice,
-    seconds: float,
-    watch: Callable[[str], object],
+    environment: Environment, new_agent: Callable[[], Agent], advice: Advice, seconds: float, watch: Watcher
 ) -> Verified:
     """Both settings in turn, so that a drift of the machine meets both alike."""
     settings = {"before": advice.costs.setting, "advised": advice.recommended}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.spaces import flatdim
 
-from parenv.cli.environment import named_factory
+from parenv.cli.environment import named_factory, refused
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import flatten, leaves, unflatten
 from parenv.policy.policy import Action, Policy
@@ -39,10 +39,8 @@ def agent_by(factory: str | Callable[[], Any]) -> Agent:
         ConfigurationError: it cannot be found, raises, or makes something else.
     """
     make = named_factory(factory) if isinstance(factory, str) else factory
-    try:
+    with refused(f"the agent {factory} cannot be made"):
         made = make()
-    except Exception as error:
-        raise ConfigurationError(f"the agent {factory} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(made, tuple):
         return Agent(made)
     if not 1 <= len(made) <= 3 or not all(part is None or callable(part) for part in made[1:]):
@@ -71,11 +69,13 @@ class RandomNetwork(Policy):
         self._inputs, self._outputs = leaves(observation_space), leaves(action_space)
         if any(leaf.dtype is None for leaf in self._inputs):
             raise _no_network(observation_space)
-        self._heads = [head(space) for space in flatten(self._outputs, action_space)]
+        parts = flatten(self._outputs, action_space)
+        self._draws = [drawing(space) for space in parts]
+        self._widths = [flatdim(space) for space in parts]
         self.module = nn.Sequential(
             nn.Linear(sum(leaf.items for leaf in self._inputs), HIDDEN), nn.Tanh(),
             nn.Linear(HIDDEN, HIDDEN), nn.Tanh(),
-            nn.Linear(HIDDEN, sum(head.width for head in self._heads)),
+            nn.Linear(HIDDEN, sum(self._widths)),
         )  # fmt: skip
 
     def act(self, observations: Any, carry: Any) -> Action:
@@ -84,26 +84,17 @@ class RandomNetwork(Policy):
 
         rows = [values.reshape(len(values), -1).float() for values in flatten(self._inputs, observations)]
         outputs = self.module(rows[0] if len(rows) == 1 else torch.cat(rows, -1))
-        parts = outputs.split([head.width for head in self._heads], -1)
-        drawn = [head.draw(part) for head, part in zip(self._heads, parts, strict=True)]
+        drawn = [draw(part) for draw, part in zip(self._draws, outputs.split(self._widths, -1), strict=True)]
         return Action(unflatten(self._outputs, drawn))
 
 
-class Head(NamedTuple):
-    """Turns outputs of a network ``[B, width]`` into actions of one leaf ``[B, *action]``.
-
-    Args:
-        width: numbers that it needs for one action.
-        draw: what turns them into actions.
-    """
-
-    width: int
-    draw: Callable[[Any], Any]
+Draw = Callable[[Any], Any]
+"""Turns outputs of a network ``[B, width]``, as many for an action as it has when it is flat, into ``[B, *action]``."""
 
 
 @singledispatch
-def head(space: Space[Any]) -> Head:
-    """The head for one leaf of an action space.
+def drawing(space: Space[Any]) -> Draw:
+    """What draws actions for one leaf of an action space.
 
     Raises:
         ConfigurationError: the space has no fixed size.
@@ -111,14 +102,14 @@ def head(space: Space[Any]) -> Head:
     raise _no_network(space)
 
 
-@head.register
-def _discrete(space: spaces.Discrete) -> Head:
+@drawing.register
+def _discrete(space: spaces.Discrete) -> Draw:
     start = int(space.start)
-    return Head(int(space.n), lambda outputs: _drawn(outputs) + start)
+    return lambda outputs: _drawn(outputs) + start
 
 
-@head.register
-def _multi_discrete(space: spaces.MultiDiscrete) -> Head:
+@drawing.register
+def _multi_discrete(space: spaces.MultiDiscrete) -> Draw:
     import torch
 
     sizes, start = space.nvec.flatten().tolist(), torch.as_tensor(np.asarray(space.start))
@@ -127,16 +118,16 @@ def _multi_discrete(space: spaces.MultiDiscrete) -> Head:
         drawn = torch.stack([_drawn(part) for part in outputs.split(sizes, -1)], -1)
         return drawn.reshape(len(outputs), *space.shape) + start.to(drawn.device)
 
-    return Head(sum(sizes), draw)
+    return draw
 
 
-@head.register
-def _multi_binary(space: spaces.MultiBinary) -> Head:
-    return Head(math.prod(space.shape), lambda outputs: outputs.sigmoid().bernoulli().char().reshape(-1, *space.shape))
+@drawing.register
+def _multi_binary(space: spaces.MultiBinary) -> Draw:
+    return lambda outputs: outputs.sigmoid().bernoulli().char().reshape(-1, *space.shape)
 
 
-@head.register
-def _box(space: spaces.Box) -> Head:
+@drawing.register
+def _box(space: spaces.Box) -> Draw:
     import torch
 
     lowest, highest = (torch.as_tensor(bound) for bound in finite_bounds(space))
@@ -147,7 +138,7 @@ def _box(space: spaces.Box) -> Head:
         shares = (outputs + torch.randn_like(outputs)).sigmoid().reshape(len(outputs), *space.shape)
         return (low + (high - low) * shares).to(dtype)
 
-    return Head(math.prod(space.shape), draw)
+    return draw
 
 
 def finite_bounds(space: spaces.Box) -> Sequence[Any]:

@@ -9,23 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from parenv.advice.advising import MODES
 from parenv.argument_checks import at_least, positive
 from parenv.cli.agent import RandomNetwork, agent_by
 from parenv.cli.bench_report import BenchReport, Throughput
 from parenv.cli.environment import Environment, tried_out
 from parenv.cli.machine import machine
 from parenv.cli.measuring import Found, interleaved
-from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
+from parenv.cli.schedule import grid, rollout_length, worker_counts
 from parenv.cli.subjects import BATCHES, acting, policy_cost, publish_cost, reset_cost, seconds_each, step_cost
 from parenv.cli.systems import rllib
 from parenv.cli.systems.compared import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves
-from parenv.options import Mode
 from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.cores import usable_cores
-
-MODES: tuple[Mode, Mode] = ("sync", "async")
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,8 @@ def bench(
         act_s = seconds_each(acting(environment, policy, max(num_envs)), 0.0)
         costs += [policy_cost(environment, policy, batch) for batch in BATCHES]
         costs.append(publish_cost(environment, policy, max(num_workers)))
-    weights = [subject.weight for subject in (*costs, *(system.subject for system in systems))]
-    slice_s = slice_seconds(seconds, [*weights, *[POOL_WEIGHT] * len(MODES) * len(pairs)], repeats)
+    weight = sum(subject.weight for subject in (*costs, *(system.subject for system in systems)))
+    slice_s = seconds / repeats / (weight + POOL_WEIGHT * len(MODES) * len(pairs))  # For a measurement of weight 1.
     for n, workers in pairs:
         length = rollout_length(-(-n // workers) * (environment.step_s + act_s / max(num_envs)), slice_s)
         systems += [pool_system(environment, policy, n, workers, mode, length) for mode in MODES]

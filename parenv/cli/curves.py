@@ -8,7 +8,7 @@ from typing import Any
 
 from parenv.cli.environment import Environment
 from parenv.cli.measuring import in_one_line
-from parenv.cli.subjects import acting, random_rows, seconds_each, with_one_thread
+from parenv.cli.subjects import acting, one_thread, random_rows, seconds_each
 from parenv.errors import GradientError
 from parenv.memory.spaces import leaves, unflatten
 from parenv.policy.devices import accelerator
@@ -17,15 +17,13 @@ from parenv.policy.snapshots import module_of
 
 ACTING_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MINI_BATCHES = (32, 128, 512, 2048)
+Curve = Callable[[Environment, Any, str, float], Mapping[int, float]]
+Watcher = Callable[[str], object]
+"""Is told what comes next, or why it does not."""
 
 
 def by_device(
-    what: str,
-    curve: Callable[[Environment, Any, str, float], Mapping[int, float]],
-    environment: Environment,
-    policy: Any,
-    seconds: float,
-    watch: Callable[[str], object],
+    what: str, curve: Curve, environment: Environment, policy: Any, seconds: float, watch: Watcher
 ) -> Mapping[str, Mapping[int, float]]:
     """A curve on the CPU and, for a policy with a module, on the other device that there is; up to where it fails.
 
@@ -37,8 +35,7 @@ def by_device(
         seconds: that all of it takes, roughly.
         watch: is told what cannot be measured, and why.
     """
-    other = accelerator(policy)
-    devices = ("cpu",) if other is None else ("cpu", other)
+    devices = [device for device in ("cpu", accelerator(policy)) if device is not None]
     found: dict[str, Mapping[int, float]] = {}
     for device in devices:
         try:
@@ -62,12 +59,8 @@ def acting_seconds(environment: Environment, policy: Any, device: str, seconds: 
         ConfigurationError: it cannot act there.
     """
     each = seconds / len(ACTING_BATCHES)
-
-    def measured(batch: int) -> float:
-        act = acting(environment, policy, batch, device)
-        return with_one_thread(lambda: seconds_each(act, each))
-
-    return {batch: measured(batch) for batch in ACTING_BATCHES}
+    with one_thread():
+        return {batch: seconds_each(acting(environment, policy, batch, device), each) for batch in ACTING_BATCHES}
 
 
 def learning_seconds(environment: Environment, policy: Any, device: str, seconds: float) -> Mapping[int, float]:

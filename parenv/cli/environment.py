@@ -51,12 +51,8 @@ def named_object(name: str) -> Any:
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise ConfigurationError(f"{name!r} must be module:name, such as my_package.envs:make_env")
-    try:
+    with refused(f"cannot import the module {module_name!r} of {name!r}"):
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigurationError(
-            f"cannot import the module {module_name!r} of {name!r}: {type(error).__name__}: {error}"
-        ) from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ConfigurationError(f"{name!r}: there is no {part!r} in {found!r}")
@@ -109,41 +105,49 @@ def tried_out(env: Any) -> Environment:
         ConfigurationError: it cannot be found, or raises; the message says where.
     """
     make, name = environment_factory(env), env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
-    with _blamed(name, "being made"):
+    with _running(name, "being made"):
         one = make()
     if not isinstance(one, gym.Env):
         raise ConfigurationError(f"{name} must make a gymnasium.Env, but it made {one!r}")
-    try:
+    with contextlib.closing(one):
         one.action_space.seed(0)
-        step_s = _mean_step_s(name, one)
-        return Environment(name, make, one.observation_space, one.action_space, step_s)
-    finally:
-        one.close()
+        return Environment(name, make, one.observation_space, one.action_space, _mean_step_s(name, one))
 
 
 def _mean_step_s(name: str, env: gym.Env[Any, Any]) -> float:
-    with _blamed(name, "its first reset"):
+    with _running(name, "its first reset"):
         env.reset(seed=0)
     spent, began = 0.0, time.perf_counter()
     for step in range(1, TRIAL_STEPS + 1):
         action = env.action_space.sample()
-        with _blamed(name, f"env step {step} with the action {action!r}"):
+        with _running(name, f"env step {step} with the action {action!r}"):
             before = time.perf_counter()
             _, _, terminated, truncated, _ = env.step(action)
             spent += time.perf_counter() - before
         if terminated or truncated:
-            with _blamed(name, f"the reset after env step {step}"):
+            with _running(name, f"the reset after env step {step}"):
                 env.reset()
         if time.perf_counter() - began > TRIAL_SECONDS:
             break
     return spent / step
 
 
+def _running(name: str, doing: str) -> contextlib.AbstractContextManager[None]:
+    return refused(f"the environment {name} does not run", f" in {doing}")
+
+
 @contextlib.contextmanager
-def _blamed(name: str, doing: str) -> Iterator[None]:
+def refused(what: str, doing: str = "", but: type[Exception] | tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Where something that the user has given is tried out: an error says that it cannot be used, and why.
+
+    Args:
+        what: cannot be done with it.
+        doing: of the error, behind its type.
+        but: errors that say so themselves.
+    """
     try:
         yield
+    except but:
+        raise
     except Exception as error:
-        raise ConfigurationError(
-            f"the environment {name} does not run: {type(error).__name__} in {doing}: {error}"
-        ) from error
+        raise ConfigurationError(f"{what}: {type(error).__name__}{doing}: {error}") from error

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Run = Callable[[argparse.Namespace], int | None]
+ENV_HELP = "an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory"
 _TITLE = "examples:\n"
 
 
@@ -36,3 +37,8 @@ def add_command(commands: Any, name: str, about: str, more: str, examples: Seque
     one = commands.add_parser(name, help=about, description=more, **with_examples(*examples))
     one.set_defaults(run=run)
     return one
+
+
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """What a function of the command's name takes: all options but for what becomes of a report."""
+    return {name: value for name, value in vars(options).items() if name not in ("command", "run", "json", "plot")}

@@ -14,7 +14,7 @@ from parenv.cli.advise import advise
 from parenv.cli.bench import bench
 from parenv.cli.blame import is_of_the_user, users_frames
 from parenv.cli.display import make_display
-from parenv.cli.help import add_command, with_examples
+from parenv.cli.help import ENV_HELP, add_command, given, with_examples
 from parenv.cli.keys_command import add_keys_command
 from parenv.cli.lineage import lineage
 from parenv.cli.play import add_play_command
@@ -28,7 +28,6 @@ FAILED = 1
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
 UNREAD = 141
-ENV_HELP = "an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # As with python -m: an installed command does not look here by itself.
     try:
-        status: int | None = options.run(options)
+        return int(options.run(options) or 0)
     except ParenvError as error:
         print(f"parenv {options.command}: {error}\n{users_frames(error)}", end="", file=sys.stderr)
         return WRONG_ARGUMENTS if isinstance(error, ConfigurationError) else FAILED
@@ -63,7 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = f"this was raised outside of parenv, by code that it was given: {type(error).__name__}: {error}"
         print(f"parenv {options.command}: {what}\n{users_frames(error)}", end="", file=sys.stderr)
         return WRONG_ARGUMENTS
-    return status or 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -171,29 +169,21 @@ def _add_advise(commands: Any) -> None:
 
 
 def _run_advise(options: argparse.Namespace) -> None:
-    if options.json is not None:
-        check_writable(options.json)
-    report = advise(**_given(options), watch=lambda doing: print(doing, flush=True))
+    check_writable(options.json)
+    report = advise(**given(options), watch=lambda doing: print(doing, flush=True))
     print(report)
     if options.json is not None:
         write_text(options.json, report.to_json())
 
 
 def _run_bench(options: argparse.Namespace) -> None:
-    if options.json is not None:
-        check_writable(options.json)
+    check_writable(options.json, options.plot)
     if options.plot is not None:
-        check_writable(options.plot)
         check_plotting(options.plot)
     with make_display(sys.stdout) as display:
-        report = bench(**_given(options), watch=display.update)
+        report = bench(**given(options), watch=display.update)
         display.show(report)
     if options.json is not None:
         write_text(options.json, report.to_json())
     if options.plot is not None:
         plot(report, options.plot)
-
-
-def _given(options: argparse.Namespace) -> dict[str, Any]:
-    """What a function of the command's name takes: all options but for what becomes of the report."""
-    return {name: value for name, value in vars(options).items() if name not in ("command", "run", "json", "plot")}

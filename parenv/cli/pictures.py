@@ -93,7 +93,7 @@ def _draw_timeline(figure: Any, timeline: Timeline) -> None:
                 panel.plot([loss.seconds] * 2, [loss.worker + 0.5, loss.worker + 1.5], color=LOST, linewidth=2)
         panel.set(xlim=(since, until), title=title)
         _name_lanes(panel, lanes)
-        panel.locator_params(axis="x", nbins=_ticks(figure))
+        panel.locator_params(axis="x", nbins=8 if figure.get_figwidth() >= WIDTH else 5)
         panel.ticklabel_format(axis="x", useOffset=False, style="plain")
     panels[-1].set_xlabel("seconds since the first rollout was asked for")
     _explain(figure, [name for name in COLOURS if name in drawn])
@@ -156,12 +156,13 @@ def _draw_returns(figure: Any, timeline: Timeline) -> None:
     every = max(1, len(episodes) // MOST_DOTS)
     # One mean for each rollout: between episodes that arrived together it would go up and down in one place.
     last = np.flatnonzero(np.diff(episodes.env_steps, append=-1))
-    places = [(loss.seconds, timeline.env_steps_at(loss.seconds)) for loss in timeline.losses]
-    axes = (("env steps", episodes.env_steps, 1), ("seconds", episodes.seconds, 0))
-    for panel, (label, across, which) in zip(panels, axes, strict=True):
+    lost_s = [loss.seconds for loss in timeline.losses]
+    lost = [timeline.env_steps_at(seconds) for seconds in lost_s]
+    axes = (("env steps", episodes.env_steps, lost), ("seconds", episodes.seconds, lost_s))
+    for panel, (label, across, places) in zip(panels, axes, strict=True):
         panel.scatter(across[::every], episodes.returns[::every], 5, color="#9ecae1", linewidths=0, rasterized=True)
         panel.plot(across[last], mean[last], color=COLOURS["learn"], linewidth=1.8)
-        _mark(panel, [place[which] for place in places])
+        _mark(panel, places)
         panel.set_xlabel(label)
         panel.locator_params(axis="x", nbins=6)
         _lighten(panel)
@@ -243,10 +244,6 @@ def _explain(figure: Any, names: Sequence[str]) -> None:
 def _columns(figure: Any) -> int:
     """Of names, in the room that there is."""
     return int(figure.get_figwidth() / 1.1)
-
-
-def _ticks(figure: Any) -> int:
-    return 8 if figure.get_figwidth() >= WIDTH else 5
 
 
 def _mark(panel: Any, places: Sequence[float]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ import gymnasium as gym
 import numpy as np
 
 from parenv.argument_checks import at_least
-from parenv.cli.environment import environment_factory, is_env_id
-from parenv.cli.help import add_command
+from parenv.cli.environment import environment_factory, is_env_id, refused
+from parenv.cli.help import ENV_HELP, add_command, given
 from parenv.cli.writable import check_writable
 from parenv.errors import ConfigurationError
 from parenv.exporting.onnx_policy import OnnxPolicy
 from parenv.libraries import require
-from parenv.memory.spaces import flatten, leaves, unflatten
+from parenv.memory.spaces import flatten, leaves, stacked, unflatten
 
 DEFAULT_FPS = 30
 
@@ -37,37 +38,22 @@ def add_play_command(commands: Any) -> None:
         _run,
     )
     one.add_argument("agent", type=Path, metavar="AGENT", help="a file of parenv.export, such as agent.onnx")
-    one.add_argument("env", help="an env id such as CartPole-v1 or ale_py:ALE/Pong-v5, or module:factory")
+    one.add_argument("env", help=ENV_HELP)
     one.add_argument("--episodes", type=int, default=10, metavar="N", help="default: 10")
     one.add_argument("--seed", type=int, default=0, help="of the first episode; each has the next one (default: 0)")
     one.add_argument("--video", type=Path, metavar="PATH", help="the first episode, as .gif or what imageio can write")
 
 
 def _run(options: argparse.Namespace) -> None:
-    returns, lengths = play(
-        options.agent,
-        options.env,
-        options.episodes,
-        seed=options.seed,
-        video=options.video,
-        watch=lambda episode, found, steps: print(f"episode {episode}: return {found:g} in {steps:,} env steps"),
-    )
+    returns, lengths = play(**given(options))
     spread = f" ± {np.std(returns):.2f}" if len(returns) > 1 else ""
     print(f"{len(returns)} episodes: mean return {np.mean(returns):.2f}{spread}, mean length {np.mean(lengths):.1f}")
     if options.video is not None:
         print(f"video: {options.video}")
 
 
-def play(
-    agent: Path,
-    env: Any,
-    episodes: int,
-    *,
-    seed: int = 0,
-    video: Path | None = None,
-    watch: Callable[[int, float, int], object] = lambda episode, found, steps: None,
-) -> tuple[Sequence[float], Sequence[int]]:
-    """Play episodes.
+def play(agent: Path, env: Any, episodes: int, seed: int, video: Path | None) -> tuple[list[float], list[int]]:
+    """Play episodes, and print what came of each.
 
     Args:
         agent: a file of :func:`parenv.export`.
@@ -75,7 +61,6 @@ def play(
         episodes: how many.
         seed: of the first one.
         video: where to write the first one.
-        watch: is told of each: which, its return and its env steps.
 
     Returns:
         Returns and lengths.
@@ -86,22 +71,19 @@ def play(
     at_least("episodes", episodes, 1)
     at_least("seed", seed, 0)
     policy = OnnxPolicy(agent)
-    if video is not None:
-        check_writable(video)
+    check_writable(video)
     one = _made(env, rendered=video is not None)
     returns, lengths = list[float](), list[int]()
-    try:
+    with contextlib.closing(one):
         policy.check_fits(one.observation_space)
         for episode in range(episodes):
             frames: list[Any] | None = [] if video is not None and not episode else None
             found, steps = _episode(policy, one, seed + episode, frames)
             returns.append(found)
             lengths.append(steps)
-            watch(episode, found, steps)
+            print(f"episode {episode}: return {found:g} in {steps:,} env steps")
             if frames is not None and video is not None:
                 _write_video(video, frames, one.metadata.get("render_fps", DEFAULT_FPS))
-    finally:
-        one.close()
     return returns, lengths
 
 
@@ -109,10 +91,8 @@ def _made(env: Any, rendered: bool) -> Any:
     make = environment_factory(env)
     if rendered and is_env_id(env):
         make = partial(gym.make, env, render_mode="rgb_array")
-    try:
+    with refused(f"{env} raised while being made"):
         one = make()
-    except Exception as error:
-        raise ConfigurationError(f"{env} raised while being made: {type(error).__name__}: {error}") from error
     if rendered and getattr(one, "render_mode", None) != "rgb_array":
         one.close()
         raise ConfigurationError(f'{env} renders no frames: for --video it must be made with render_mode="rgb_array"')
@@ -125,18 +105,12 @@ def _episode(policy: OnnxPolicy, env: Any, seed: int, frames: list[Any] | None) 
     while not ended:
         if frames is not None:
             frames.append(env.render())
-        found = policy.act(_batch_of_one(policy, observation), carry)
+        batch = unflatten(policy.observations, stacked(policy.observations, [observation]))
+        found = policy.act(batch, carry)
         carry = found.carry
         observation, reward, terminated, truncated, _ = env.step(_action(env.action_space, found.actions))
         total, steps, ended = total + float(reward), steps + 1, terminated or truncated
     return total, steps
-
-
-def _batch_of_one(policy: OnnxPolicy, observation: Any) -> Any:
-    of = policy.observations
-    return unflatten(
-        of, [np.asarray(one, leaf.dtype)[None] for leaf, one in zip(of, flatten(of, observation), strict=True)]
-    )
 
 
 def _action(space: gym.Space[Any], actions: Any) -> Any:

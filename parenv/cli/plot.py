@@ -31,10 +31,8 @@ def check_plotting(path: Path | None = None) -> None:
     Raises:
         ConfigurationError: ``matplotlib`` is not installed, or has no such format.
     """
-    require("matplotlib.figure", "a plot", "bench")
-    from matplotlib.figure import Figure
-
-    formats = sorted(Figure().canvas.get_supported_filetypes())
+    figure = require("matplotlib.figure", "a plot", "bench").Figure()
+    formats = sorted(figure.canvas.get_supported_filetypes())
     if path is not None and path.suffix and path.suffix[1:].lower() not in formats:
         raise ConfigurationError(f"cannot write {path}: the formats of plots are {', '.join(formats)}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 LONGEST_ROLLOUT = 128
 
@@ -24,15 +24,6 @@ def grid(num_envs: Sequence[int], num_workers: Sequence[int]) -> list[tuple[int,
     """
     pairs = {(envs, workers) for envs in num_envs for workers in num_workers if workers <= envs}
     return sorted(pairs)
-
-
-def slice_seconds(budget_s: float, weights: Iterable[float], repeats: int) -> float:
-    """Seconds for a measurement of weight 1, so that all of them take what there is.
-
-    >>> slice_seconds(60.0, [1.0, 1.0, 2.0], repeats=5)
-    3.0
-    """
-    return budget_s / (repeats * sum(weights))
 
 
 def rollout_length(row_s: float, slice_s: float) -> int:

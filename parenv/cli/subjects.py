@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gymnasium import Space
 
-from parenv.cli.environment import Environment
+from parenv.cli.environment import Environment, refused
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves, stacked
 from parenv.policy.devices import on_device
@@ -94,7 +95,7 @@ def policy_cost(environment: Environment, policy: Any, batch: int) -> Subject:
 
     def open_one() -> Opened:
         act = acting(environment, policy, batch)
-        return Opened(lambda seconds: with_one_thread(lambda: seconds_each(act, seconds)), lambda: None)
+        return Opened(one_thread()(lambda seconds: seconds_each(act, seconds)), lambda: None)
 
     return Subject(f"policy, batch {batch}", open_one)
 
@@ -120,18 +121,11 @@ def acting(environment: Environment, policy: Any, batch: int, device: str = "cpu
     Raises:
         ConfigurationError: the policy raises, or does not fit the environment.
     """
-    of = leaves(environment.action_space)
-    try:
-        actor = Actor(on_device(policy, device), leaves(environment.observation_space), of, device)
-        rows, carry = random_rows(environment.observation_space, batch), actor.initial_carry(batch)
+    space, of = environment.observation_space, leaves(environment.action_space)
+    with refused(f"the agent cannot act on {batch} observations of {space}", but=ConfigurationError):
+        actor = Actor(on_device(policy, device), leaves(space), of, device)
+        rows, carry = random_rows(space, batch), actor.initial_carry(batch)
         check_actions(of, environment.action_space, actor.actions.fitted(actor.act(rows, carry)[0], batch), batch)
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"the agent cannot act on {batch} observations of {environment.observation_space}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
 
     def act() -> None:
         nonlocal carry
@@ -159,13 +153,14 @@ def seconds_each(work: Callable[[], object], seconds: float) -> float:
             return elapsed / count
 
 
-def with_one_thread(measure: Callable[[], float]) -> float:
-    """Measure while torch has one thread, as in a worker."""
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """While something is measured, torch has one thread, as in a worker."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return measure()
+        yield
     finally:
         torch.set_num_threads(threads)

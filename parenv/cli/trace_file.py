@@ -83,9 +83,8 @@ class _Reader:
 
     def timeline(self, name: str) -> Timeline:
         """Everything so far."""
-        driver, *workers = (
-            self._track(DRIVER + i) for i in range(1 + len(self.about["sub-environments of each worker"]))
-        )
+        num_workers = len(self.about["sub-environments of each worker"])
+        driver, *workers = map(self._track, range(DRIVER, DRIVER + 1 + num_workers))
         rollouts = np.array(self._rollouts, np.int64)
         arrived_s, env_steps = self._seconds(self._arrived_us), np.array(self._env_steps, np.int64)
         so_far = self.about["env_steps"] + np.cumsum(env_steps)

@@ -8,18 +8,19 @@ from pathlib import Path
 from parenv.errors import ConfigurationError, ParenvError
 
 
-def check_writable(path: Path) -> None:
-    """Check that a file can be written, without writing it.
+def check_writable(*paths: Path | None) -> None:
+    """Check that files can be written, without writing them; ``None`` is one that nobody wants.
 
     Raises:
-        ConfigurationError: it cannot; the message says why.
+        ConfigurationError: one cannot; the message says why.
     """
-    if not path.parent.is_dir():
-        raise ConfigurationError(f"cannot write {path}: there is no directory {path.parent}")
-    if path.is_dir():
-        raise ConfigurationError(f"cannot write {path}: it is a directory")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigurationError(f"cannot write {path}: it may not be written")
+    for path in filter(None, paths):
+        if not path.parent.is_dir():
+            raise ConfigurationError(f"cannot write {path}: there is no directory {path.parent}")
+        if path.is_dir():
+            raise ConfigurationError(f"cannot write {path}: it is a directory")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigurationError(f"cannot write {path}: it may not be written")
 
 
 def write_text(path: Path, text: str) -> None:

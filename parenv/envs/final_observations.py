@@ -58,7 +58,7 @@ class FinalObservations:
         if self._mode is AutoresetMode.DISABLED:
             self._write_batch(target, columns, observations)
             return True
-        given, there = _given(infos)
+        given, there = given_finals(infos)
         if given is None:
             known = np.zeros(len(columns), bool)
         elif is_one_by_one(given):
@@ -77,10 +77,8 @@ class FinalObservations:
         for i, column in enumerate(columns.tolist(), target.num_ends):
             if not known[i - target.num_ends]:
                 _write_nothing(self._leaves, target, i)
-            elif is_one_by_one(given):
-                self._write_one(target.finals, i, given[column])
             else:
-                self._write_one(target.finals, i, _row(self._leaves, given, column))
+                self._write_one(target.finals, i, final_of(self._leaves, given, column))
 
     def _write_batch(self, target: Target, columns: Any, batch: Any) -> None:
         begin = target.num_ends
@@ -98,11 +96,11 @@ class FinalObservations:
     def _check_is_not_reset(self, columns: Any, observations: Any, infos: Any) -> None:
         """Where the final observation is given beside another one, the reset has happened in the same step."""
         self.first_time = False
-        given, _ = _given(infos)
+        given, _ = given_finals(infos)
         if given is None:
             return
         for column in columns.tolist():
-            final = given[column] if is_one_by_one(given) else _row(self._leaves, given, column)
+            final = final_of(self._leaves, given, column)
             if final is not None and not _are_equal(self._leaves, final, _row(self._leaves, observations, column)):
                 raise ConfigurationError(
                     f"{self._env} says that its autoreset mode is NEXT_STEP, but at the end of an episode it returns "
@@ -116,10 +114,15 @@ def is_one_by_one(given: Any) -> bool:
     return isinstance(given, list) or (isinstance(given, np.ndarray) and given.dtype == object)
 
 
-def _given(infos: Any) -> tuple[Any, Any]:
+def given_finals(infos: Any) -> tuple[Any, Any]:
     """Final observations in infos, and where there are any."""
     name = next((name for name in FINAL_NAMES if infos.get(name) is not None), None)
     return (None, None) if name is None else (infos[name], infos.get(f"_{name}"))
+
+
+def final_of(leaves: Sequence[Leaf], given: Any, column: int) -> Any:
+    """What final observations say of one column; ``None`` where that is nothing."""
+    return given[column] if is_one_by_one(given) else _row(leaves, given, column)
 
 
 def _row(leaves: Sequence[Leaf], batch: Any, column: int) -> Any:

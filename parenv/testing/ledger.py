@@ -131,14 +131,13 @@ def check_ledger(rollout: Rollout, expected: dict[int, tuple[int, ...]], max_len
             flags = [bool(rollout.terminated[row, column]), bool(rollout.truncated[row, column])]
             after = rollout.shifted_observations[row, column, 3:].tolist()
             at_end = [episode % 2 == 0, episode % 2 == 1]
-            if after != generation:
-                _equal(flags, at_end if ended else [False, True], "terminated, truncated", row, column)
+            broken_off = after != generation
+            _equal(flags, at_end if ended else [False, broken_off], "terminated, truncated", row, column)
+            if broken_off:
                 _check_later(after, generation, row, column)
                 episode, step, generation = 0, 0, after
-            else:
-                _equal(flags, at_end if ended else [False, False], "terminated, truncated", row, column)
-                resets_next = rollout.shifted_observations[row, column].tolist() == wanted
-                episode, step = (episode + 1, 0) if ended and not resets_next else (episode, step)
+            elif ended and rollout.shifted_observations[row, column].tolist() != wanted:
+                episode, step = episode + 1, 0
         wanted = [env_id, episode, step, *generation]
         _equal(rollout.last_observations[column].tolist(), wanted, "last observation", -1, column)
         expected[env_id] = (episode, step, *generation)

@@ -15,7 +15,7 @@ from parenv.envs.autoreset import autoreset_mode
 from parenv.envs.values import as_array
 from parenv.errors import ConfigurationError
 from parenv.libraries import installed_version
-from parenv.memory.spaces import Leaf, flatten, leaves
+from parenv.memory.spaces import flatten, leaves
 from parenv.testing.vector_env_trace import Step, Trace, random_actions
 
 SURE = 0.75
@@ -87,13 +87,14 @@ def check_vector_env(make: Callable[[], Any], steps: int = 1000, seed: int = 0) 
     with contextlib.closing(make()) as env:
         declared = _declared(env, problems)
         found, ends = None, 0
-        if isinstance(env, VectorEnv) and not problems[1:]:
+        if isinstance(env, VectorEnv):
             trace = Trace(env, declared, seed, problems, notes)
             history = trace.run(steps)
             ends = sum(int(step.ended.sum()) for step in history)
-            found = _compare_modes(trace, history, declared, problems, notes)
-            _check_finals(trace, history, found, problems, notes)
-            _check_seeds(make, trace.leaves, seed, problems, notes)
+            found = _compare_modes(trace, history, declared)
+            if found is AutoresetMode.SAME_STEP:
+                _check_finals(trace, history)
+            _check_seeds(trace, make, seed)
         notes += _known_of(env)
     report = VectorEnvReport(declared, found, ends, problems, notes)
     print(report)
@@ -111,32 +112,30 @@ def _declared(env: Any, problems: list[str]) -> AutoresetMode | None:
     return mode
 
 
-def _compare_modes(
-    trace: Trace, history: Sequence[Step], declared: AutoresetMode | None, problems: list[str], notes: list[str]
-) -> AutoresetMode | None:
+def _compare_modes(trace: Trace, history: Sequence[Step], declared: AutoresetMode | None) -> AutoresetMode | None:
     """What it does, told by how far observations around ends are from those that episodes begin with."""
     pairs = list(_around_ends(history))
     if not pairs:
-        notes.append("no episode has ended: nothing can be told of resets; give more steps")
+        trace.note("no episode has ended: nothing can be told of resets; give more steps")
         return None
     if declared is AutoresetMode.DISABLED:
         return declared  # It was reset where it asked for it: what goes wrong there has been said.
-    known = sum(len(step.finals) > 0 for step in history if step.ended.any())
+    known = any(step.finals for step in history)
     later = np.mean([_distance(trace, at) > _distance(trace, after) for at, after, _, _ in pairs])
     found = None
-    if known and (later < SURE or declared is AutoresetMode.SAME_STEP):
+    if later >= SURE and not (known and declared is AutoresetMode.SAME_STEP):
+        found = AutoresetMode.NEXT_STEP
+    elif known or later <= 1 - SURE:
         found = AutoresetMode.SAME_STEP
-    elif later >= SURE or later <= 1 - SURE:
-        found = AutoresetMode.NEXT_STEP if later >= SURE else AutoresetMode.SAME_STEP
     if found is None:
-        notes.append("whether it resets in the same step or in the next could not be told from its observations")
+        trace.note("whether it resets in the same step or in the next could not be told from its observations")
     elif declared is not None and found is not declared:
-        problems.append(f"it says {declared.name}, but what it returns where episodes end is {found.name}")
+        trace.say(f"it says {declared.name}, but what it returns where episodes end is {found.name}")
     if found is AutoresetMode.NEXT_STEP:
         if any(ended for _, _, _, ended in pairs):
-            problems.append("a step that only resets ends an episode again")
+            trace.say("a step that only resets ends an episode again")
         if any(reward != 0 for _, _, reward, _ in pairs):
-            notes.append("a step that only resets has a reward that is not 0: a pool takes it as 0")
+            trace.note("a step that only resets has a reward that is not 0: a pool takes it as 0")
     return found
 
 
@@ -157,33 +156,29 @@ def _distance(trace: Trace, observation: Sequence[Any]) -> float:
     return float(np.min(total))
 
 
-def _check_finals(
-    trace: Trace, history: Sequence[Step], found: AutoresetMode | None, problems: list[str], notes: list[str]
-) -> None:
-    if found is not AutoresetMode.SAME_STEP:
-        return
+def _check_finals(trace: Trace, history: Sequence[Step]) -> None:
     ends = [(step, column) for step in history for column in np.flatnonzero(step.ended).tolist()]
     given = [(step, column) for step, column in ends if column in step.finals]
     if len(given) < len(ends):
-        notes.append(
+        trace.note(
             f"of {len(ends) - len(given)} of {len(ends)} ends infos do not say the final observation (final_obs): "
             "Rollout.next_known is False there, and nothing can be bootstrapped from a truncated one"
         )
     same = [all(map(np.array_equal, step.finals[c], [part[c] for part in step.observations])) for step, c in given]
     if same and all(same):
-        problems.append(
+        trace.say(
             "final_obs are the observations that the next episodes begin with: let the environment give a copy of the "
             "final ones, not an array that it goes on writing to"
         )
 
 
-def _check_seeds(make: Callable[[], Any], of: Sequence[Leaf], seed: int, problems: list[str], notes: list[str]) -> None:
+def _check_seeds(trace: Trace, make: Callable[[], Any], seed: int) -> None:
     """A run once more, and from another seed."""
     one, again, other = (_run_from(make, one_seed) for one_seed in (seed, seed, seed + 1))
     if not all(map(np.array_equal, one, again)):
-        problems.append("two runs from the same seed with the same actions are different")
+        trace.say("two runs from the same seed with the same actions are different")
     elif all(map(np.array_equal, one, other)):
-        notes.append("reset(seed=) changes nothing: seed it where it is made, or all workers have the same episodes")
+        trace.note("reset(seed=) changes nothing: seed it where it is made, or all workers have the same episodes")
 
 
 def _run_from(make: Callable[[], Any], seed: int, steps: int = 20) -> list[Any]:

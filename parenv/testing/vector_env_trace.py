@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from parenv.envs.final_observations import FINAL_NAMES, is_one_by_one
+from parenv.envs.final_observations import final_of, given_finals
 from parenv.envs.values import as_array
 from parenv.memory.spaces import flatten, leaves, stacked, unflatten
 
@@ -83,30 +83,23 @@ class Trace:
         self._check_observations(observations)
         batch = self.env.num_envs
         flags = []
-        for name, values, kinds in (
-            ("rewards", rewards, "fiu"),
-            ("terminated", terminated, "b"),
-            ("truncated", truncated, "b"),
-        ):
+        for name, values in {"rewards": rewards, "terminated": terminated, "truncated": truncated}.items():
             array = as_array(values)
+            kinds, wanted = ("fiu", "numbers") if name == "rewards" else ("b", "bool")
             if array.shape != (batch,) or array.dtype.kind not in kinds:
-                self.say(f"{name} have shape {array.shape} and dtype {array.dtype}, not ({batch},) and {_KINDS[kinds]}")
+                self.say(f"{name} have shape {array.shape} and dtype {array.dtype}, not ({batch},) and {wanted}")
             flags.append(array.reshape(-1)[:batch].copy())
         self._check_infos(infos)
         ended = np.logical_or(flags[1], flags[2])
         return Step([part.copy() for part in self._parts(observations)], flags[0], ended, self._finals(infos, ended))
 
     def _finals(self, infos: Any, ended: Any) -> dict[int, list[Any]]:
-        name = next((name for name in FINAL_NAMES if isinstance(infos, dict) and infos.get(name) is not None), None)
-        if name is None:
-            return {}
-        given, finals = infos[name], {}
-        for column in np.flatnonzero(ended).tolist():
-            if is_one_by_one(given):
-                if given[column] is not None:
-                    finals[column] = [as_array(part).copy() for part in self._parts(given[column])]
-            else:
-                finals[column] = [as_array(part)[column].copy() for part in self._parts(given)]
+        given, _ = given_finals(infos) if isinstance(infos, dict) else (None, None)
+        finals = {}
+        for column in np.flatnonzero(ended).tolist() if given is not None else ():
+            final = final_of(self.leaves, given, column)
+            if final is not None:
+                finals[column] = [part.copy() for part in self._parts(final)]
         return finals
 
     def _reset(self, seed: int) -> list[Any]:
@@ -157,6 +150,3 @@ def random_actions(space: Space[Any], batch: int) -> Any:
     """One random action for each sub-environment, as a batch."""
     of = leaves(space)
     return unflatten(of, stacked(of, [space.sample() for _ in range(batch)]))
-
-
-_KINDS = {"fiu": "numbers", "b": "bool"}

@@ -26,7 +26,7 @@ from parenv.cli.environment import environment_factory, named_object, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.main import main, parser
 from parenv.cli.measuring import Found, interleaved
-from parenv.cli.schedule import grid, rollout_length, slice_seconds, worker_counts
+from parenv.cli.schedule import grid, rollout_length, worker_counts
 from parenv.cli.subjects import Opened, Subject, acting, random_rows, step_cost
 from parenv.cli.tables import cost_table, failures, in_text, medians_table, throughput_tables
 from parenv.errors import ConfigurationError, RestartLimitError
@@ -242,7 +242,6 @@ def test_bench_takes_the_policy_of_an_agent_that_learns(tmp_path: Path, monkeypa
 def test_the_plan_fits_the_machine_and_the_budget() -> None:
     assert [worker_counts(cores) for cores in (1, 2, 3, 4, 6)] == [(1,), (1, 2), (1, 2, 3), (1, 2, 4), (1, 2, 4, 6)]
     assert grid([64, 8, 8], [1, 16, 1]) == [(8, 1), (64, 1), (64, 16)]
-    assert slice_seconds(60, [1] * 10 + [2] * 10, 4) == 0.5
     assert [rollout_length(row_s, 0.4) for row_s in (1e-6, 1e-3, 2e-3, 10.0)] == [128, 64, 32, 1]
 
 
