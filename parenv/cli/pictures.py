@@ -220,8 +220,8 @@ def _draw_lag(figure: Any, timeline: Timeline) -> None:
     if len(lags) <= 12:
         for lag, count in zip(lags, counts, strict=True):
             panel.text(lag, count, f"{100 * count / counts.sum():.3g} %", ha="center", va="bottom", fontsize=8)
-    panel.set(xlabel="policy lag in publishes", ylabel="rollouts", xlim=(-0.8, max(3.0, lags.max()) + 0.8))
-    panel.set_ylim(top=1.12 * counts.max())
+    panel.set(xlabel="policy lag in publishes", ylabel="rollouts", xlim=(-0.8, max(3.0, float(np.max(lags))) + 0.8))
+    panel.set_ylim(top=1.12 * float(np.max(counts)))
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.yaxis.set_major_formatter(_short)
     _lighten(panel)

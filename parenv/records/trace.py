@@ -91,8 +91,8 @@ class TraceWriter(Observer):
                 self._event("lost", "i", _track(worker), now, s="t", args={"reason": str(reason)})
             case Back(worker, generation):
                 self._back[_track(worker)] = now
-                about = f'{{"generation": {generation}}}'
-                self._piece(_track(worker), "restart", self._lost.pop(worker, now), now, about)
+                restarted = f'{{"generation": {generation}}}'
+                self._piece(_track(worker), "restart", self._lost.pop(worker, now), now, restarted)
 
     def close(self) -> None:
         """Finish the file. Idempotent."""
