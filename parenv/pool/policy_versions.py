@@ -85,7 +85,7 @@ class PolicyVersions:
     @property
     def frozen(self) -> dict[str, int]:
         """By name of a frozen version, the bytes that are kept for it."""
-        return {name: self._nbytes(row) for name, row in self.table.items() if row.of != name}
+        return {name: _nbytes(row, self._policies[row.of]) for name, row in self.table.items() if row.of != name}
 
     def played(self, numbers: Mapping[int, int]) -> dict[int, Played]:
         """By index, every policy there has been.
@@ -243,10 +243,6 @@ class PolicyVersions:
             self._weights[of].block(place)[:] = np.asarray(block, np.uint8).tobytes()
         return PolicyRow(index, of, number, place, bytes(snapshot), settings, may_be_drawn)
 
-    def _nbytes(self, row: PolicyRow) -> int:
-        module = module_of(self._policies[row.of])
-        return len(row.snapshot) + (0 if module is None else flat_layout(module)[1])
-
     def _check_given(self, given: Any) -> None:
         if not isinstance(given, Mapping) or not given:
             raise ConfigurationError(
@@ -280,3 +276,8 @@ class PolicyVersions:
             f"{name!r} cannot be frozen: max_frozen={self._max_frozen} versions are frozen already{still}. Release one "
             f"of {may_go}, or raise max_frozen"
         )
+
+
+def _nbytes(row: PolicyRow, policy: Any) -> int:
+    module = module_of(policy)
+    return len(row.snapshot) + (0 if module is None else flat_layout(module)[1])

@@ -63,7 +63,7 @@ class GroupWriter(RolloutWriter):
             self.begin(rows)
         self.infos.begin(seen)
         self.plain["terminated"][:] = self.plain["truncated"][:] = False
-        self.restarted[:] = restarted
+        self.plain["restarted"][:] = restarted
         self.rewards[:] = 0
         self.policies[:] = who
         self.first_versions[:] = -1
@@ -111,7 +111,7 @@ class GroupWriter(RolloutWriter):
 
     def begin_anew(self, row: int, carry: Mapping[str, Any]) -> None:
         """What is in a row does not follow the rollout before; it begins with this carry."""
-        self.restarted[row] = True
+        self.plain["restarted"][row] = True
         self.first_versions[row] = -1
         self.write_carry(carry, row)
 

@@ -172,7 +172,7 @@ class Collector:
         return Seconds(environment, acting)
 
     def _begin_writing(self, writer: RolloutWriter) -> None:
-        writer.restarted[:], self._restarted[:] = self._restarted, False
+        writer.plain["restarted"][:], self._restarted[:] = self._restarted, False
         writer.plain["resetting"][:] = self.stepper.resetting
         writer.begin(self._rows)
         writer.infos.begin(self.seen)

@@ -110,7 +110,7 @@ class ReplacingCollector(Collector):
             writer.infos.write_first(step + 1, column, info)
             return column + 1
         if not step:
-            writer.restarted[column] = True
+            writer.plain["restarted"][column] = True
             self._open.forget(column)
         elif (step - 1, column) not in places:
             stepper.break_off(column, seen, step - 1, writer)

@@ -41,7 +41,6 @@ class RolloutWriter:
         self.arrays = arrays
         self.plain = {name: self._own[name, 0] for name in PLAIN}
         self.rewards = self.plain["rewards"]
-        self.restarted = self.plain["restarted"]
         self._extras = {extra.name: self._own["extras", extra.name] for extra in spec.extras}
         self._carry = [self._own["carry", i] for i in range(len(spec.carry))]
         self.gradient = self._own["gradients", 0][0] if spec.gradient_bytes else None
