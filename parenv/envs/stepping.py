@@ -166,7 +166,7 @@ class EnvStepper:
         cell = self._progress.cell
         self._keep_end(target, step, column, observation, how, info)
         cell[0] = self._reset_codes[column]
-        observation, info = self.envs[column].reset()
+        observation, info = reset_result(self.envs[column].reset())
         target.infos.write_first(step + 1, column, info)
         cell[0] = self._step_codes[column]
         return observation

@@ -12,6 +12,7 @@ from typing import Any
 
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
+from parenv.envs.returned import reset_result
 from parenv.envs.stepping import EnvStepper
 from parenv.envs.targets import Target
 from parenv.envs.values import Rows
@@ -123,7 +124,7 @@ class ThreadedStepper(EnvStepper):
         """Begin an episode in every sub-environment and write the first observations; the info of each."""
         self._leave()
         infos, columns = [], range(self.num_envs)
-        self._threads.begin(columns, lambda column: self.envs[column].reset(seed=seeds[column]))
+        self._threads.begin(columns, lambda column: reset_result(self.envs[column].reset(seed=seeds[column])))
         self._resetting.extend(columns)
         for column in columns:
             self._progress.begin("reset", self._first + column)
@@ -148,7 +149,7 @@ class ThreadedStepper(EnvStepper):
             self._write_step(self._stepping[0], rows, step, target)
             self._stepping.popleft()
             if not self._stepping:
-                self._threads.begin(self._resetting, lambda column: self.envs[column].reset())
+                self._threads.begin(self._resetting, lambda column: reset_result(self.envs[column].reset()))
         while self._resetting:
             self._write_reset(self._resetting.popleft(), rows, step, target)
 

@@ -282,6 +282,8 @@ class HostsPlacement:
             return
         self._hosts[host] = f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})"
         self._tell(host, self._exchange.welcome(launch, len(self._head)))
+        if host not in self._hosts:  # It was gone before it could be told.
+            return
         _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
         self._scheduler.join(host, join.capacity)
         self._place()

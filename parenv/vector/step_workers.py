@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from parenv.envs.factories import Factories
 from parenv.errors import ConfigurationError
-from parenv.experience.rollout import map_trees
+from parenv.memory.spaces import flatten, leaves, unflatten
 from parenv.options import WorkerOptions
 from parenv.vector.env import ParallelVectorEnv
 
@@ -84,7 +83,7 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
             on_env_error="raise",
             step_timeout_s=None if limit is None else limit / 2,
         )
-        self._columns = [slice(*both) for both in pairwise(middle)]
+        self._columns = [slice(*both) for both in itertools.pairwise(middle)]
         self.parts = [
             ParallelVectorEnv(
                 env_fns[mine],
@@ -100,6 +99,7 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
         self.metadata, self.render_mode = first.metadata, first.render_mode
         self.single_observation_space = first.single_observation_space
         self.single_action_space = first.single_action_space
+        self._observed, self._acted = leaves(self.single_observation_space), leaves(self.single_action_space)
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
 
@@ -110,14 +110,14 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
             for part, mine in zip(self.parts, self._columns, strict=True)
         ]
         observations, infos = zip(*results, strict=True)
-        return _joined(observations), _joined_infos(infos, self._sizes)
+        return self._joined(observations), _joined_infos(infos, self._sizes)
 
     def step(self, actions: Any) -> Any:
         """Step all at the same time."""
         for part, mine in zip(self.parts, self._columns, strict=True):
-            part.step_async(map_trees(itemgetter(mine), actions))
-        *columns, infos = zip(*(part.step_wait() for part in self.parts), strict=True)
-        return *map(_joined, columns), _joined_infos(infos, self._sizes)
+            part.step_async(unflatten(self._acted, [values[mine] for values in flatten(self._acted, actions)]))
+        observations, *columns, infos = zip(*(part.step_wait() for part in self.parts), strict=True)
+        return self._joined(observations), *map(np.concatenate, columns), _joined_infos(infos, self._sizes)
 
     def close_extras(self, **more: Any) -> None:
         """Close the parts."""
@@ -127,9 +127,14 @@ class StepWorkersEnv(VectorEnv[Any, Any, Any]):
                 part.step_wait(timeout=0)
             part.close()
 
-
-def _joined(parts: Sequence[Any]) -> Any:
-    return map_trees(lambda *arrays: np.concatenate(arrays), *parts)
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        """Observations of all, of which those without a fixed size are tuples."""
+        by_leaf = zip(*(flatten(self._observed, part) for part in parts), strict=True)
+        joined = [
+            tuple(itertools.chain(*values)) if leaf.dtype is None else np.concatenate(values)
+            for leaf, values in zip(self._observed, by_leaf, strict=True)
+        ]
+        return unflatten(self._observed, joined)
 
 
 def _joined_infos(parts: Sequence[dict[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:

@@ -244,3 +244,24 @@ def test_what_an_environment_for_gym_returns_is_said(is_older: str, num_envs: in
     for error in (pool_error, vector_error):
         said = "".join(traceback.format_exception(error.value))
         assert (f"{is_older.replace('reward', 'step')} must return (observation, " in said) == (is_older != "itself")
+
+
+class OlderLater(Older):
+    """Its first reset returns what it must."""
+
+    def __init__(self) -> None:
+        super().__init__("neither")
+
+    def step(self, action: Any) -> Any:
+        self.is_older = "reset"
+        return SEEN, 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("workers", [WorkerOptions(), WorkerOptions(step_threads=2)], ids=["in turn", "in threads"])
+def test_what_a_later_reset_returns_is_said(workers: WorkerOptions, num_envs: int) -> None:
+    with (
+        pytest.raises(TypeError, match=r"reset must return \(observation, info\)"),
+        AsyncWorkerPool(OlderLater, zeros, num_envs=num_envs, num_workers=1, workers=workers) as pool,
+    ):
+        next(pool.rollouts())

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import AsyncWorkerPool, ConfigurationError, Stop
+from parenv import AsyncWorkerPool, ConfigurationError, Stop, WorkerOptions
 from parenv.envs.seeding import environment_seed
 from parenv.testing import LedgerEnv, check_ledger
 
@@ -75,19 +75,26 @@ def at(tree: Any, row: int, column: int) -> Any:
     return tree[row][column]
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("mode", ["sync", "async"])
+def zeros(observations: Any) -> Any:
+    while isinstance(observations, dict | tuple):
+        observations = next(iter(observations.values() if isinstance(observations, dict) else observations))
+    return np.zeros(len(observations), int)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(("mode", "step_workers"), [("sync", None), ("async", None), ("sync", 2)])
 @pytest.mark.parametrize("name", SPACES)
-def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any) -> None:
+def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any, step_workers: int | None) -> None:
     space = SPACES[name]
     with AsyncWorkerPool(
         lambda: Sampler(space, spaces.Discrete(2)),
-        lambda observations: np.zeros(2, int),
-        num_workers=2,
+        zeros,
+        num_workers=1 if step_workers else 2,
         num_envs=4,
         mode=mode,
         rollout_length=5,
         seed=3,
+        workers=WorkerOptions(step_workers=step_workers),
     ) as pool:
         rollouts = list(pool.rollouts(Stop(env_steps=60)))
         assert pool.single_observation_space == space
@@ -110,9 +117,10 @@ def test_observations_of_every_space_arrive_as_they_were(name: str, mode: Any) -
     assert sum(rows.values()) == 60
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("step_workers", [None, 2])
 @pytest.mark.parametrize("name", [name for name in SPACES if name != "pixels"])
-def test_actions_of_every_space_reach_the_environment(name: str) -> None:
+def test_actions_of_every_space_reach_the_environment(name: str, step_workers: int | None) -> None:
     space = SPACES[name]
 
     def policy(observations: Any) -> Any:
@@ -134,7 +142,12 @@ def test_actions_of_every_space_reach_the_environment(name: str) -> None:
         return samples
 
     with AsyncWorkerPool(
-        lambda: Sampler(spaces.Box(-1, 1, (1,)), space), policy, num_workers=1, num_envs=3, rollout_length=4
+        lambda: Sampler(spaces.Box(-1, 1, (1,)), space),
+        policy,
+        num_workers=1,
+        num_envs=3,
+        rollout_length=4,
+        workers=WorkerOptions(step_workers=step_workers),
     ) as pool:
         for rollout in pool.rollouts(Stop(env_steps=24)):
             for row in range(4):
@@ -147,10 +160,6 @@ def as_single(space: Any, value: Any) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(as_single(s, part) for s, part in zip(space.spaces, value, strict=True))
     return value
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 NEXT_STEP = AutoresetMode.NEXT_STEP

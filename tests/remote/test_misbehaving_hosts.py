@@ -142,6 +142,28 @@ def frames_of(what: str, canary: bytes) -> Any:
     }[what]
 
 
+def test_a_host_that_is_gone_before_it_is_welcomed_has_done_nothing_wrong(
+    hosts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, lost = HostListener.send, []
+
+    def lossy(self: HostListener, peer: bytes, frames: Any = (), **credit: Any) -> bool:
+        if frames and isinstance(from_frames(frames)[1], Welcome):
+            lost.append(peer)
+            return False
+        return send(self, peer, frames, **credit)
+
+    with serving(hosts) as pool:
+        expected: dict[int, tuple[int, ...]] = {}
+        monkeypatch.setattr(HostListener, "send", lossy)
+        fake = FakeHost(hosts)
+        fake.join()
+        take(pool, expected, until=lambda: lost)
+        fake.close()
+        assert pool.statistics().refused_connections == {}
+        assert pool.statistics().hosts == 1
+
+
 BAD = [
     "nothing",
     "garbage",
