@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_COLUMNS = ("returns", "lengths", "seconds", "env_ids")
+
 
 @dataclass(frozen=True)
 class EpisodeStatistics:
@@ -48,7 +50,7 @@ class EpisodeStatistics:
 
     def columns(self) -> list[Any]:
         """As plain data, which :meth:`of` takes back."""
-        return [getattr(self, name).tolist() for name in ("returns", "lengths", "seconds", "env_ids")]
+        return [getattr(self, name).tolist() for name in _COLUMNS]
 
     @classmethod
     def of(
@@ -67,11 +69,12 @@ class EpisodeStatistics:
         """All episodes of several parts, one part after the other."""
         if len(parts) == 1:
             return parts[0]
+        if not parts:
+            return NO_EPISODES
+        return cls.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
-        def column(name: str) -> Any:
-            return np.concatenate([getattr(part, name) for part in parts]) if parts else ()
 
-        return cls.of(column("returns"), column("lengths"), column("seconds"), column("env_ids"))
+NO_EPISODES = EpisodeStatistics.of((), (), (), ())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from parenv.errors import ConfigurationError, HostLostError
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
-from parenv.placement.base import Launch, Placement
+from parenv.placement.base import Launch
 from parenv.population.evolution import NOWHERE, Copied, Evolution, Turn, TurnEnded, TurnOutcome
 from parenv.population.lineage_file import Lineage
 from parenv.population.population_plan import PopulationPlan
@@ -210,7 +210,7 @@ class PopulationSession:
     def _ended(self, ended: TurnEnded) -> None:
         report = report_of(ended)
         self._figures = self._figures.after(report)
-        self._lineage.ended(ended, self._figures.env_steps)
+        self._lineage.ended(report, self._figures.env_steps)
         self._reports.append(report)
         if report.error:
             _log.warning(
@@ -247,9 +247,11 @@ def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, Member
         stack.callback(memory.close)
         places.buffer = memory.map()
         progress = [StatusSlot(places.buffer, worker) for worker in range(len(job.shares))]
-        workers = Workers(_placement_for(plan), progress, job.shares)
+        where = inline_placement(lambda: job) if plan.inline else worker_placement(plan.placement, None, job.options)
+        workers = Workers(where, progress, job.shares)
         launch = with_launch(memory.fd)
-        layouts = [_layout(job.shares, worker) for worker in range(len(job.shares))]
+        # They say that workers may begin; the fields are for rollouts.
+        layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
         product = Product(
             lambda _: launch, lambda worker: [layouts[worker]], lambda event: None, processes=not plan.inline
         )
@@ -277,14 +279,3 @@ def _launch_for(plan: PopulationPlan) -> Any:
     # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
     more = ("torch._dynamo",) if b"torch" in payload else ()
     return local_launch(payload, replace(job.options, preload=(*job.options.preload, *more)))
-
-
-def _placement_for(plan: PopulationPlan) -> Placement:
-    if not plan.inline:
-        return worker_placement(plan.placement, None, plan.job.options)
-    return inline_placement(lambda: plan.job)
-
-
-def _layout(shares: tuple[int, ...], worker: int) -> Layout:
-    """What a worker of a population is told: that it may begin; the fields are for rollouts."""
-    return Layout(0, 0, shares[worker], 1, 0, 0, sum(shares[:worker]), [], [])

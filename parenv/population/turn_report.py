@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
 from parenv.population.evolution import TurnEnded
 
-NO_EPISODES = EpisodeStatistics.of((), (), (), ())
+_SECONDS = ("switching_seconds", "learning_seconds", "fitness_seconds")
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,11 @@ def report_of(ended: TurnEnded) -> Report:
     more: dict[str, Any] = {}
     if not outcome.error:
         about = outcome.about
-        switching, learning, fitness = about["seconds"]
         more = {
             "episodes": EpisodeStatistics.of(*about["episodes"]),
             "mean_return": about["mean_return"],
             "metrics": about["metrics"],
-            "switching_seconds": switching,
-            "learning_seconds": learning,
-            "fitness_seconds": fitness,
+            **dict(zip(_SECONDS, about["seconds"], strict=True)),
         }
     return Report(
         member=ended.member,
@@ -134,15 +131,8 @@ class PopulationStatistics:
 
     def after(self, report: Report) -> PopulationStatistics:
         """With one more turn."""
-        return replace(
-            self,
-            env_steps=self.env_steps + report.num_steps,
-            turns=self.turns + 1,
-            deaths=self.deaths + bool(report.error),
-            switching_seconds=self.switching_seconds + report.switching_seconds,
-            learning_seconds=self.learning_seconds + report.learning_seconds,
-            fitness_seconds=self.fitness_seconds + report.fitness_seconds,
-        )
+        seconds = {name: getattr(report, name) for name in _SECONDS}
+        return self.plus(env_steps=report.num_steps, turns=1, deaths=bool(report.error), **seconds)
 
     def plus(self, **more: float) -> PopulationStatistics:
         """With these added."""
