@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, RolloutsByPolicy
+from parenv.experience.assembly import Arrays, own_columns
 from parenv.experience.rollout import Ends, map_trees
 from parenv.memory.agent_layout import NOBODY, AgentsSpec, RowGroup
 from parenv.memory.spaces import unflatten
-
-Arrays = Mapping[tuple[str, Any], Any]
 
 
 class Played(NamedTuple):
@@ -72,7 +71,7 @@ def assemble_agents(
         for number in rows.policies(played, len(spec.policies)):
             by_policy[played[number].name] = rows.of(number, played[number])
     state = arrays[0].get(("observations", 0))
-    steps, columns = of_envs.records["step"].astype(np.int64), of_envs.records["column"].astype(np.int64)
+    steps, columns = (of_envs.records[name].astype(np.int64) for name in ("step", "column"))
     return RolloutsByPolicy(
         by_policy=dict(sorted(by_policy.items(), key=lambda item: "@" in item[0])),
         env_ids=env_ids,
@@ -184,8 +183,7 @@ def _ends(arrays: Arrays, widths: Sequence[int], group: RowGroup, first: int) ->
 
 
 def _episodes(records: Any, numbers: Any, env_ids: Any, agents: Sequence[str]) -> AgentEpisodes:
-    returns, lengths, seconds = (np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds"))
-    return AgentEpisodes(returns, lengths, seconds, env_ids, agents=agents, numbers=numbers)
+    return AgentEpisodes(*own_columns(records), env_ids, agents=agents, numbers=numbers)
 
 
 def _regular(rows: Any) -> Any:
