@@ -30,7 +30,6 @@ MAX_INTEGER_DIGITS = 4300
 """More of them Python does not read."""
 MAX_KEYS_OF_ONE_HASH = 256
 """In one dict. A grid of coordinates has 2 to the number of its dimensions, since -1 and -2 have the same hash."""
-_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _PLAIN = (bool, int, float, str, type(None))
 _BIT_GENERATORS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -173,14 +172,12 @@ class _Buffers(list[Buffer]):
 
 
 def _unpack(node: Any, buffers: _Buffers, depth: int) -> Any:
-    if type(node) is list:
-        if depth > MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-        return [item if type(item) in _PLAIN else _unpack(item, buffers, depth + 1) for item in node]
-    if type(node) is not dict:
+    if type(node) is not list and type(node) is not dict:
         return node
     if depth > MAX_DEPTH:
-        raise ValueError(_TOO_DEEP)
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    if type(node) is list:
+        return [item if type(item) in _PLAIN else _unpack(item, buffers, depth + 1) for item in node]
     if len(node) != 1:
         raise ValueError("a tagged value has exactly one tag")
     ((tag, body),) = node.items()
