@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from gymnasium import Space
 from parenv.argument_checks import at_least, one_of
 from parenv.errors import ConfigurationError, PolicyOutputError
 from parenv.experience.rollout import Rollout
-from parenv.exporting.graph import Graph, graph_of
+from parenv.exporting.graph import Graph, graph_of, run_on_arrays
 from parenv.exporting.onnx_policy import FORMAT, METADATA, opened
 from parenv.libraries import require
 from parenv.memory.layout import leaves_as_data
@@ -194,13 +195,7 @@ def _runner(format: Format, path: Path, graph: Graph) -> Callable[[Sequence[Any]
     import torch
 
     with path.open("rb") as file:
-        module = torch.export.load(file).module()
-
-    def run(values: Sequence[Any]) -> Sequence[Any]:
-        with torch.inference_mode():
-            return [value.numpy() for value in module(*(torch.from_numpy(value) for value in values))]
-
-    return run
+        return functools.partial(run_on_arrays, torch.export.load(file).module())
 
 
 def _observations(graph: Graph, space: Space[Any], count: int, on: Rollout | None) -> list[list[Any]]:

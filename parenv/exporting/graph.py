@@ -12,6 +12,7 @@ from gymnasium import Space
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.exporting.onnx_policy import names_of
+from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, leaves, stacked, unflatten
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Policy, apply_settings, as_policy
@@ -50,10 +51,7 @@ class Graph(NamedTuple):
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """The policy itself, on arrays."""
-        import torch
-
-        with torch.inference_mode():
-            return [to_array(value) for value in self.module(*(torch.from_numpy(value) for value in values))]
+        return run_on_arrays(self.module, values)
 
     def rows_of(self, rollout: Rollout, count: int) -> list[list[Any]]:
         """Observations of a rollout, step by step, as many as that or as there are."""
@@ -70,6 +68,14 @@ class Graph(NamedTuple):
         """Observations of the space as arrays ``[B, ...]``, one per leaf, numbers no farther from 0 than that."""
         rows = stacked(self.observations, observations)
         return [np.clip(values, -far, far) if values.dtype.kind == "f" else values for values in rows]
+
+
+def run_on_arrays(module: Any, values: Sequence[Any]) -> list[Any]:
+    """What a module of tensors returns for arrays, as arrays."""
+    import torch
+
+    with torch.inference_mode():
+        return [to_array(value) for value in module(*map(torch.from_numpy, values))]
 
 
 def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
@@ -139,10 +145,8 @@ def _example(of: Sequence[Leaf], carry: Sequence[Leaf], rows: Sequence[Any]) -> 
 
 
 def _dtype(leaf: Leaf) -> Any:
-    import torch
-
     try:
-        return torch.from_numpy(np.zeros(0, leaf.dtype)).dtype
+        return torch_dtype(leaf.dtype)
     except TypeError as error:
         raise ConfigurationError(
             f"torch has no tensors of dtype {leaf.dtype}, as observations{leaf.name} are: cast them in the environment"
