@@ -16,7 +16,7 @@ from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
 from parenv.adapters.sb3.stepped_vec_env import SteppedVecEnv
 from parenv.adapters.sb3.substitution import factories_of, innermost, places_of, results_writers
-from parenv.adapters.sb3.timed import ModelSeconds, timed
+from parenv.adapters.sb3.timed import timed
 from parenv.adapters.sb3.workers_act import played_envs, playing_forward, playing_methods, transforms_for
 from parenv.errors import ConfigurationError
 from parenv.process.cores import usable_cores
@@ -98,7 +98,7 @@ class AcceleratedRun:
         self._num_workers = min(usable_cores() if num_workers is None else num_workers, len(self._factories))
         self._transforms = transforms_for(model, mode)
         self._ahead = mode == "async" and max_policy_lag != 0
-        self._seconds = ModelSeconds()
+        self._seconds = {"collect_rollouts": 0.0, "train": 0.0}
         self._envs: SteppedVecEnv | PlayedVecEnv | None = None
         self._undo = ExitStack()
 
@@ -137,8 +137,8 @@ class AcceleratedRun:
             isinstance(self._model, OffPolicyAlgorithm),
             envs.steps,
             envs.seconds,
-            self._seconds.collecting,
-            self._seconds.learning,
+            self._seconds["collect_rollouts"],
+            self._seconds["train"],
         )
         return RunAdvice.of(costs)
 
