@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +30,7 @@ class Played(NamedTuple):
     lag: int
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """What ended in a group: records, the numbers of their episodes, and the final observations."""
 
     records: Any
@@ -68,7 +66,7 @@ def assemble_agents(
     by_policy: dict[str, AgentRollout] = {}
     for index in range(1, len(spec.groups)):
         rows = _GroupOfRows(spec, index, arrays[index], widths, env_ids, worker, first)
-        for number in rows.policies(played, len(spec.policies)):
+        for number in rows.policies(played):
             by_policy[played[number].name] = rows.of(number, played[number])
     state = arrays[0].get(("observations", 0))
     steps, columns = (of_envs.records[name].astype(np.int64) for name in ("step", "column"))
@@ -105,9 +103,9 @@ class _GroupOfRows:
         self._acted, self._assigned = arrays["policies", 0], arrays["assigned", 0]
         self._ended = _ends(arrays, widths, self._group, first)
 
-    def policies(self, played: Mapping[int, Played], num_policies: int) -> list[int]:
+    def policies(self, played: Mapping[int, Played]) -> list[int]:
         """Those that learn and act in these rows, and the frozen ones that did so in this slot."""
-        mine = [i for i in range(num_policies) if self._spec.found[self._spec.policies[i]].group == self._index]
+        mine = [i for i, name in enumerate(self._spec.policies) if self._spec.found[name].group == self._index]
         frozen = set(np.unique(self._acted).tolist()) - {NOBODY, *mine}
         return mine + sorted(index for index in frozen if index in played)
 

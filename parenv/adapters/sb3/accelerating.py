@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Literal
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -115,9 +114,7 @@ class AcceleratedRun:
             self._undo = self._undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Give the model back what it had, and end the workers."""
         self._undo.close()
 
