@@ -114,8 +114,7 @@ def export(
     rows = _observations(graph, observation_space, parity, on)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with _as_configuration_error(format):
-            (_write_onnx if format == "onnx" else _write_torch)(graph, draft)
+        _write(format, graph, draft)
         differences = _differences(graph, _runner(format, draft, graph), rows) if parity else {}
         _check(target, differences, tolerance)
         draft.replace(target)
@@ -252,11 +251,10 @@ def _check(path: Path, differences: Mapping[str, float], tolerance: float) -> No
         )
 
 
-@contextlib.contextmanager
-def _as_configuration_error(format: Format) -> Iterator[None]:
-    """What torch says of a policy that it cannot export, in a sentence."""
+def _write(format: Format, graph: Graph, path: Path) -> None:
+    """Write a file; what torch says of a policy that it cannot export, in a sentence."""
     try:
-        yield
+        (_write_onnx if format == "onnx" else _write_torch)(graph, path)
     except ConfigurationError:
         raise
     except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,11 +95,10 @@ def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
     carry_leaves = carry_of(carry, 1)
     rows = [np.asarray(to_array(value)) for value in flatten(carry_leaves, carry)] if carry_leaves else []
     module = _module(policy, of, carry_leaves)
-    example = _example(of, carry_leaves, rows)
+    example = _example(of, rows)
     first = _acted(module, example, observation_space)
-    _check_same(first, module.named(example))
-    actions = rows_as_leaves(arrays_in(first["actions"]))
-    module.actions = actions
+    module.actions = actions = rows_as_leaves(arrays_in(first["actions"]))
+    _check_same(actions, first["actions"], module.named(example)["actions"])
     outputs = (*names_of("actions", actions), *first["extras"], *names_of("next_carry", carry_leaves))
     inputs = (*names_of("observations", of), *names_of("carry", carry_leaves))
     return Graph(module, example, inputs, outputs, of, actions, carry_leaves, [row[0] for row in rows])
@@ -137,7 +136,7 @@ def _policy(given: Any) -> Policy:
     return policy
 
 
-def _example(of: Sequence[Leaf], carry: Sequence[Leaf], rows: Sequence[Any]) -> tuple[Any, ...]:
+def _example(of: Sequence[Leaf], rows: Sequence[Any]) -> tuple[Any, ...]:
     import torch
 
     observations = [torch.zeros(BATCH, *leaf.shape, dtype=_dtype(leaf)) for leaf in of]
@@ -178,10 +177,9 @@ def _module(policy: Policy, observations: Sequence[Leaf], carry: Sequence[Leaf])
     return Exported().eval()
 
 
-def _check_same(first: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+def _check_same(of: Sequence[Leaf], first: Any, again: Any) -> None:
     """An exported policy that drew its actions could not be compared, and would draw the same ones in every run."""
-    of = rows_as_leaves(arrays_in(first["actions"]))
-    for one, other in zip(flatten(of, first["actions"]), flatten(of, again["actions"]), strict=True):
+    for one, other in zip(flatten(of, first), flatten(of, again), strict=True):
         if not np.array_equal(to_array(one), to_array(other), equal_nan=True):
             raise ConfigurationError(
                 "the policy draws its actions also where settings['deterministic'] is true, which cannot be exported: "

@@ -14,16 +14,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from parenv.adapters.sb3.checks import check_callbacks
-from parenv.adapters.sb3.exploring import (
-    EXPLORATION_RATE,
-    NOISE_MATRICES,
-    NUM_TIMESTEPS,
-    RANDOM_STATE,
-    OffPolicyActor,
-    OnPolicyActor,
-    WrappedPolicy,
-    acting_part,
-)
+from parenv.adapters.sb3.exploring import OffPolicyActor, OnPolicyActor, WrappedPolicy, acting_part
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.adapters.sb3.substitution import others_for_a_while, results_writers, wrappers_of
 from parenv.adapters.sb3.told_env import told_env
@@ -120,7 +111,7 @@ def _on_policy(model: Any, transforms: Sequence[Transform]) -> tuple[WrappedPoli
 
     def settings(steps_ahead: int) -> Mapping[str, Any]:
         random_state = torch.get_rng_state().numpy().tobytes()
-        return {RANDOM_STATE: random_state, NOISE_MATRICES: _matrices(model) if model.use_sde else None}
+        return {"random_state": random_state, "noise_matrices": _matrices(model) if model.use_sde else None}
 
     return actor, settings
 
@@ -139,8 +130,8 @@ def _off_policy(
 
     def settings(steps_ahead: int) -> Mapping[str, Any]:
         return {
-            NUM_TIMESTEPS: model.num_timesteps + steps_ahead * model.n_envs,
-            EXPLORATION_RATE: getattr(model, "exploration_rate", 0.0),
+            "num_timesteps": model.num_timesteps + steps_ahead * model.n_envs,
+            "exploration_rate": getattr(model, "exploration_rate", 0.0),
             **statistics_of(wrappers_of(model)),
         }
 
