@@ -124,12 +124,12 @@ class Evolution:
         evolve: who becomes whose child.
         ranges: of the hyper-parameters.
         first: those of each member at the beginning.
-        num_places: at least one for each member and for each turn that may be under way.
         seed: root of all seeds.
         in_order: whether turns count in the order in which they began, so that it does not matter who is faster.
 
     Attributes:
         members: where each stands.
+        num_places: one for each member, and for each turn that may be under way.
     """
 
     def __init__(
@@ -137,19 +137,18 @@ class Evolution:
         evolve: Evolve,
         ranges: Mapping[str, Range],
         first: Sequence[Mapping[str, float]],
-        num_places: int,
         seed: int,
         in_order: bool,
     ) -> None:
         self._evolve, self._ranges, self._seed, self._in_order = evolve, ranges, seed, in_order
         self.members = [Standing(dict(values), member) for member, values in enumerate(first)]
+        self.num_places = 2 * len(self.members)
         self._waiting = deque(range(len(self.members)))
         self._begun: dict[int, Turn] = {}
         self._again: deque[int] = deque()
         self._arrived: dict[int, TurnOutcome] = {}
         self._due: list[int] = []
         self._held = Counter[int]()
-        self._places = range(num_places)
 
     def next(self) -> Turn | None:
         """Begin the next turn, if there is one that may begin."""
@@ -159,7 +158,7 @@ class Evolution:
             return None
         member = self._waiting.popleft()
         one = self.members[member]
-        target = next(place for place in self._places if not self._held[place])
+        target = next(place for place in range(self.num_places) if not self._held[place])
         turn = Turn(member, one.turn, dict(one.hyperparameters), one.place, target)
         self._begun[member] = turn
         self._held.update((turn.source, turn.target))

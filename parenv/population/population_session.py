@@ -46,14 +46,13 @@ class PopulationSession:
 
     def __init__(self, plan: PopulationPlan) -> None:
         self.plan, self.owner = plan, Owner("the population")
-        num_places = 2 * plan.size
-        self.evolution = Evolution(plan.evolve, plan.ranges, plan.first, num_places, plan.job.seed, plan.in_order)
+        self.evolution = Evolution(plan.evolve, plan.ranges, plan.first, plan.job.seed, plan.in_order)
         self._lineage = Lineage(plan.lineage, plan.about)
         self._figures = PopulationStatistics()
         self._reports: deque[Report] = deque()
         self._under_way: dict[int, tuple[Turn, Question]] = {}
         self._died_of: Exception | None = None
-        self._memory, self._places, self._supervisor = _opened(plan, num_places)
+        self._memory, self._places, self._supervisor = _opened(plan, self.evolution.num_places)
         self._idle = set(range(len(plan.job.shares)))
 
     @property
