@@ -49,10 +49,6 @@ class Graph(NamedTuple):
     carry: Sequence[Leaf]
     initial_carry: Sequence[Any]
 
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """The policy itself, on arrays."""
-        return run_on_arrays(self.module, values)
-
     def rows_of(self, rollout: Rollout, count: int) -> list[list[Any]]:
         """Observations of a rollout, step by step, as many as that or as there are."""
         steps = [np.asarray(to_array(values)) for values in flatten(self.observations, rollout.observations)]

@@ -79,9 +79,7 @@ class RateLimiter:
 
     def may_insert(self, n: int = 1) -> bool:
         """Whether ``n`` more transitions may be inserted now."""
-        if self._inserts + n <= self._min_size:
-            return True
-        return self._above_target(inserts=n) <= self._error_buffer
+        return self._inserts + n <= self._min_size or self._above_target(inserts=n) <= self._error_buffer
 
     def may_sample(self, n: int = 1) -> bool:
         """Whether ``n`` more transitions may be sampled now."""

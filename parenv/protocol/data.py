@@ -258,9 +258,8 @@ def _spec(values: list[Any]) -> EnvSpec:
     """What it makes is what this process has registered under that id, never what the other side names."""
     *said, kwargs = values
     known = gym.registry.get(values[0])
-    entries = (None, None) if known is None else (known.entry_point, known.vector_entry_point)
-    fields = {**dict(zip(_SPEC, said, strict=True)), "entry_point": entries[0], "vector_entry_point": entries[1]}
-    return EnvSpec(**fields, kwargs=dict(kwargs))
+    entries = {name: getattr(known, name, None) for name in ("entry_point", "vector_entry_point")}
+    return EnvSpec(**dict(zip(_SPEC, said, strict=True)), **entries, kwargs=dict(kwargs))
 
 
 def _generator(state: Any) -> np.random.Generator:
