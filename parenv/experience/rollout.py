@@ -132,8 +132,7 @@ class Rollout:
     @property
     def num_steps(self) -> int:
         """Env steps in it: ``T * B``, less those that are not :attr:`valid`."""
-        size = int(self.rewards.shape[0] * self.rewards.shape[1])
-        return int(self.valid.sum()) if self._has_resets else size
+        return int(self.valid.sum() if self._has_resets else math.prod(self.rewards.shape[:2]))
 
     @cached_property
     def valid(self) -> Any:

@@ -242,8 +242,7 @@ def difference(wanted: Any, found: Any) -> float:
 
 
 def _check(path: Path, differences: Mapping[str, float], tolerance: float) -> None:
-    far = {name: size for name, size in differences.items() if size > tolerance}
-    if far:
+    if far := {name: size for name, size in differences.items() if size > tolerance}:
         sizes = ", ".join(f"{name} by {size:.3g}" for name, size in far.items())
         raise PolicyOutputError(
             f"what would be {path} differs from the policy in {sizes}, more than tolerance={tolerance:g}: look at what "

@@ -125,8 +125,7 @@ class RateLimiter:
         """
         if missing := {"inserts", "samples"} - set(state):
             raise ConfigurationError(f"the state of a RateLimiter needs {sorted(missing)}, got {sorted(state)}")
-        inserts, samples = at_least("inserts", state["inserts"], 0), at_least("samples", state["samples"], 0)
-        self._inserts, self._samples = inserts, samples
+        self._inserts, self._samples = (at_least(name, state[name], 0) for name in ("inserts", "samples"))
 
     def _above_target(self, inserts: int = 0, samples: int = 0) -> Fraction:
         beyond = self._inserts + inserts - self._min_size

@@ -9,6 +9,7 @@ from typing import Any
 from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
 from parenv.population.evolution import TurnEnded
 
+_OF_STANDING = ("turn", "env_steps", "score", "parent", "ancestor", "error")
 _SECONDS = ("switching_seconds", "learning_seconds", "fitness_seconds")
 
 
@@ -84,14 +85,9 @@ def report_of(ended: TurnEnded) -> Report:
         }
     return Report(
         member=ended.member,
-        turn=standing.turn,
-        env_steps=standing.env_steps,
         num_steps=outcome.env_steps,
-        score=outcome.score,
         hyperparameters=dict(standing.hyperparameters),
-        parent=standing.parent,
-        ancestor=standing.ancestor,
-        error=outcome.error,
+        **{name: getattr(standing, name) for name in _OF_STANDING},
         **more,
     )
 

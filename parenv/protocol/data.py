@@ -206,8 +206,9 @@ def _unpack(node: Any, buffers: _Buffers, depth: int) -> Any:
 
 def _dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
     if len(body) > MAX_KEYS_OF_ONE_HASH:
-        return _large_dict(body, buffers, depth)
-    found = {_unpack(key, buffers, depth): _unpack(item, buffers, depth) for key, item in body}
+        found = _large_dict(body, buffers, depth)
+    else:
+        found = {_unpack(key, buffers, depth): _unpack(item, buffers, depth) for key, item in body}
     if len(found) != len(body):
         raise ValueError("a key comes twice in a dict")
     return found
@@ -218,10 +219,7 @@ def _large_dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
     pairs = [(_unpack(key, buffers, depth), _unpack(item, buffers, depth)) for key, item in body]
     if max(Counter(hash(key) for key, _ in pairs).values()) > MAX_KEYS_OF_ONE_HASH:
         raise ValueError(f"more than {MAX_KEYS_OF_ONE_HASH} keys of a dict have the same hash")
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice in a dict")
-    return found
+    return dict(pairs)
 
 
 @lru_cache(maxsize=256)
