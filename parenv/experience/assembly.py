@@ -131,9 +131,10 @@ def episodes_of(records: Any, env_ids: Any) -> EpisodeStatistics:
     return EpisodeStatistics(*own_columns(records), env_ids[records["column"]])
 
 
-def own_columns(records: Any) -> list[Any]:
-    """Returns, lengths and seconds of episodes, each behind one another in memory."""
-    return [np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds")]
+def own_columns(records: Any) -> tuple[Any, Any, Any]:
+    """Returns, lengths and seconds of ends, each one behind the other in memory."""
+    returns, lengths, seconds = (np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds"))
+    return returns, lengths, seconds
 
 
 def _joined_columns(blocks: Sequence[list[list[Any]]]) -> list[list[Any]]:

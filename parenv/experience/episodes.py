@@ -71,7 +71,8 @@ class EpisodeStatistics:
             return parts[0]
         if not parts:
             return NO_EPISODES
-        return cls.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
+        columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS]
+        return cls.of(*columns)
 
 
 NO_EPISODES = EpisodeStatistics.of((), (), (), ())

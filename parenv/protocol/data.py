@@ -176,7 +176,7 @@ def _unpack(node: Any, buffers: _Buffers, depth: int) -> Any:
         return node
     if depth > MAX_DEPTH:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-    if type(node) is list:
+    if isinstance(node, list):
         return [item if type(item) in _PLAIN else _unpack(item, buffers, depth + 1) for item in node]
     if len(node) != 1:
         raise ValueError("a tagged value has exactly one tag")
@@ -256,7 +256,7 @@ def _spec(values: list[Any]) -> EnvSpec:
     """What it makes is what this process has registered under that id, never what the other side names."""
     *said, kwargs = values
     known = gym.registry.get(values[0])
-    entries = {name: getattr(known, name, None) for name in ("entry_point", "vector_entry_point")}
+    entries: dict[str, Any] = {name: getattr(known, name, None) for name in ("entry_point", "vector_entry_point")}
     return EnvSpec(**dict(zip(_SPEC, said, strict=True)), **entries, kwargs=dict(kwargs))
 
 
