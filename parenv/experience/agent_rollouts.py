@@ -196,6 +196,5 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
         return self._with(own_copy, {name: rows.copy() for name, rows in self.items()})
 
     def _with(self, function: Callable[[Any], Any], by_policy: Any) -> RolloutsByPolicy:
-        steps, columns = self.final_index
         made = {name: function(getattr(self, name)) for name in ("env_ids", "states", "shifted_states", "final_states")}
-        return replace(self, by_policy=by_policy, final_index=(function(steps), function(columns)), **made)
+        return replace(self, by_policy=by_policy, final_index=tuple(map(function, self.final_index)), **made)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_COLUMNS = ("returns", "lengths", "seconds", "env_ids")
+_COLUMNS: dict[str, Any] = {"returns": np.float64, "lengths": np.int64, "seconds": np.float64, "env_ids": np.int64}
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,8 @@ class EpisodeStatistics:
         cls, returns: Sequence[float], lengths: Sequence[int], seconds: Sequence[float], env_ids: Sequence[int]
     ) -> EpisodeStatistics:
         """From any sequences."""
-        return cls(
-            np.asarray(returns, np.float64),
-            np.asarray(lengths, np.int64),
-            np.asarray(seconds, np.float64),
-            np.asarray(env_ids, np.int64),
-        )
+        given = zip((returns, lengths, seconds, env_ids), _COLUMNS.values(), strict=True)
+        return cls(*(np.asarray(values, dtype) for values, dtype in given))
 
     @classmethod
     def joined(cls, parts: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
@@ -72,7 +68,7 @@ class EpisodeStatistics:
         if not parts:
             return NO_EPISODES
         columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS]
-        return cls.of(*columns)
+        return cls(*columns)
 
 
 NO_EPISODES = EpisodeStatistics.of((), (), (), ())

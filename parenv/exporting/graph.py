@@ -122,10 +122,9 @@ def _policy(given: Any) -> Policy:
             "compute with tensors"
         )
     if infos := policy.infos_taken() - _NO_INFOS:
-        taken = ", ".join(sorted(infos))
         raise ConfigurationError(
-            f"the policy acts on infos ({taken}), which are not among the inputs of an exported one: have the "
-            "environment put them into its observations"
+            f"the policy acts on infos ({', '.join(sorted(infos))}), which are not among the inputs of an exported "
+            "one: have the environment put them into its observations"
         )
     policy.module.to("cpu").eval()
     apply_settings(policy, {**policy.settings, "deterministic": True})

@@ -75,9 +75,8 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         if isinstance(self._envs.single_observation_space, Tuple):
             self._envs.close()
             raise ConfigurationError("Tianshou has no Tuple observations: wrap the environment so that they are a Dict")
-        session = self._envs._session
-        results = session._results
-        session.read_infos = lambda env_ids: {_EACH: results.each_info()}
+        results = self._envs._session._results
+        self._envs._session.read_infos = lambda env_ids: {_EACH: results.each_info()}
 
     def reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """Begin episodes.
