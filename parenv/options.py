@@ -7,7 +7,6 @@ import ipaddress
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -162,8 +161,6 @@ class WorkerOptions:
         _check(one_of, self, "start_method", allowed=get_args(StartMethod))
         if not self.devices or not all(isinstance(device, str) for device in self.devices):
             raise ConfigurationError(f"WorkerOptions.device must be a device, or a tuple of them, got {self.device!r}")
-        if self.max_memory_bytes is not None and sys.platform != "linux":
-            raise ConfigurationError("WorkerOptions.max_memory_bytes needs Linux")
         if self.on_env_error != "raise" and self.restart is None:
             raise ConfigurationError(f"on_env_error={self.on_env_error!r} needs a RestartPolicy, but restart=None")
         if self.step_threads > 1 and self.step_workers is not None:

@@ -111,24 +111,23 @@ class ProgressDisplay:
 
     def _figures(self, now: float) -> dict[str, str]:
         statistics = self._pool.statistics()
+        stop = self._stop
         before, steps_before = self._recent
         rate = (statistics.env_steps - steps_before) / (now - before) if now > before else 0.0
         if now - before > 2.0:
             self._recent = (now, statistics.env_steps)
-        wanted = f" / {self._stop.mean_return:g}" if math.isfinite(self._stop.mean_return) else ""
+        wanted = f" / {stop.mean_return:g}" if math.isfinite(stop.mean_return) else ""
+        limit = f" of {stop.seconds:.0f} s" if math.isfinite(stop.seconds) else ""
+        lags = statistics.policy_lag
         return {
             "env steps": f"{statistics.env_steps:,}",
             "env steps/s": f"{rate:,.0f}",
             "episodes": f"{statistics.episodes:,}",
             "mean return": f"{statistics.mean_return:.1f}{wanted}",
-            "policy lag": _lag_in_words(statistics),
+            "policy lag": f"{mean_lag(statistics):.1f} (most {max(lags)})" if lags else "none yet",
             "workers alive": f"{statistics.workers_alive} / {self._pool.num_workers}",
-            "time": self._time(now),
+            "time": f"{now - self._began:.0f} s{limit}",
         }
-
-    def _time(self, now: float) -> str:
-        limit = f" of {self._stop.seconds:.0f} s" if math.isfinite(self._stop.seconds) else ""
-        return f"{now - self._began:.0f} s{limit}"
 
 
 class TensorBoardWriter:
@@ -214,11 +213,6 @@ def mean_lag(statistics: PoolStatistics) -> float:
     """Mean policy lag in publishes, NaN if there is none yet."""
     lags = statistics.policy_lag
     return sum(lag * count for lag, count in lags.items()) / sum(lags.values()) if lags else math.nan
-
-
-def _lag_in_words(statistics: PoolStatistics) -> str:
-    lags = statistics.policy_lag
-    return f"{mean_lag(statistics):.1f} (most {max(lags)})" if lags else "none yet"
 
 
 def _table(title: str, figures: dict[str, str]) -> Any:

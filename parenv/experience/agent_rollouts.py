@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Rollout, map_trees, own_copy, to_tensors
+from parenv.experience.rollout import Rollout, map_trees, own_copy, reshaped, to_tensors
 from parenv.experience.transitions import Transitions
 from parenv.memory.spaces import Tree
 
@@ -38,10 +38,8 @@ class AgentEpisodes(EpisodeStatistics):
     @classmethod
     def together(cls, parts: Sequence[Sequence[Any]]) -> AgentEpisodes:
         """From the columns of several parts, as plain data."""
-        columns = [list(chain.from_iterable(column)) for column in zip(*parts, strict=True)]
-        returns, lengths, seconds, env_ids, agents, numbers = columns
-        plain = EpisodeStatistics.of(returns, lengths, seconds, env_ids)
-        return cls(**vars(plain), agents=agents, numbers=np.asarray(numbers, np.int64))
+        *plain, agents, numbers = (list(chain.from_iterable(column)) for column in zip(*parts, strict=True))
+        return cls(**vars(EpisodeStatistics.of(*plain)), agents=agents, numbers=np.asarray(numbers, np.int64))
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,7 @@ class AgentRollout(Rollout):
     agents: Sequence[str] = ()
     first_versions: Any = None
     last_steps: Any = field(default=None, repr=False)
+    _blocks: ClassVar[tuple[str, ...]] = (*Rollout._blocks, "alive", "first_versions", "last_steps")
 
     @property
     def num_steps(self) -> int:
@@ -122,21 +121,13 @@ class AgentRollout(Rollout):
     def next_values(self, values: Any, value_fn: Callable[[Tree], Any]) -> Any:
         """Values of the true next observations, as :meth:`Rollout.next_values`; zeros where nobody is alive."""
         following = super().next_values(values, value_fn)
-        last = value_fn(self.last_observations)
-        last = last.detach() if hasattr(last, "detach") else last
-        last = last if hasattr(following, "detach") else np.asarray(last)
+        last = reshaped(value_fn(self.last_observations), following[-1])
         rows = np.flatnonzero(np.asarray(self.last_steps) >= 0)
         steps, ended = np.asarray(self.last_steps)[rows], np.asarray(self.terminated | self.truncated)
         goes_on = ~ended[steps, rows]
-        following[steps[goes_on], rows[goes_on]] = last.reshape(-1)[rows[goes_on]]
+        following[steps[goes_on], rows[goes_on]] = last[rows[goes_on]]
         following[~self.alive] = 0
         return following
-
-    def _with_each(self, function: Callable[[Any], Any], ends: Any, **others: Any) -> AgentRollout:
-        mine = {name: function(getattr(self, name)) for name in ("alive", "first_versions", "last_steps")}
-        made = super()._with_each(function, ends, **others)
-        assert isinstance(made, AgentRollout)
-        return replace(made, **mine)
 
 
 @dataclass(frozen=True)
@@ -205,6 +196,5 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
         return self._with(own_copy, {name: rows.copy() for name, rows in self.items()})
 
     def _with(self, function: Callable[[Any], Any], by_policy: Any) -> RolloutsByPolicy:
-        steps, columns = self.final_index
         made = {name: function(getattr(self, name)) for name in ("env_ids", "states", "shifted_states", "final_states")}
-        return replace(self, by_policy=by_policy, final_index=(function(steps), function(columns)), **made)
+        return replace(self, by_policy=by_policy, final_index=tuple(map(function, self.final_index)), **made)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, RolloutsByPolicy
+from parenv.experience.assembly import Arrays, own_columns
 from parenv.experience.rollout import Ends, map_trees
 from parenv.memory.agent_layout import NOBODY, AgentsSpec, RowGroup
 from parenv.memory.spaces import unflatten
-
-Arrays = Mapping[tuple[str, Any], Any]
 
 
 class Played(NamedTuple):
@@ -32,8 +30,7 @@ class Played(NamedTuple):
     lag: int
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """What ended in a group: records, the numbers of their episodes, and the final observations."""
 
     records: Any
@@ -69,10 +66,10 @@ def assemble_agents(
     by_policy: dict[str, AgentRollout] = {}
     for index in range(1, len(spec.groups)):
         rows = _GroupOfRows(spec, index, arrays[index], widths, env_ids, worker, first)
-        for number in rows.policies(played, len(spec.policies)):
+        for number in rows.policies(played):
             by_policy[played[number].name] = rows.of(number, played[number])
     state = arrays[0].get(("observations", 0))
-    steps, columns = of_envs.records["step"].astype(np.int64), of_envs.records["column"].astype(np.int64)
+    steps, columns = (of_envs.records[name].astype(np.int64) for name in ("step", "column"))
     return RolloutsByPolicy(
         by_policy=dict(sorted(by_policy.items(), key=lambda item: "@" in item[0])),
         env_ids=env_ids,
@@ -106,9 +103,9 @@ class _GroupOfRows:
         self._acted, self._assigned = arrays["policies", 0], arrays["assigned", 0]
         self._ended = _ends(arrays, widths, self._group, first)
 
-    def policies(self, played: Mapping[int, Played], num_policies: int) -> list[int]:
+    def policies(self, played: Mapping[int, Played]) -> list[int]:
         """Those that learn and act in these rows, and the frozen ones that did so in this slot."""
-        mine = [i for i in range(num_policies) if self._spec.found[self._spec.policies[i]].group == self._index]
+        mine = [i for i, name in enumerate(self._spec.policies) if self._spec.found[name].group == self._index]
         frozen = set(np.unique(self._acted).tolist()) - {NOBODY, *mine}
         return mine + sorted(index for index in frozen if index in played)
 
@@ -184,8 +181,7 @@ def _ends(arrays: Arrays, widths: Sequence[int], group: RowGroup, first: int) ->
 
 
 def _episodes(records: Any, numbers: Any, env_ids: Any, agents: Sequence[str]) -> AgentEpisodes:
-    returns, lengths, seconds = (np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds"))
-    return AgentEpisodes(returns, lengths, seconds, env_ids, agents=agents, numbers=numbers)
+    return AgentEpisodes(*own_columns(records), env_ids, agents=agents, numbers=numbers)
 
 
 def _regular(rows: Any) -> Any:

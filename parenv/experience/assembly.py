@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
 from parenv.experience.rollout import Ends, Rollout
 from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot
 from parenv.memory.spaces import Leaf, unflatten
@@ -17,7 +17,6 @@ Arrays = Mapping[tuple[str, Any], Any]
 
 
 _NOWHERE, _NO = np.empty(0, np.int64), np.empty(0, np.bool_)
-_NO_EPISODES = EpisodeStatistics.of((), (), (), ())
 
 
 class Columns(NamedTuple):
@@ -105,7 +104,7 @@ def _ends_of(
     count = int(arrays["commits", 0][mine.position]["num_ends"])
     if not count:
         none = [[] if leaf.dtype is None else arrays["finals", i][:0] for i, leaf in enumerate(spec.observations)]
-        return Ends(_NOWHERE, _NOWHERE, unflatten(spec.observations, none), _NO, _NO, _NO), _NO_EPISODES
+        return Ends(_NOWHERE, _NOWHERE, unflatten(spec.observations, none), _NO, _NO, _NO), NO_EPISODES
     records = arrays["ends", 0][begin : begin + count].copy()
     records["column"] -= first
     steps, columns = records["step"].astype(np.int64), records["column"].astype(np.int64)
@@ -129,12 +128,13 @@ def _picked(rows: Any, steps: Any, columns: Any) -> Any:
 def episodes_of(records: Any, env_ids: Any) -> EpisodeStatistics:
     """The episodes among ends, given as :data:`~parenv.memory.layout.END_DTYPE`; those of lives only are none."""
     records = records[records["counts"] != 0]
-    return EpisodeStatistics(
-        np.ascontiguousarray(records["return"]),
-        np.ascontiguousarray(records["length"]),
-        np.ascontiguousarray(records["seconds"]),
-        env_ids[records["column"]],
-    )
+    return EpisodeStatistics(*own_columns(records), env_ids[records["column"]])
+
+
+def own_columns(records: Any) -> tuple[Any, Any, Any]:
+    """Returns, lengths and seconds of ends, each one behind the other in memory."""
+    returns, lengths, seconds = (np.ascontiguousarray(records[name]) for name in ("return", "length", "seconds"))
+    return returns, lengths, seconds
 
 
 def _joined_columns(blocks: Sequence[list[list[Any]]]) -> list[list[Any]]:

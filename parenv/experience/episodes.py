@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_COLUMNS: dict[str, Any] = {"returns": np.float64, "lengths": np.int64, "seconds": np.float64, "env_ids": np.int64}
+
 
 @dataclass(frozen=True)
 class EpisodeStatistics:
@@ -48,30 +50,28 @@ class EpisodeStatistics:
 
     def columns(self) -> list[Any]:
         """As plain data, which :meth:`of` takes back."""
-        return [getattr(self, name).tolist() for name in ("returns", "lengths", "seconds", "env_ids")]
+        return [getattr(self, name).tolist() for name in _COLUMNS]
 
     @classmethod
     def of(
         cls, returns: Sequence[float], lengths: Sequence[int], seconds: Sequence[float], env_ids: Sequence[int]
     ) -> EpisodeStatistics:
         """From any sequences."""
-        return cls(
-            np.asarray(returns, np.float64),
-            np.asarray(lengths, np.int64),
-            np.asarray(seconds, np.float64),
-            np.asarray(env_ids, np.int64),
-        )
+        given = zip((returns, lengths, seconds, env_ids), _COLUMNS.values(), strict=True)
+        return cls(*(np.asarray(values, dtype) for values, dtype in given))
 
     @classmethod
     def joined(cls, parts: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
         """All episodes of several parts, one part after the other."""
         if len(parts) == 1:
             return parts[0]
+        if not parts:
+            return NO_EPISODES
+        columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS]
+        return cls(*columns)
 
-        def column(name: str) -> Any:
-            return np.concatenate([getattr(part, name) for part in parts]) if parts else ()
 
-        return cls.of(column("returns"), column("lengths"), column("seconds"), column("env_ids"))
+NO_EPISODES = EpisodeStatistics.of((), (), (), ())
 
 
 @dataclass(frozen=True)

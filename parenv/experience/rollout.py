@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,21 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.transitions import Transitions
 from parenv.memory.layout import PLAIN, Axes
 from parenv.memory.spaces import Tree
+
+PER_STEP = ("observations", "actions", *(name for name, axes in PLAIN.items() if axes is Axes.STEPS))
+"""The fields of a rollout, and of transitions, that are trees of arrays and lists ``[T, B, ...]``."""
+
+TREES = (
+    *PER_STEP,
+    *(name for name in PLAIN if name not in PER_STEP),
+    "last_observations",
+    "initial_carry",
+    "shifted_observations",
+)
+"""The fields of a rollout that are trees of arrays and lists."""
+
+NAMED = ("extras", "infos", "next_infos")
+"""The fields of a rollout that are arrays by name."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +57,8 @@ class Ends:
         """The ends of several parts of one block."""
         if len(parts) == 1:
             return parts[0]
-        return cls(
-            np.concatenate([part.steps for part in parts]),
-            np.concatenate([part.columns for part in parts]),
-            map_trees(concatenated, *(part.observations for part in parts)),
-            *(_flags_of(name, parts) for name in ("known", "resets_next", "void")),
-        )
+        fields = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(map_trees(concatenated, *values) for values in fields))
 
 
 @dataclass(frozen=True)
@@ -116,12 +127,12 @@ class Rollout:
     infos: Mapping[str, Any] = field(default_factory=dict)
     next_infos: Mapping[str, Any] = field(default_factory=dict, repr=False)
     resetting: Any = field(default=None, repr=False)
+    _blocks: ClassVar[tuple[str, ...]] = (*TREES, *NAMED)
 
     @property
     def num_steps(self) -> int:
         """Env steps in it: ``T * B``, less those that are not :attr:`valid`."""
-        size = int(self.rewards.shape[0] * self.rewards.shape[1])
-        return int(self.valid.sum()) if self._has_resets else size
+        return int(self.valid.sum() if self._has_resets else math.prod(self.rewards.shape[:2]))
 
     @cached_property
     def valid(self) -> Any:
@@ -197,10 +208,10 @@ class Rollout:
         """
         following = own_copy(values.detach() if hasattr(values, "detach") else values)
         following[:-1] = values[1:]
-        following[-1] = _reshaped(value_fn(self.last_observations), values[-1])
+        following[-1] = reshaped(value_fn(self.last_observations), values[-1])
         if len(self._ends.steps):
             finals = value_fn(self.final_observations)
-            following[self.final_index] = _reshaped(finals, following[self.final_index])
+            following[self.final_index] = reshaped(finals, following[self.final_index])
             if self._ends.known is not None:
                 unknown = ~self._ends.known
                 following[self._ends.steps[unknown], self._ends.columns[unknown]] = math.nan
@@ -258,7 +269,7 @@ class Rollout:
 
     def _with_each(self, function: Callable[[Any], Any], ends: Sequence[Ends], **others: Any) -> Rollout:
         """The same rollout with what a function makes of each of its blocks."""
-        made = {name: map_trees(function, getattr(self, name)) for name in (*TREES, *NAMED)}
+        made = {name: map_trees(function, getattr(self, name)) for name in self._blocks}
         ends = [Ends(**{name: map_trees(function, value) for name, value in vars(part).items()}) for part in ends]
         return replace(self, **made, **others, ends=ends)
 
@@ -281,22 +292,6 @@ class Rollout:
         else:
             filled[steps, columns] = finals
         return filled
-
-
-PER_STEP = ("observations", "actions", *(name for name, axes in PLAIN.items() if axes is Axes.STEPS))
-"""The fields of a rollout, and of transitions, that are trees of arrays and lists ``[T, B, ...]``."""
-
-TREES = (
-    *PER_STEP,
-    *(name for name in PLAIN if name not in PER_STEP),
-    "last_observations",
-    "initial_carry",
-    "shifted_observations",
-)
-"""The fields of a rollout that are trees of arrays and lists."""
-
-NAMED = ("extras", "infos", "next_infos")
-"""The fields of a rollout that are arrays by name."""
 
 
 def map_trees(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -329,11 +324,6 @@ def own_copy(value: Any) -> Any:
     return value.clone() if hasattr(value, "clone") else value.copy()
 
 
-def _flags_of(name: str, parts: Sequence[Ends]) -> Any:
-    flags = [getattr(part, name) for part in parts]
-    return None if any(flag is None for flag in flags) else np.concatenate(flags)
-
-
 def _everywhere(like: Any) -> Any:
     """True at every place, without memory for it."""
     return like.new_ones(()).expand(like.shape) if hasattr(like, "expand") else np.broadcast_to(np.True_, like.shape)
@@ -360,14 +350,17 @@ def _flat(value: Any) -> Any:
     return value.reshape(-1, *value.shape[2:])
 
 
-def _reshaped(values: Any, like: Any) -> Any:
+def reshaped(values: Any, like: Any) -> Any:
+    """Values in the shape of others, and as arrays or tensors without a gradient as those are."""
     if hasattr(values, "detach"):
         values = values.detach() if hasattr(like, "detach") else values.detach().cpu().numpy()
     return values.reshape(like.shape)
 
 
 def concatenated(*parts: Any) -> Any:
-    """Arrays, tensors or lists, one behind the other."""
+    """Arrays, tensors or lists, one behind the other; nothing where one of them is nothing."""
+    if any(part is None for part in parts):
+        return None
     if isinstance(parts[0], list):
         return [item for part in parts for item in part]
     if hasattr(parts[0], "detach"):

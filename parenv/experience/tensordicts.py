@@ -9,8 +9,6 @@ from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.libraries import require
 
-_WITH_A_LAST_DIMENSION = {"state_value"}
-
 
 def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> Any:
     """The tensordict of a rollout of tensors, see :meth:`~parenv.experience.rollout.Rollout.to_tensordict`.
@@ -63,7 +61,7 @@ def _add(fields: dict[str, Any], name: str, key: str, value: Any) -> None:
             f"the extra {name!r} would be {key!r}, which is there already: give it another key, with "
             f"names={{{name!r}: ...}}"
         )
-    fields[key] = value[..., None] if key in _WITH_A_LAST_DIMENSION and value.ndim == 2 else value
+    fields[key] = value[..., None] if key == "state_value" and value.ndim == 2 else value
 
 
 def _observations(tree: Any) -> dict[str, Any]:

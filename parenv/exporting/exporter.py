@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from gymnasium import Space
 from parenv.argument_checks import at_least, one_of
 from parenv.errors import ConfigurationError, PolicyOutputError
 from parenv.experience.rollout import Rollout
-from parenv.exporting.graph import Graph, graph_of
+from parenv.exporting.graph import Graph, graph_of, run_on_arrays
 from parenv.exporting.onnx_policy import FORMAT, METADATA, opened
 from parenv.libraries import require
 from parenv.memory.layout import leaves_as_data
@@ -113,8 +114,7 @@ def export(
     rows = _observations(graph, observation_space, parity, on)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with _as_configuration_error(format):
-            (_write_onnx if format == "onnx" else _write_torch)(graph, draft)
+        _write(format, graph, draft)
         differences = _differences(graph, _runner(format, draft, graph), rows) if parity else {}
         _check(target, differences, tolerance)
         draft.replace(target)
@@ -194,13 +194,7 @@ def _runner(format: Format, path: Path, graph: Graph) -> Callable[[Sequence[Any]
     import torch
 
     with path.open("rb") as file:
-        module = torch.export.load(file).module()
-
-    def run(values: Sequence[Any]) -> Sequence[Any]:
-        with torch.inference_mode():
-            return [value.numpy() for value in module(*(torch.from_numpy(value) for value in values))]
-
-    return run
+        return functools.partial(run_on_arrays, torch.export.load(file).module())
 
 
 def _observations(graph: Graph, space: Space[Any], count: int, on: Rollout | None) -> list[list[Any]]:
@@ -221,7 +215,7 @@ def _differences(
     carry: Sequence[Any] = [np.repeat(row[None], len(steps[0][0]), 0) for row in graph.initial_carry]
     for observations in steps:
         inputs = [*observations, *carry]
-        wanted = graph.run(inputs)
+        wanted = run_on_arrays(graph.module, inputs)
         for name, mine, theirs in zip(graph.outputs, wanted, run(inputs), strict=True):
             largest[name] = max(largest[name], difference(mine, theirs))
         carry = wanted[len(wanted) - len(carry) :]
@@ -248,8 +242,7 @@ def difference(wanted: Any, found: Any) -> float:
 
 
 def _check(path: Path, differences: Mapping[str, float], tolerance: float) -> None:
-    far = {name: size for name, size in differences.items() if size > tolerance}
-    if far:
+    if far := {name: size for name, size in differences.items() if size > tolerance}:
         sizes = ", ".join(f"{name} by {size:.3g}" for name, size in far.items())
         raise PolicyOutputError(
             f"what would be {path} differs from the policy in {sizes}, more than tolerance={tolerance:g}: look at what "
@@ -257,11 +250,10 @@ def _check(path: Path, differences: Mapping[str, float], tolerance: float) -> No
         )
 
 
-@contextlib.contextmanager
-def _as_configuration_error(format: Format) -> Iterator[None]:
-    """What torch says of a policy that it cannot export, in a sentence."""
+def _write(format: Format, graph: Graph, path: Path) -> None:
+    """Write a file; what torch says of a policy that it cannot export, in a sentence."""
     try:
-        yield
+        (_write_onnx if format == "onnx" else _write_torch)(graph, path)
     except ConfigurationError:
         raise
     except Exception as error:

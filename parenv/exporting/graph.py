@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from gymnasium import Space
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.exporting.onnx_policy import names_of
+from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, leaves, stacked, unflatten
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Policy, apply_settings, as_policy
@@ -48,13 +49,6 @@ class Graph(NamedTuple):
     carry: Sequence[Leaf]
     initial_carry: Sequence[Any]
 
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """The policy itself, on arrays."""
-        import torch
-
-        with torch.inference_mode():
-            return [to_array(value) for value in self.module(*(torch.from_numpy(value) for value in values))]
-
     def rows_of(self, rollout: Rollout, count: int) -> list[list[Any]]:
         """Observations of a rollout, step by step, as many as that or as there are."""
         steps = [np.asarray(to_array(values)) for values in flatten(self.observations, rollout.observations)]
@@ -70,6 +64,14 @@ class Graph(NamedTuple):
         """Observations of the space as arrays ``[B, ...]``, one per leaf, numbers no farther from 0 than that."""
         rows = stacked(self.observations, observations)
         return [np.clip(values, -far, far) if values.dtype.kind == "f" else values for values in rows]
+
+
+def run_on_arrays(module: Any, values: Sequence[Any]) -> list[Any]:
+    """What a module of tensors returns for arrays, as arrays."""
+    import torch
+
+    with torch.inference_mode():
+        return [to_array(value) for value in module(*map(torch.from_numpy, values))]
 
 
 def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
@@ -89,11 +91,10 @@ def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
     carry_leaves = carry_of(carry, 1)
     rows = [np.asarray(to_array(value)) for value in flatten(carry_leaves, carry)] if carry_leaves else []
     module = _module(policy, of, carry_leaves)
-    example = _example(of, carry_leaves, rows)
+    example = _example(of, rows)
     first = _acted(module, example, observation_space)
-    _check_same(first, module.named(example))
-    actions = rows_as_leaves(arrays_in(first["actions"]))
-    module.actions = actions
+    module.actions = actions = rows_as_leaves(arrays_in(first["actions"]))
+    _check_same(actions, first["actions"], module.named(example)["actions"])
     outputs = (*names_of("actions", actions), *first["extras"], *names_of("next_carry", carry_leaves))
     inputs = (*names_of("observations", of), *names_of("carry", carry_leaves))
     return Graph(module, example, inputs, outputs, of, actions, carry_leaves, [row[0] for row in rows])
@@ -121,17 +122,16 @@ def _policy(given: Any) -> Policy:
             "compute with tensors"
         )
     if infos := policy.infos_taken() - _NO_INFOS:
-        taken = ", ".join(sorted(infos))
         raise ConfigurationError(
-            f"the policy acts on infos ({taken}), which are not among the inputs of an exported one: have the "
-            "environment put them into its observations"
+            f"the policy acts on infos ({', '.join(sorted(infos))}), which are not among the inputs of an exported "
+            "one: have the environment put them into its observations"
         )
     policy.module.to("cpu").eval()
     apply_settings(policy, {**policy.settings, "deterministic": True})
     return policy
 
 
-def _example(of: Sequence[Leaf], carry: Sequence[Leaf], rows: Sequence[Any]) -> tuple[Any, ...]:
+def _example(of: Sequence[Leaf], rows: Sequence[Any]) -> tuple[Any, ...]:
     import torch
 
     observations = [torch.zeros(BATCH, *leaf.shape, dtype=_dtype(leaf)) for leaf in of]
@@ -139,10 +139,8 @@ def _example(of: Sequence[Leaf], carry: Sequence[Leaf], rows: Sequence[Any]) -> 
 
 
 def _dtype(leaf: Leaf) -> Any:
-    import torch
-
     try:
-        return torch.from_numpy(np.zeros(0, leaf.dtype)).dtype
+        return torch_dtype(leaf.dtype)
     except TypeError as error:
         raise ConfigurationError(
             f"torch has no tensors of dtype {leaf.dtype}, as observations{leaf.name} are: cast them in the environment"
@@ -174,10 +172,9 @@ def _module(policy: Policy, observations: Sequence[Leaf], carry: Sequence[Leaf])
     return Exported().eval()
 
 
-def _check_same(first: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+def _check_same(of: Sequence[Leaf], first: Any, again: Any) -> None:
     """An exported policy that drew its actions could not be compared, and would draw the same ones in every run."""
-    of = rows_as_leaves(arrays_in(first["actions"]))
-    for one, other in zip(flatten(of, first["actions"]), flatten(of, again["actions"]), strict=True):
+    for one, other in zip(flatten(of, first), flatten(of, again), strict=True):
         if not np.array_equal(to_array(one), to_array(other), equal_nan=True):
             raise ConfigurationError(
                 "the policy draws its actions also where settings['deterministic'] is true, which cannot be exported: "

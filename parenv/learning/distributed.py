@@ -53,7 +53,8 @@ def _average(parameters: Sequence[Tensor], group: ProcessGroup | None) -> None:
     import torch.distributed as dist
 
     marks = parameters[0].new_tensor([parameter.grad is not None for parameter in parameters])
-    flat = torch.cat([*(_gradient(parameter).flatten() for parameter in parameters), marks])
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    flat = torch.cat([*(gradient.flatten() for gradient in gradients), marks])
     # Before the sum, which float16 might not hold.
     flat /= dist.get_world_size(group)
     dist.all_reduce(flat, group=group)
@@ -63,10 +64,6 @@ def _average(parameters: Sequence[Tensor], group: ProcessGroup | None) -> None:
             parameter.grad.copy_(mean.view_as(parameter))
         elif somebody_has_one:
             parameter.grad = mean.view_as(parameter).clone()
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return parameter.new_zeros(parameter.shape) if parameter.grad is None else parameter.grad
 
 
 def _check_same_on_all_ranks(module: nn.Module, group: ProcessGroup | None) -> None:

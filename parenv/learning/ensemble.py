@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from parenv.errors import ConfigurationError
+from parenv.policy.snapshots import tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,7 +72,7 @@ class Ensemble(_Module):
         def run(state: dict[str, Tensor]) -> Any:
             return functional_call(self.members, state, args)
 
-        return vmap(run, randomness="different")(_tensors(self.members))
+        return vmap(run, randomness="different")(tensors_of(self.members))
 
     def mean(self, *args: Any) -> Tensor:
         """The mean over the members of their outputs, the shape of one output."""
@@ -109,7 +110,7 @@ def _empty(cls: type[Ensemble]) -> Ensemble:
 def _with_tensors(module: nn.Module, replaced: Callable[[str, Tensor], Tensor]) -> nn.Module:
     """A copy of the module with other tensors in the same places; tied ones stay tied."""
     copied = copy.deepcopy(module)
-    for name, tensor in _tensors(copied).items():
+    for name, tensor in tensors_of(copied).items():
         tensor.data = replaced(name, tensor.data)
     return copied
 
@@ -118,7 +119,7 @@ def _check_alike(modules: Sequence[nn.Module]) -> None:
     if not modules:
         raise ConfigurationError("an Ensemble needs at least one module, got none")
     first = _architecture(modules[0])
-    if not _tensors(modules[0]):
+    if not tensors_of(modules[0]):
         raise ConfigurationError("an Ensemble needs modules with parameters or buffers, got one that has none")
     for index, module in enumerate(modules):
         other = _architecture(module)
@@ -133,10 +134,6 @@ def _check_alike(modules: Sequence[nn.Module]) -> None:
 def _architecture(module: nn.Module) -> dict[str, Any]:
     layout = {
         name: (tuple(tensor.shape), tensor.dtype, str(tensor.device), f"requires_grad={tensor.requires_grad}")
-        for name, tensor in _tensors(module).items()
+        for name, tensor in tensors_of(module).items()
     }
     return {"its structure": repr(module), "its training mode": module.training, **layout}
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -133,8 +133,7 @@ class League:
             return {self.players[there[-1]]: 1.0}
         weights = np.ones(len(there))
         if sampling == "prioritised":
-            met = np.maximum(self.games[me, there], 1)
-            weights = (1.0 - np.where(self.games[me, there] > 0, self.scores[me, there] / met, 0.5)) ** power
+            weights = (1.0 - np.nan_to_num(self.payoff()[me, there], nan=0.5)) ** power
         if not weights.any():  # It beats everybody always.
             weights = np.ones(len(there))
         probabilities = weights / weights.sum()

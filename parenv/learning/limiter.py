@@ -79,9 +79,7 @@ class RateLimiter:
 
     def may_insert(self, n: int = 1) -> bool:
         """Whether ``n`` more transitions may be inserted now."""
-        if self._inserts + n <= self._min_size:
-            return True
-        return self._above_target(inserts=n) <= self._error_buffer
+        return self._inserts + n <= self._min_size or self._above_target(inserts=n) <= self._error_buffer
 
     def may_sample(self, n: int = 1) -> bool:
         """Whether ``n`` more transitions may be sampled now."""
@@ -127,8 +125,7 @@ class RateLimiter:
         """
         if missing := {"inserts", "samples"} - set(state):
             raise ConfigurationError(f"the state of a RateLimiter needs {sorted(missing)}, got {sorted(state)}")
-        inserts, samples = at_least("inserts", state["inserts"], 0), at_least("samples", state["samples"], 0)
-        self._inserts, self._samples = inserts, samples
+        self._inserts, self._samples = (at_least(name, state[name], 0) for name in ("inserts", "samples"))
 
     def _above_target(self, inserts: int = 0, samples: int = 0) -> Fraction:
         beyond = self._inserts + inserts - self._min_size

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from parenv.argument_checks import at_least
 from parenv.experience.rollout import Rollout
@@ -56,36 +56,28 @@ def _closing(copies: Iterable[Rollout], source: Iterator[Rollout]) -> Generator[
             source.close()
 
 
-class _Copy(NamedTuple):
-    """A copy under way; ``source`` keeps the memory that is being read."""
-
-    source: Rollout
-    target: Rollout
-    done: torch.cuda.Event
-
-
 def _copied_ahead(source: Iterator[Rollout], device: torch.device, ahead: int) -> Iterator[Rollout]:
     import torch
 
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    under_way: deque[_Copy] = deque()
-
+    # A rollout, which keeps the memory that is being read, its copy, and what tells when that is done.
+    under_way: deque[tuple[Rollout, Rollout, torch.cuda.Event]] = deque()
     pins = Pins(torch.cuda.cudart())  # type: ignore[no-untyped-call]
 
-    def begin(rollout: Rollout) -> _Copy:
+    def begin(rollout: Rollout) -> tuple[Rollout, Rollout, torch.cuda.Event]:
         if isinstance(rollout, Rollout):
             pins.pin(rollout)
         with torch.cuda.stream(side):
-            return _Copy(rollout, rollout.to(device, non_blocking=True), side.record_event())
+            return rollout, rollout.to(device, non_blocking=True), side.record_event()
 
     def next_done() -> Rollout:
-        copy = under_way.popleft()
+        _source, target, done = under_way.popleft()
         # The host waits, so that the source may go and every stream may read what is there.
-        copy.done.synchronize()
-        for tensor in _tensors(copy.target):
+        done.synchronize()
+        for tensor in _tensors(target):
             # Else the allocator hands this memory to the next copy before the learner's kernels have read it.
             tensor.record_stream(torch.cuda.current_stream(device))
-        return copy.target
+        return target
 
     def ask(count: int) -> None:
         # Without a loop variable, which would hold the last source while the learner computes.

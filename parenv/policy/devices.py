@@ -32,24 +32,20 @@ def check_devices(devices: Iterable[str], option: str = "device") -> None:
         ConfigurationError: there is none, or it is no name of a device.
     """
     for device in devices:
-        _check(device, option)
+        if device == "cpu":
+            continue
+        import torch
 
-
-def _check(device: str, option: str) -> None:
-    if device == "cpu":
-        return
-    import torch
-
-    try:
-        wanted = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigurationError(f"WorkerOptions.{option}={device!r} is no torch device: {error}") from None
-    there: dict[str, int] = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if (wanted.index or 0) >= (count := there.get(wanted.type, 1 << 30)):
-        raise ConfigurationError(
-            f"WorkerOptions.{option}={device!r}, but torch {torch.__version__} finds {count} devices of that type on "
-            f"this machine: leave {option} out, or use a build of torch for the devices that there are"
-        )
+        try:
+            wanted = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigurationError(f"WorkerOptions.{option}={device!r} is no torch device: {error}") from None
+        there: dict[str, int] = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        if (wanted.index or 0) >= (count := there.get(wanted.type, 1 << 30)):
+            raise ConfigurationError(
+                f"WorkerOptions.{option}={device!r}, but torch {torch.__version__} finds {count} devices of that type "
+                f"on this machine: leave {option} out, or use a build of torch for the devices that there are"
+            )
 
 
 def device_of(policy: Any) -> str:

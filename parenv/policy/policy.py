@@ -133,8 +133,9 @@ class TorchPolicy(Policy):
         deterministic_method: str | None = None,
         initial_carry: Any = None,
     ) -> None:
-        for name in (method, deterministic_method):
-            if name is not None and not callable(getattr(module, name, None)):
+        methods = [name for name in (method, deterministic_method) if name is not None]
+        for name in methods:
+            if not callable(getattr(module, name, None)):
                 raise ConfigurationError(
                     f"{type(module).__name__} has no method {name!r} for TorchPolicy to call: name another"
                 )
@@ -148,11 +149,8 @@ class TorchPolicy(Policy):
         self._actions_at, self._carry_at = places.pop("actions"), places.pop("carry", None)
         self._extras_at = tuple(places.items())
         self._initial_carry = initial_carry
-        self._taken = {
-            name: parameters_of(getattr(module, name), 1 if self._carry_at is None else 2)
-            for name in (method, deterministic_method)
-            if name is not None
-        }
+        given = 1 if self._carry_at is None else 2
+        self._taken = {name: parameters_of(getattr(module, name), given) for name in methods}
 
     def infos_taken(self) -> frozenset[str]:
         """Names of the parameters of the methods beside observations and carry."""

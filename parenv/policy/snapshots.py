@@ -42,13 +42,6 @@ def tensors_of(module: Any) -> dict[str, Any]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def names_in_state_dict(module: Any) -> dict[str, str]:
-    """By each key of a module's state dict, the name that the same tensor has in :func:`tensors_of`."""
-    names = {id(tensor): name for name, tensor in tensors_of(module).items()}
-    state = module.state_dict(keep_vars=True)
-    return {key: names[id(tensor)] for key, tensor in state.items() if id(tensor) in names}
-
-
 def flat_layout(module: Any) -> tuple[tuple[FlatTensor, ...], int]:
     """Lay out all parameters and buffers of a module, each once; the layout and the size of the block in bytes.
 
@@ -103,14 +96,14 @@ class WeightsWriter:
     """
 
     def __init__(self, module: Any, memory: Any, offset: int, places: int) -> None:
-
         self._layout, nbytes = flat_layout(module)
         self._blocks = [memoryview(memory)[offset + i * nbytes : offset + (i + 1) * nbytes] for i in range(places)]
         self._names = [t.name for t in self._layout]
-        in_state_dict = set(module.state_dict())
-        self._not_persistent = set(self._names) - in_state_dict
-        self._tied = in_state_dict - set(self._names)
-        self._names_in_state_dict = names_in_state_dict(module)
+        state = module.state_dict(keep_vars=True)
+        self._not_persistent = set(self._names) - set(state)
+        self._tied = set(state) - set(self._names)
+        names = {id(tensor): name for name, tensor in tensors_of(module).items()}
+        self._names_in_state_dict = {key: names[id(value)] for key, value in state.items() if id(value) in names}
         self._places = [_views(_flat(memory, offset + i * nbytes, nbytes), self._layout) for i in range(places)]
 
     def block(self, place: int) -> memoryview:

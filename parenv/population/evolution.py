@@ -7,6 +7,7 @@ from the place of its parent, which is kept for as long as somebody stands there
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -123,12 +124,12 @@ class Evolution:
         evolve: who becomes whose child.
         ranges: of the hyper-parameters.
         first: those of each member at the beginning.
-        num_places: at least one for each member and for each turn that may be under way.
         seed: root of all seeds.
         in_order: whether turns count in the order in which they began, so that it does not matter who is faster.
 
     Attributes:
         members: where each stands.
+        num_places: one for each member, and for each turn that may be under way.
     """
 
     def __init__(
@@ -136,19 +137,18 @@ class Evolution:
         evolve: Evolve,
         ranges: Mapping[str, Range],
         first: Sequence[Mapping[str, float]],
-        num_places: int,
         seed: int,
         in_order: bool,
     ) -> None:
         self._evolve, self._ranges, self._seed, self._in_order = evolve, ranges, seed, in_order
         self.members = [Standing(dict(values), member) for member, values in enumerate(first)]
+        self.num_places = 2 * len(self.members)
         self._waiting = deque(range(len(self.members)))
         self._begun: dict[int, Turn] = {}
         self._again: deque[int] = deque()
         self._arrived: dict[int, TurnOutcome] = {}
         self._due: list[int] = []
         self._held = Counter[int]()
-        self._places = range(num_places)
 
     def next(self) -> Turn | None:
         """Begin the next turn, if there is one that may begin."""
@@ -158,10 +158,10 @@ class Evolution:
             return None
         member = self._waiting.popleft()
         one = self.members[member]
-        target = next(place for place in self._places if not self._held[place])
+        target = next(place for place in range(self.num_places) if not self._held[place])
         turn = Turn(member, one.turn, dict(one.hyperparameters), one.place, target)
         self._begun[member] = turn
-        self._hold(turn.source, turn.target)
+        self._held.update((turn.source, turn.target))
         return turn
 
     def lost(self, member: int, blamed: bool = True) -> bool:
@@ -188,12 +188,15 @@ class Evolution:
         return all(one.error for one in self.members)
 
     @property
+    def scores(self) -> dict[int, float]:
+        """Of the members that have been measured since they were copied."""
+        return {number: one.score for number, one in enumerate(self.members) if one.score is not None}
+
+    @property
     def best(self) -> int | None:
         """The member with the highest score, if anybody has one."""
-        scores = {
-            m: one.score for m, one in enumerate(self.members) if one.score is not None and one.score == one.score
-        }
-        return max(scores, key=lambda member: scores[member]) if scores else None
+        numbers = {member: score for member, score in self.scores.items() if not math.isnan(score)}
+        return max(numbers, key=numbers.__getitem__, default=None)
 
     def state(self) -> dict[str, Any]:
         """As plain data. Turns under way are not part of it: they begin again, and come to the same."""
@@ -204,7 +207,7 @@ class Evolution:
         """Go on where another one was, before any turn has begun here."""
         self.members = [Standing(**one) for one in state["members"]]
         self._waiting, self._due = deque(state["order"]), list(state["due"])
-        self._held = Counter(one.place for one in self.members if one.place != NOWHERE)
+        self._held = Counter(one.place for one in self.members)
 
     def _counted(self, member: int) -> list[TurnEnded | Copied]:
         turn, outcome, one = self._begun.pop(member), self._arrived.pop(member), self.members[member]
@@ -213,7 +216,7 @@ class Evolution:
         one.score, one.error, one.lost = outcome.score, outcome.error, 0
         if not outcome.error:
             self._move(one, turn.target)
-        self._let_go(turn.source, turn.target)
+        self._held.subtract((turn.source, turn.target))
         ended = TurnEnded(member, replace(one), outcome)
         one.parent = None
         return [ended, *self._evolved(member)]
@@ -229,17 +232,15 @@ class Evolution:
         generator = np.random.default_rng(evolution_seed(self._seed, due[0], self.members[due[0]].turn))
         if any(not one.turn for one in self.members):
             return []  # The first of all would be chosen from a few, and be the ancestors of all.
-        scores = {number: one.score for number, one in enumerate(self.members) if one.score is not None}
+        scores = self.scores
         parents = self._evolve.parents(due, scores, generator)
-        return [self._copied(child, parent, generator) for child, parent in parents.items()]
+        return [self._copied(child, parent, scores, generator) for child, parent in parents.items()]
 
-    def _copied(self, child: int, parent: int, generator: np.random.Generator) -> Copied:
+    def _copied(self, child: int, parent: int, scores: Mapping[int, float], generator: np.random.Generator) -> Copied:
         mine, theirs = self.members[child], self.members[parent]
-        assert mine.score is not None
-        assert theirs.score is not None
         inherited = dict(theirs.hyperparameters)
         values = {name: self._changed(name, value, generator) for name, value in inherited.items()}
-        copied = Copied(child, mine.turn, mine.score, parent, theirs.turn, theirs.score, inherited, values)
+        copied = Copied(child, mine.turn, scores[child], parent, theirs.turn, scores[parent], inherited, values)
         self._move(mine, theirs.place)
         mine.hyperparameters, mine.ancestor, mine.parent = dict(values), theirs.ancestor, parent
         mine.score, mine.error = None, ""
@@ -252,12 +253,6 @@ class Evolution:
         return range_.perturbed(value, self._evolve.perturb, generator)
 
     def _move(self, one: Standing, place: int) -> None:
-        before, one.place = one.place, place
-        self._hold(place)
-        self._let_go(before)
-
-    def _hold(self, *places: int) -> None:
-        self._held.update(place for place in places if place != NOWHERE)
-
-    def _let_go(self, *places: int) -> None:
-        self._held.subtract(place for place in places if place != NOWHERE)
+        self._held[place] += 1
+        self._held[one.place] -= 1
+        one.place = place

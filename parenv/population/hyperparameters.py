@@ -13,7 +13,17 @@ from parenv.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class Uniform:
+class _Bounds:
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ConfigurationError(f"{self} must be two finite numbers, the smaller one first")
+
+
+@dataclass(frozen=True)
+class Uniform(_Bounds):
     """A hyper-parameter between two numbers, all alike likely at first.
 
     A child has its parent's value plus or minus ``perturb`` times the width of the range, within the range.
@@ -26,12 +36,6 @@ class Uniform:
     0.014
     """
 
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _check_range(self)
-
     def sample(self, generator: np.random.Generator) -> float:
         """A value to begin with."""
         return float(generator.uniform(self.low, self.high))
@@ -43,7 +47,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class LogUniform:
+class LogUniform(_Bounds):
     """A hyper-parameter between two positive numbers, of which every order of magnitude is alike likely at first.
 
     A child has its parent's value times ``1 - perturb`` or ``1 + perturb``, within the range.
@@ -56,11 +60,8 @@ class LogUniform:
     0.0012
     """
 
-    low: float
-    high: float
-
     def __post_init__(self) -> None:
-        _check_range(self)
+        super().__post_init__()
         if self.low <= 0:
             raise ConfigurationError(f"{self} has no logarithm at low={self.low}: use Uniform, or a positive one")
 
@@ -75,12 +76,6 @@ class LogUniform:
 
 
 Range = Uniform | LogUniform
-
-
-def _check_range(range_: Range) -> None:
-    low, high = range_.low, range_.high
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigurationError(f"{range_} must be two finite numbers, the smaller one first")
 
 
 def checked_ranges(hyperparameters: Any) -> dict[str, Range]:

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from parenv.errors import ConfigurationError
-from parenv.population.evolution import Copied, TurnEnded
+from parenv.population.evolution import Copied
+from parenv.population.turn_report import Report
+
+_OF_A_TURN = ("member", "turn", "env_steps", "score", "hyperparameters", "ancestor", "parent", "error")
 
 
 class Lineage:
@@ -35,27 +38,15 @@ class Lineage:
         if self._path is not None and not self._path.parent.is_dir():
             raise ConfigurationError(f"cannot write the lineage to {path}: there is no directory {self._path.parent}")
 
-    def ended(self, one: TurnEnded, env_steps: int) -> None:
+    def ended(self, report: Report, env_steps: int) -> None:
         """A turn that counts.
 
         Args:
-            one: the turn.
+            report: of the turn.
             env_steps: of the whole population until then.
         """
-        standing = one.standing
-        self._write(
-            {
-                "event": "turn",
-                "member": one.member,
-                "turn": standing.turn,
-                "env_steps": env_steps,
-                "score": one.outcome.score,
-                "hyperparameters": standing.hyperparameters,
-                "ancestor": standing.ancestor,
-                "parent": standing.parent,
-                "error": one.outcome.error,
-            }
-        )
+        said = {name: getattr(report, name) for name in _OF_A_TURN}
+        self._write({"event": "turn", **said, "env_steps": env_steps})
 
     def copied(self, one: Copied, env_steps: int) -> None:
         """A member has become the child of another."""

@@ -117,8 +117,7 @@ class Population(SessionHolder[PopulationSession]):
     @property
     def scores(self) -> dict[int, float]:
         """The scores of the members that have been measured since they were copied."""
-        members = self._session.evolution.members
-        return {number: one.score for number, one in enumerate(members) if one.score is not None}
+        return self._session.evolution.scores
 
     @property
     def hyperparameters(self) -> list[dict[str, float]]:

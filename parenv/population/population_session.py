@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from parenv.errors import ConfigurationError, HostLostError
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
-from parenv.placement.base import Launch, Placement
+from parenv.placement.base import Launch
 from parenv.population.evolution import NOWHERE, Copied, Evolution, Turn, TurnEnded, TurnOutcome
 from parenv.population.lineage_file import Lineage
 from parenv.population.population_plan import PopulationPlan
@@ -33,13 +33,6 @@ from parenv.worker.member import Member, made, restore
 _log = logging.getLogger("parenv")
 
 
-class _UnderWay(NamedTuple):
-    """A turn that a worker has been told to do."""
-
-    turn: Turn
-    question: Question
-
-
 class PopulationSession:
     """What a population does with its workers and its members.
 
@@ -53,14 +46,13 @@ class PopulationSession:
 
     def __init__(self, plan: PopulationPlan) -> None:
         self.plan, self.owner = plan, Owner("the population")
-        num_places = 2 * plan.size
-        self.evolution = Evolution(plan.evolve, plan.ranges, plan.first, num_places, plan.job.seed, plan.in_order)
+        self.evolution = Evolution(plan.evolve, plan.ranges, plan.first, plan.job.seed, plan.in_order)
         self._lineage = Lineage(plan.lineage, plan.about)
         self._figures = PopulationStatistics()
         self._reports: deque[Report] = deque()
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, tuple[Turn, Question]] = {}
         self._died_of: Exception | None = None
-        self._memory, self._places, self._supervisor = _opened(plan, num_places)
+        self._memory, self._places, self._supervisor = _opened(plan, self.evolution.num_places)
         self._idle = set(range(len(plan.job.shares)))
 
     @property
@@ -141,7 +133,7 @@ class PopulationSession:
                 break
             self._idle.discard(worker)
             arguments = {worker: self._told(worker, turn)}
-            self._under_way[worker] = _UnderWay(turn, self._supervisor.questions.begin("turn", arguments))
+            self._under_way[worker] = turn, self._supervisor.questions.begin("turn", arguments)
         self._figures = self._figures.plus(evolving_seconds=time.perf_counter() - began)
 
     def _told(self, worker: int, turn: Turn) -> tuple[Any, ...]:
@@ -161,25 +153,25 @@ class PopulationSession:
 
     def _lost_turn(self, lost: Lost) -> None:
         """Its member goes on from its last report, on the worker that is free first."""
-        one = self._under_way.pop(lost.worker, None)
-        if one is None:
+        if lost.worker not in self._under_way:
             return
-        self._supervisor.questions.forget(one.question)
+        turn, question = self._under_way.pop(lost.worker)
+        self._supervisor.questions.forget(question)
         self._figures = self._figures.plus(lost_turns=1)
-        if not self.evolution.lost(one.turn.member, blamed=not isinstance(lost.reason, HostLostError)):
-            self._count(one.turn.member, _died_of(lost.reason))
+        if not self.evolution.lost(turn.member, blamed=not isinstance(lost.reason, HostLostError)):
+            self._count(turn.member, _died_of(lost.reason))
 
     def _hear(self) -> None:
         questions = self._supervisor.questions
-        for worker, one in list(self._under_way.items()):
-            if questions.answered(one.question):
+        for worker, (turn, question) in list(self._under_way.items()):
+            if questions.answered(question):
                 del self._under_way[worker]
                 self._idle.add(worker)
-                self._count(one.turn.member, self._outcome(worker, one))
+                self._count(turn.member, self._outcome(worker, turn, question))
 
-    def _outcome(self, worker: int, one: _UnderWay) -> TurnOutcome:
+    def _outcome(self, worker: int, turn: Turn, question: Question) -> TurnOutcome:
         try:
-            answer = self._supervisor.questions.answers(one.question)[worker]
+            answer = self._supervisor.questions.answers(question)[worker]
         except Exception as error:  # Such as SystemExit, which is none of the user's errors, and came as one of ours.
             return _died_of(error)
         if "failure" in answer:
@@ -187,7 +179,7 @@ class PopulationSession:
             failure = Failure(*answer["failure"])
             return _died_of(from_failure(failure, worker, workers.pid(worker), workers.env_ids(worker)))
         if worker >= self.plan.num_local:
-            answer["state_bytes"] = self._places.write(one.turn.target, answer.pop("state"))
+            answer["state_bytes"] = self._places.write(turn.target, answer.pop("state"))
         self._check_memory(int(answer["state_bytes"]))
         return TurnOutcome(float(answer["score"]), int(answer["env_steps"]), about=answer)
 
@@ -210,7 +202,7 @@ class PopulationSession:
     def _ended(self, ended: TurnEnded) -> None:
         report = report_of(ended)
         self._figures = self._figures.after(report)
-        self._lineage.ended(ended, self._figures.env_steps)
+        self._lineage.ended(report, self._figures.env_steps)
         self._reports.append(report)
         if report.error:
             _log.warning(
@@ -247,9 +239,11 @@ def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, Member
         stack.callback(memory.close)
         places.buffer = memory.map()
         progress = [StatusSlot(places.buffer, worker) for worker in range(len(job.shares))]
-        workers = Workers(_placement_for(plan), progress, job.shares)
+        where = inline_placement(lambda: job) if plan.inline else worker_placement(plan.placement, None, job.options)
+        workers = Workers(where, progress, job.shares)
         launch = with_launch(memory.fd)
-        layouts = [_layout(job.shares, worker) for worker in range(len(job.shares))]
+        # They say that workers may begin; the fields are for rollouts.
+        layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
         product = Product(
             lambda _: launch, lambda worker: [layouts[worker]], lambda event: None, processes=not plan.inline
         )
@@ -277,14 +271,3 @@ def _launch_for(plan: PopulationPlan) -> Any:
     # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
     more = ("torch._dynamo",) if b"torch" in payload else ()
     return local_launch(payload, replace(job.options, preload=(*job.options.preload, *more)))
-
-
-def _placement_for(plan: PopulationPlan) -> Placement:
-    if not plan.inline:
-        return worker_placement(plan.placement, None, plan.job.options)
-    return inline_placement(lambda: plan.job)
-
-
-def _layout(shares: tuple[int, ...], worker: int) -> Layout:
-    """What a worker of a population is told: that it may begin; the fields are for rollouts."""
-    return Layout(0, 0, shares[worker], 1, 0, 0, sum(shares[:worker]), [], [])

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import NO_EPISODES, EpisodeStatistics
 from parenv.population.evolution import TurnEnded
 
-NO_EPISODES = EpisodeStatistics.of((), (), (), ())
+_OF_STANDING = ("turn", "env_steps", "score", "parent", "ancestor", "error")
+_SECONDS = ("switching_seconds", "learning_seconds", "fitness_seconds")
 
 
 @dataclass(frozen=True)
@@ -76,25 +77,17 @@ def report_of(ended: TurnEnded) -> Report:
     more: dict[str, Any] = {}
     if not outcome.error:
         about = outcome.about
-        switching, learning, fitness = about["seconds"]
         more = {
             "episodes": EpisodeStatistics.of(*about["episodes"]),
             "mean_return": about["mean_return"],
             "metrics": about["metrics"],
-            "switching_seconds": switching,
-            "learning_seconds": learning,
-            "fitness_seconds": fitness,
+            **dict(zip(_SECONDS, about["seconds"], strict=True)),
         }
     return Report(
         member=ended.member,
-        turn=standing.turn,
-        env_steps=standing.env_steps,
         num_steps=outcome.env_steps,
-        score=outcome.score,
         hyperparameters=dict(standing.hyperparameters),
-        parent=standing.parent,
-        ancestor=standing.ancestor,
-        error=outcome.error,
+        **{name: getattr(standing, name) for name in _OF_STANDING},
         **more,
     )
 
@@ -134,15 +127,8 @@ class PopulationStatistics:
 
     def after(self, report: Report) -> PopulationStatistics:
         """With one more turn."""
-        return replace(
-            self,
-            env_steps=self.env_steps + report.num_steps,
-            turns=self.turns + 1,
-            deaths=self.deaths + bool(report.error),
-            switching_seconds=self.switching_seconds + report.switching_seconds,
-            learning_seconds=self.learning_seconds + report.learning_seconds,
-            fitness_seconds=self.fitness_seconds + report.fitness_seconds,
-        )
+        seconds = {name: getattr(report, name) for name in _SECONDS}
+        return self.plus(env_steps=report.num_steps, turns=1, deaths=bool(report.error), **seconds)
 
     def plus(self, **more: float) -> PopulationStatistics:
         """With these added."""

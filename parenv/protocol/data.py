@@ -30,7 +30,6 @@ MAX_INTEGER_DIGITS = 4300
 """More of them Python does not read."""
 MAX_KEYS_OF_ONE_HASH = 256
 """In one dict. A grid of coordinates has 2 to the number of its dimensions, since -1 and -2 have the same hash."""
-_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _PLAIN = (bool, int, float, str, type(None))
 _BIT_GENERATORS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -173,14 +172,12 @@ class _Buffers(list[Buffer]):
 
 
 def _unpack(node: Any, buffers: _Buffers, depth: int) -> Any:
-    if type(node) is list:
-        if depth > MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-        return [item if type(item) in _PLAIN else _unpack(item, buffers, depth + 1) for item in node]
-    if type(node) is not dict:
+    if type(node) is not list and type(node) is not dict:
         return node
     if depth > MAX_DEPTH:
-        raise ValueError(_TOO_DEEP)
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    if isinstance(node, list):
+        return [item if type(item) in _PLAIN else _unpack(item, buffers, depth + 1) for item in node]
     if len(node) != 1:
         raise ValueError("a tagged value has exactly one tag")
     ((tag, body),) = node.items()
@@ -209,8 +206,9 @@ def _unpack(node: Any, buffers: _Buffers, depth: int) -> Any:
 
 def _dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
     if len(body) > MAX_KEYS_OF_ONE_HASH:
-        return _large_dict(body, buffers, depth)
-    found = {_unpack(key, buffers, depth): _unpack(item, buffers, depth) for key, item in body}
+        found = _large_dict(body, buffers, depth)
+    else:
+        found = {_unpack(key, buffers, depth): _unpack(item, buffers, depth) for key, item in body}
     if len(found) != len(body):
         raise ValueError("a key comes twice in a dict")
     return found
@@ -221,10 +219,7 @@ def _large_dict(body: Any, buffers: _Buffers, depth: int) -> dict[Any, Any]:
     pairs = [(_unpack(key, buffers, depth), _unpack(item, buffers, depth)) for key, item in body]
     if max(Counter(hash(key) for key, _ in pairs).values()) > MAX_KEYS_OF_ONE_HASH:
         raise ValueError(f"more than {MAX_KEYS_OF_ONE_HASH} keys of a dict have the same hash")
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice in a dict")
-    return found
+    return dict(pairs)
 
 
 @lru_cache(maxsize=256)
@@ -261,9 +256,8 @@ def _spec(values: list[Any]) -> EnvSpec:
     """What it makes is what this process has registered under that id, never what the other side names."""
     *said, kwargs = values
     known = gym.registry.get(values[0])
-    entries = (None, None) if known is None else (known.entry_point, known.vector_entry_point)
-    fields = {**dict(zip(_SPEC, said, strict=True)), "entry_point": entries[0], "vector_entry_point": entries[1]}
-    return EnvSpec(**fields, kwargs=dict(kwargs))
+    entries: dict[str, Any] = {name: getattr(known, name, None) for name in ("entry_point", "vector_entry_point")}
+    return EnvSpec(**dict(zip(_SPEC, said, strict=True)), **entries, kwargs=dict(kwargs))
 
 
 def _generator(state: Any) -> np.random.Generator:

@@ -258,25 +258,18 @@ class State(Enum):
 
 DRIVER, WORKER = "driver", "worker"
 
-_ALLOWED: tuple[tuple[State, str, tuple[type[Message], ...], State], ...] = (
+_ALLOWED: list[tuple[State, str, tuple[type[Message], ...], State]] = [
     (State.STARTING, WORKER, (Ready, StepReady), State.READY),
-    (State.STARTING, WORKER, (Failure,), State.FAILED),
-    (State.STARTING, DRIVER, (Close,), State.CLOSING),
     (State.READY, DRIVER, (Layout,), State.RUNNING),
     (State.READY, DRIVER, (Rows,), State.STEPPING),
-    (State.READY, WORKER, (Failure,), State.FAILED),
-    (State.READY, DRIVER, (Close,), State.CLOSING),
     (State.RUNNING, DRIVER, (Credit, Call), State.RUNNING),
-    (State.RUNNING, DRIVER, (Close,), State.CLOSING),
     (State.RUNNING, WORKER, (Commit, Reply), State.RUNNING),
-    (State.RUNNING, WORKER, (Failure,), State.FAILED),
     (State.STEPPING, DRIVER, (Actions, Call), State.STEPPING),
-    (State.STEPPING, DRIVER, (Close,), State.CLOSING),
     (State.STEPPING, WORKER, (SideData, Reply), State.STEPPING),
-    (State.STEPPING, WORKER, (Failure,), State.FAILED),
     (State.FAILED, DRIVER, (Actions, Credit, Call), State.FAILED),
-    (State.FAILED, DRIVER, (Close,), State.CLOSING),
     (State.CLOSING, WORKER, (Ready, StepReady, Commit, SideData, Reply, Failure), State.CLOSING),
-)
+    *((state, WORKER, (Failure,), State.FAILED) for state in State if state not in (State.FAILED, State.CLOSING)),
+    *((state, DRIVER, (Close,), State.CLOSING) for state in State if state is not State.CLOSING),
+]
 TRANSITIONS = {(state, role, kind): following for state, role, kinds, following in _ALLOWED for kind in kinds}
 """``(state, who speaks, what) -> next state``; any other triple is an error."""

@@ -115,7 +115,7 @@ def test_a_generation_replaces_the_worst_by_the_best_and_whoever_is_worth_nothin
 
 def evolution(evolve: Any, size: int = 6, in_order: bool = True, seed: int = 3) -> Evolution:
     first = [{name: range_.sample(rng(member)) for name, range_ in RANGES.items()} for member in range(size)]
-    return Evolution(evolve, RANGES, first, 2 * size, seed, in_order)
+    return Evolution(evolve, RANGES, first, seed, in_order)
 
 
 class Simulation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Literal
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -16,7 +15,7 @@ from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
 from parenv.adapters.sb3.stepped_vec_env import SteppedVecEnv
 from parenv.adapters.sb3.substitution import factories_of, innermost, places_of, results_writers
-from parenv.adapters.sb3.timed import ModelSeconds, timed
+from parenv.adapters.sb3.timed import timed
 from parenv.adapters.sb3.workers_act import played_envs, playing_forward, playing_methods, transforms_for
 from parenv.errors import ConfigurationError
 from parenv.process.cores import usable_cores
@@ -98,7 +97,7 @@ class AcceleratedRun:
         self._num_workers = min(usable_cores() if num_workers is None else num_workers, len(self._factories))
         self._transforms = transforms_for(model, mode)
         self._ahead = mode == "async" and max_policy_lag != 0
-        self._seconds = ModelSeconds()
+        self._seconds = {"collect_rollouts": 0.0, "train": 0.0}
         self._envs: SteppedVecEnv | PlayedVecEnv | None = None
         self._undo = ExitStack()
 
@@ -115,9 +114,7 @@ class AcceleratedRun:
             self._undo = self._undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Give the model back what it had, and end the workers."""
         self._undo.close()
 
@@ -137,8 +134,8 @@ class AcceleratedRun:
             isinstance(self._model, OffPolicyAlgorithm),
             envs.steps,
             envs.seconds,
-            self._seconds.collecting,
-            self._seconds.learning,
+            self._seconds["collect_rollouts"],
+            self._seconds["train"],
         )
         return RunAdvice.of(costs)
 

@@ -104,22 +104,19 @@ def _each(callback: Any) -> Iterator[Any]:
 
 
 def _check_async(model: Any, name: str) -> None:
-    if isinstance(model, OffPolicyAlgorithm):
-        train_freq: Any = model.train_freq
-        if (unknown := unknown_wrapper(wrappers_of(model))) is not None:
-            raise ConfigurationError(
-                f'with mode="async" workers act, and they do not know what {type(unknown).__name__} does to '
-                "observations: they know VecNormalize, VecFrameStack, VecMonitor, VecTransposeImage, VecCheckNan and "
-                'VecExtractDictObs. Make it a wrapper of the single environments, or use mode="sync"'
-            )
-        if train_freq.unit is not TrainFrequencyUnit.STEP:
-            raise ConfigurationError(
-                f'with mode="async" a rollout is a number of steps, but this {name} has {train_freq}: give '
-                'train_freq=(n, "step"), or use mode="sync"'
-            )
-        return
     if isinstance(model, OnPolicyAlgorithm):
         raise ConfigurationError(
             f'{name} is on-policy: what it learns from must be by the policy that learns, so it has no mode="async"; '
             'use mode="sync", or one of DQN, SAC, TD3, DDPG, TQC'
+        )
+    if (unknown := unknown_wrapper(wrappers_of(model))) is not None:
+        raise ConfigurationError(
+            f'with mode="async" workers act, and they do not know what {type(unknown).__name__} does to observations: '
+            "they know VecNormalize, VecFrameStack, VecMonitor, VecTransposeImage, VecCheckNan and VecExtractDictObs. "
+            'Make it a wrapper of the single environments, or use mode="sync"'
+        )
+    if model.train_freq.unit is not TrainFrequencyUnit.STEP:
+        raise ConfigurationError(
+            f'with mode="async" a rollout is a number of steps, but this {name} has {model.train_freq}: give '
+            'train_freq=(n, "step"), or use mode="sync"'
         )

@@ -17,14 +17,13 @@ from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy
 
 FRESH = "fresh"
-ROUND, NUM_TIMESTEPS, EXPLORATION_RATE, RANDOM_STATE, NOISE_MATRICES = (
-    "round", "num_timesteps", "exploration_rate", "random_state", "noise_matrices"
-)  # fmt: skip
-"""Settings that come with each version."""
 
 
 class WrappedPolicy(Policy):
     """What is common to both kinds.
+
+    Settings that come with each version are its ``round``; on-policy ``random_state`` and ``noise_matrices``;
+    off-policy ``num_timesteps`` and ``exploration_rate``; and statistics for the transforms.
 
     Args:
         policy: of the model, on the CPU.
@@ -46,10 +45,10 @@ class WrappedPolicy(Policy):
 
     def act(self, observations: Any, carry: Any) -> Action:
         """Choose actions."""
-        if self.settings.get(ROUND) == self._round:
+        if self.settings.get("round") == self._round:
             self._step += 1
         else:
-            self._round, self._step = self.settings.get(ROUND), 0
+            self._round, self._step = self.settings.get("round"), 0
             self.begin()
         observations, kept = _copied(observations), {}
         for i, transform in enumerate(self.transforms):
@@ -88,9 +87,9 @@ class OnPolicyActor(WrappedPolicy):
         import torch
 
         self.policy.set_training_mode(False)
-        if RANDOM_STATE in self.settings:
-            torch.set_rng_state(torch.from_numpy(np.frombuffer(self.settings[RANDOM_STATE], np.uint8).copy()))
-        if (matrices := self.settings.get(NOISE_MATRICES)) is not None:
+        if "random_state" in self.settings:
+            torch.set_rng_state(torch.from_numpy(np.frombuffer(self.settings["random_state"], np.uint8).copy()))
+        if (matrices := self.settings.get("noise_matrices")) is not None:
             self.policy.action_dist.exploration_mat, self.policy.action_dist.exploration_matrices = matrices
         elif self.policy.use_sde:
             self.policy.reset_noise(self.num_envs)
@@ -186,8 +185,8 @@ class OffPolicyActor(WrappedPolicy):
         return self.policy.unscale_action(scaled), {"buffer_actions": scaled}, kept
 
     def _chosen(self, observations: Any, batch: int) -> Any:
-        explores = np.random.rand() < self.settings.get(EXPLORATION_RATE, 0.0)
-        if explores or self.settings.get(NUM_TIMESTEPS, 0) + self._step * self.num_envs < self.learning_starts:
+        explores = np.random.rand() < self.settings.get("exploration_rate", 0.0)
+        if explores or self.settings.get("num_timesteps", 0) + self._step * self.num_envs < self.learning_starts:
             return np.array([self.action_space.sample() for _ in range(batch)])
         return self.policy.predict(observations, deterministic=False)[0]
 

@@ -66,7 +66,7 @@ class ParallelVecEnv(VecEnv):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
     ) -> None:
-        self._envs = envs = _Environments(
+        self._envs = envs = ParallelVectorEnv(
             env_fns,
             context=start_method,
             autoreset_mode=AutoresetMode.SAME_STEP,
@@ -77,6 +77,10 @@ class ParallelVecEnv(VecEnv):
             spaces=spaces,
             strict_infos=strict_infos,
         )
+        results = envs._session._results
+        # Infos in Gymnasium's form taken apart would not be those of before: its arrays mix what different rows have
+        # under a key, and refuse what does not mix.
+        envs._session.read_infos = lambda env_ids: {_EACH: results.each_info()}
         try:
             super().__init__(len(env_fns), envs.single_observation_space, envs.single_action_space)
         except BaseException:
@@ -92,7 +96,7 @@ class ParallelVecEnv(VecEnv):
         """
         options = [one or None for one in self._options] if any(self._options) else None
         observations, infos = self._envs.reset(seed=self._seeds, options=options)
-        self.reset_infos = self._envs.each_info(infos)
+        self.reset_infos = self._each_info(infos)
         self._reset_seeds()
         self._reset_options()
         return observations  # type: ignore[no-any-return]
@@ -125,7 +129,7 @@ class ParallelVecEnv(VecEnv):
             what the reset gave is in ``reset_infos``.
         """
         observations, rewards, terminated, truncated, infos = self._envs.step_wait()
-        dones, each = terminated | truncated, self._envs.each_info(infos)
+        dones, each = terminated | truncated, self._each_info(infos)
         for env_id in np.flatnonzero(dones).tolist():
             reset_info = each[env_id]
             final = reset_info.pop(FINAL_OBSERVATION)
@@ -174,14 +178,30 @@ class ParallelVecEnv(VecEnv):
         Raises:
             NotDataError: what it returns is not plain data, and there are worker processes.
         """
-        return self._envs.ask(self._get_indices(indices), "call", method_name, method_args, method_kwargs)
+        return self._ask(indices, "call", method_name, method_args, method_kwargs)
 
     def env_is_wrapped(
         self, wrapper_class: type[Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
     ) -> list[bool]:
         """Whether some environments have a wrapper of this class among theirs; classes go by their names."""
         module, name = wrapper_class.__module__, wrapper_class.__qualname__
-        return self._envs.ask(self._get_indices(indices), "is_wrapped", module, name)
+        return self._ask(indices, "is_wrapped", module, name)
+
+    def _each_info(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
+        """One dict for each environment, as it was given."""
+        each: list[dict[str, Any]] = infos.get(_EACH) or [{} for _ in range(self.num_envs)]
+        for env_id in np.flatnonzero(infos.get(f"_{FLAG}", ())).tolist():
+            each[env_id] |= {FINAL_OBSERVATION: infos[FINAL_OBSERVATION][env_id], _FINAL_INFO: {FLAG: True}}
+        return each
+
+    def _ask(self, indices: VecEnvIndices, method: str, *arguments: Any) -> list[Any]:
+        """Have the workers of some environments do something; negative indices count from the end."""
+        self._envs._check_free(method)
+        wanted = [range(self.num_envs)[env_id] for env_id in self._get_indices(indices)]
+        asked = sorted(set(wanted))
+        self._envs._session.begin_call(method, (), *arguments, env_ids=asked)
+        answers = dict(zip(asked, self._envs._session.end_call(None, method), strict=True))
+        return [answers[env_id] for env_id in wanted]
 
 
 def _batched(space: Space[Any], actions: Sequence[Any], n: int) -> Any:
@@ -190,32 +210,3 @@ def _batched(space: Space[Any], actions: Sequence[Any], n: int) -> Any:
         raise ValueError(f"{len(actions)} actions were given for {n} environments")
     room: Any = create_empty_array(space, n)
     return concatenate(space, list(actions), room)
-
-
-class _Environments(ParallelVectorEnv):
-    """A vector env that gives infos one by one, and can be asked about some of its sub-environments.
-
-    Infos in Gymnasium's form taken apart would not be those of before: its arrays mix what different rows have under a
-    key, and refuse what does not mix.
-    """
-
-    def __init__(self, env_fns: Sequence[Callable[[], Env[Any, Any]]], **options: Any) -> None:
-        super().__init__(env_fns, **options)
-        results = self._session._results
-        self._session.read_infos = lambda env_ids: {_EACH: results.each_info()}
-
-    def each_info(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
-        """One dict for each sub-environment, as it was given."""
-        each: list[dict[str, Any]] = infos.get(_EACH) or [{} for _ in range(self.num_envs)]
-        for env_id in np.flatnonzero(infos.get(f"_{FLAG}", ())).tolist():
-            each[env_id] |= {FINAL_OBSERVATION: infos[FINAL_OBSERVATION][env_id], _FINAL_INFO: {FLAG: True}}
-        return each
-
-    def ask(self, env_ids: Any, method: str, *arguments: Any) -> list[Any]:
-        """Have the workers of some sub-environments do something; negative env_ids count from the end."""
-        self._check_free(method)
-        wanted = [range(self.num_envs)[env_id] for env_id in env_ids]
-        asked = sorted(set(wanted))
-        self._session.begin_call(method, (), *arguments, env_ids=asked)
-        answers = dict(zip(asked, self._session.end_call(None, method), strict=True))
-        return [answers[env_id] for env_id in wanted]

@@ -81,7 +81,7 @@ class PlayedRounds:
 
     def __init__(self, pool: AsyncWorkerPool, parts: int, with_random_state: bool) -> None:
         self._pool, self._parts, self._with_random_state = pool, parts, with_random_state
-        self._firsts = np.cumsum([0, *pool._session.workers.shares[:-1]]).tolist()
+        self._bounds = np.cumsum([0, *pool._session.workers.shares]).tolist()
         self._is_waiting = False
         self._stream: Iterator[Rollout | None] = pool.rollouts(wait=lambda: self._is_waiting)
         self._early: Rollout | None = None
@@ -113,7 +113,7 @@ class PlayedRounds:
             self._is_waiting = True
             rollout = cast(Rollout, next(self._stream))
         self._left, self._early = self._left - 1, None
-        told = self._pool.call("told", self._with_random_state and not self._left, env_ids=self._firsts)
+        told = self._pool.call("told", self._with_random_state and not self._left, env_ids=self._bounds[:-1])
         self.seconds += time.perf_counter() - began
         return Round(rollout, told, is_final=not self._left)
 
@@ -122,10 +122,8 @@ class PlayedRounds:
         if self.is_under_way:
             self._left = 1
             self.take()
-        session = self._pool._session
-        bounds = itertools.pairwise(np.cumsum([0, *session.workers.shares]).tolist())
-        questions = {w: (list(seeds[a:b]),) for w, (a, b) in enumerate(bounds)}
-        answers = session.ask_workers("restart", questions)
+        questions = {w: (list(seeds[a:b]),) for w, (a, b) in enumerate(itertools.pairwise(self._bounds))}
+        answers = self._pool._session.ask_workers("restart", questions)
         return [np.concatenate(parts) for parts in zip(*(answers[w] for w in sorted(answers)), strict=True)]
 
 

@@ -28,6 +28,10 @@ class PlayedVecEnv(VecEnv):
             model learns from the one before.
         ahead: whether they do.
         parts: in which they collect one rollout of the model, which is played one while they collect the next.
+
+    Attributes:
+        steps: of all environments together.
+        num_workers: worker processes.
     """
 
     def __init__(
@@ -45,13 +49,9 @@ class PlayedVecEnv(VecEnv):
         self.rounds = PlayedRounds(pool, parts, with_random_state=not ahead)
         self._round: Round | None = None
         self.steps = 0
+        self.num_workers = pool.num_workers
         super().__init__(original.num_envs, original.observation_space, original.action_space)
         self.metadata = original.metadata
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes."""
-        return self._pool.num_workers
 
     @property
     def seconds(self) -> float:

@@ -58,7 +58,7 @@ class RunCosts:
         return {name: seconds / self.total_s for name, seconds in parts.items()}
 
     def predicted_s(self, num_workers: int, mode: str) -> float:
-        """ModelSeconds of another setting, as far as what was waited for divides among workers."""
+        """Seconds of another setting, as far as what was waited for divides among workers."""
         waiting_s = self.waiting_s * max(1, self.num_workers) / max(1, num_workers)
         if mode == self.mode or mode == "sync":
             return waiting_s + self.storing_s + self.learning_s

@@ -23,6 +23,7 @@ class SteppedVecEnv(ParallelVecEnv):
     Attributes:
         seconds: for which the model has waited for environments.
         steps: of all of them together.
+        num_workers: worker processes; 0: everything is in this one.
 
     >>> import gymnasium as gym
     >>> envs = SteppedVecEnv([lambda: gym.make("CartPole-v1")] * 2, {}, num_workers=0)
@@ -36,11 +37,7 @@ class SteppedVecEnv(ParallelVecEnv):
         self._writers = writers
         self.seconds = 0.0
         self.steps = 0
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes; 0: everything is in this one."""
-        return self._envs.num_workers
+        self.num_workers = self._envs.num_workers
 
     def reset(self) -> VecEnvObs:
         """As ``ParallelVecEnv`` does it."""

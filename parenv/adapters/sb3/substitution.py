@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from gymnasium import Env, Wrapper
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -17,13 +17,6 @@ from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.errors import ConfigurationError, NotPicklableError
 from parenv.supervision.pickling import find_unpicklable
 from parenv.worker.pickled_env import PickledEnv
-
-
-class Place(NamedTuple):
-    """An attribute that holds the innermost vec env of a model."""
-
-    holder: Any
-    name: str
 
 
 def wrappers_of(model: BaseAlgorithm) -> list[VecEnvWrapper]:
@@ -47,14 +40,15 @@ def innermost(model: BaseAlgorithm) -> VecEnv:
     return env
 
 
-def places_of(model: BaseAlgorithm, env: VecEnv) -> list[Place]:
-    """All that hold this very vec env: the model or its innermost wrapper, and a replay buffer that relabels goals."""
-    holders = [
-        *((model, "env") for _ in [0]),
-        *((wrapper, "venv") for wrapper in wrappers_of(model)),
-        (getattr(model, "replay_buffer", None), "env"),
-    ]
-    return [Place(holder, name) for holder, name in holders if getattr(holder, "__dict__", {}).get(name) is env]
+def places_of(model: BaseAlgorithm, env: VecEnv) -> list[tuple[Any, str]]:
+    """What holds this very vec env: the model or its innermost wrapper, and a replay buffer that relabels goals.
+
+    Returns:
+        Of each the holder, and the name of its attribute.
+    """
+    holders: list[tuple[Any, str]] = [(model, "env"), (getattr(model, "replay_buffer", None), "env")]
+    holders += [(wrapper, "venv") for wrapper in wrappers_of(model)]
+    return [(holder, name) for holder, name in holders if getattr(holder, "__dict__", {}).get(name) is env]
 
 
 def factories_of(env: VecEnv) -> list[PickledEnv]:
@@ -85,7 +79,8 @@ def results_writers(env: VecEnv) -> dict[int, ResultsWriter]:
 
 
 def _pickled(env_id: int, env: Env[Any, Any]) -> PickledEnv:
-    with _without_files(env):
+    monitors = list(_monitors(env))
+    with others_for_a_while(monitors, "results_writer", [None] * len(monitors)):
         try:
             return PickledEnv.of(env)
         except Exception as error:
@@ -97,16 +92,16 @@ def _pickled(env_id: int, env: Env[Any, Any]) -> PickledEnv:
 
 
 @contextlib.contextmanager
-def _without_files(env: Any) -> Iterator[None]:
-    monitors = [monitor for monitor in _monitors(env) if monitor.results_writer is not None]
-    writers = [monitor.results_writer for monitor in monitors]
-    for monitor in monitors:
-        monitor.results_writer = None
+def others_for_a_while(holders: Sequence[Any], name: str, others: Sequence[Any]) -> Iterator[None]:
+    """Other values of an attribute of several objects, which have their own back afterwards."""
+    own = [getattr(holder, name) for holder in holders]
     try:
+        for holder, other in zip(holders, others, strict=True):
+            setattr(holder, name, other)
         yield
     finally:
-        for monitor, writer in zip(monitors, writers, strict=True):
-            monitor.results_writer = writer
+        for holder, value in zip(holders, own, strict=True):
+            setattr(holder, name, value)
 
 
 def _monitors(env: Any) -> Iterator[Monitor[Any, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gymnasium import Wrapper
@@ -69,21 +68,14 @@ class ToldEnv(Wrapper[Any, Any, Any, Any]):
         setattr(self.env, name, value)
 
 
-@dataclass(frozen=True)
-class ToldEnvFactory:
-    """Makes one in a worker.
+def told_env(pickled: PickledEnv, env_id: int) -> ToldEnv:
+    """Make one in a worker.
 
     Args:
         pickled: what it wraps.
         env_id: of it.
     """
-
-    pickled: PickledEnv
-    env_id: int
-
-    def __call__(self) -> ToldEnv:
-        """Make it."""
-        return ToldEnv(self.pickled(), self.env_id)
+    return ToldEnv(pickled(), env_id)
 
 
 def _random_state() -> bytes:

@@ -122,13 +122,9 @@ def transforms_of(wrappers: Sequence[VecEnvWrapper], exact: bool) -> list[Transf
     Returns:
         ``None`` where that cannot be done by a worker, which does not see all observations of a step.
     """
-    found = []
-    for position, wrapper in enumerate(reversed(wrappers)):
-        transform = _transform_of(wrapper, f"normalize_{position}", exact)
-        if transform is None:
-            return None
-        found.append(transform)
-    return found
+    found = [_transform_of(one, f"normalize_{position}", exact) for position, one in enumerate(reversed(wrappers))]
+    known = [transform for transform in found if transform is not None]
+    return known if len(known) == len(found) else None
 
 
 def unknown_wrapper(wrappers: Sequence[VecEnvWrapper]) -> VecEnvWrapper | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,19 +14,10 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from parenv.adapters.sb3.checks import check_callbacks
-from parenv.adapters.sb3.exploring import (
-    EXPLORATION_RATE,
-    NOISE_MATRICES,
-    NUM_TIMESTEPS,
-    RANDOM_STATE,
-    OffPolicyActor,
-    OnPolicyActor,
-    WrappedPolicy,
-    acting_part,
-)
+from parenv.adapters.sb3.exploring import OffPolicyActor, OnPolicyActor, WrappedPolicy, acting_part
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
-from parenv.adapters.sb3.substitution import results_writers, wrappers_of
-from parenv.adapters.sb3.told_env import ToldEnvFactory
+from parenv.adapters.sb3.substitution import others_for_a_while, results_writers, wrappers_of
+from parenv.adapters.sb3.told_env import told_env
 from parenv.adapters.sb3.transforms import Transform, statistics_of, transforms_of
 from parenv.options import WorkerOptions
 from parenv.pool.pool import AsyncWorkerPool
@@ -62,7 +54,7 @@ def played_envs(
     actor, settings = (_on_policy if isinstance(model, OnPolicyAlgorithm) else _off_policy)(model, transforms)
     rollout_length, parts = _parts(model)
     pool = AsyncWorkerPool(
-        [ToldEnvFactory(pickled, env_id) for env_id, pickled in enumerate(factories)],
+        [functools.partial(told_env, pickled, env_id) for env_id, pickled in enumerate(factories)],
         actor,
         num_workers=num_workers,
         mode="sync",
@@ -119,7 +111,7 @@ def _on_policy(model: Any, transforms: Sequence[Transform]) -> tuple[WrappedPoli
 
     def settings(steps_ahead: int) -> Mapping[str, Any]:
         random_state = torch.get_rng_state().numpy().tobytes()
-        return {RANDOM_STATE: random_state, NOISE_MATRICES: _matrices(model) if model.use_sde else None}
+        return {"random_state": random_state, "noise_matrices": _matrices(model) if model.use_sde else None}
 
     return actor, settings
 
@@ -138,8 +130,8 @@ def _off_policy(
 
     def settings(steps_ahead: int) -> Mapping[str, Any]:
         return {
-            NUM_TIMESTEPS: model.num_timesteps + steps_ahead * model.n_envs,
-            EXPLORATION_RATE: getattr(model, "exploration_rate", 0.0),
+            "num_timesteps": model.num_timesteps + steps_ahead * model.n_envs,
+            "exploration_rate": getattr(model, "exploration_rate", 0.0),
             **statistics_of(wrappers_of(model)),
         }
 
@@ -169,14 +161,8 @@ def _parts(model: Any) -> tuple[int, int]:
 def _copied(policy: Any) -> Any:
     """A policy on the CPU, without what its distributions keep of the last call, which leads back to its parameters."""
     modules = [module for module in policy.modules() if hasattr(module, "action_dist")]
-    kept = [module.action_dist for module in modules]
-    for module in modules:
-        module.action_dist = _fresh(module.action_dist)
-    try:
+    with others_for_a_while(modules, "action_dist", [_fresh(module.action_dist) for module in modules]):
         return copy.deepcopy(policy).to("cpu")
-    finally:
-        for module, action_dist in zip(modules, kept, strict=True):
-            module.action_dist = action_dist
 
 
 def _fresh(action_dist: Any) -> Any:

@@ -75,9 +75,8 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         if isinstance(self._envs.single_observation_space, Tuple):
             self._envs.close()
             raise ConfigurationError("Tianshou has no Tuple observations: wrap the environment so that they are a Dict")
-        session = self._envs._session
-        results = session._results
-        session.read_infos = lambda env_ids: {_EACH: results.each_info()}
+        results = self._envs._session._results
+        self._envs._session.read_infos = lambda env_ids: {_EACH: results.each_info()}
 
     def reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """Begin episodes.
@@ -90,8 +89,7 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
             Their observations, and an array of their infos.
         """
         ids = self._ids(env_id)
-        unknown = kwargs.keys() - {"seed", "options"}
-        if unknown:
+        if unknown := kwargs.keys() - {"seed", "options"}:
             raise ConfigurationError(f"reset takes seed and options, not {', '.join(sorted(unknown))}")
         chosen = np.zeros(self.env_num, bool)
         chosen[ids] = True
@@ -141,12 +139,10 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
     def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
         """Set an attribute of some environments, on the wrapper that has it."""
         ids = self._ids(id)
-        if len(ids) < self.env_num:
-            before = list(self._envs.get_attr(key))
-            value = [value if one in ids else before[one] for one in range(self.env_num)]
-        else:
-            value = [value] * self.env_num
-        self._envs.set_attr(key, value)
+        values = list(self._envs.get_attr(key)) if len(ids) < self.env_num else [value] * self.env_num
+        for one in ids:
+            values[one] = value
+        self._envs.set_attr(key, values)
 
     def render(self, **kwargs: Any) -> list[Any]:
         """What each environment renders."""

@@ -58,8 +58,7 @@ class TensorDictPolicy(Policy):
                 f"TensorDictPolicy needs a TensorDictModule that writes {action_key!r}, such as a ProbabilisticActor, "
                 f"got {type(actor).__name__}" + (f", which writes {list(keys)}" if keys is not None else "")
             )
-        nested = [key for key in (*keys, *actor.in_keys) if not isinstance(key, str)]
-        if nested:
+        if nested := [key for key in (*keys, *actor.in_keys) if not isinstance(key, str)]:
             raise ConfigurationError(f"the actor has nested keys {nested}, as of several agents: pools have flat ones")
         self.module, self._action_key = actor, action_key
         self._extras = [key for key in keys if key != action_key]
