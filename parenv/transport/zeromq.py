@@ -99,7 +99,10 @@ def terminate(context: zmq.Context[Any]) -> None:
     ZeroMQ may wait for ever for a connection that broke at a bad moment; then, after :data:`TERM_S`, it is left alone.
     """
     thread = threading.Thread(target=context.term, name="parenv terminate", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # The interpreter is ending, which takes no more threads from 3.12 on, and the context with it.
+        return
     thread.join(TERM_S)
     if thread.is_alive():
         _log.warning("ZeroMQ does not end within %g s; it is left behind", TERM_S)
