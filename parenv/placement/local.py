@@ -59,7 +59,7 @@ class LocalPlacement(SteppingPlacement):
             descriptors = (self._socket_fd, launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
             if worker.worker in self._doorbells:
                 self._bells[worker] = bell = self._doorbells[worker.worker]
-                descriptors += bell.descriptors
+                descriptors += (bell.fileno(),)
             launcher.launch(handle, launch.entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:

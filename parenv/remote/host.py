@@ -279,7 +279,7 @@ class HostSession:
             preload=tuple(welcome.preload),
             environment=dict(welcome.environment),
             threads=welcome.threads,
-            descriptors=self._rows.bell.descriptors if self._rows is not None else (),
+            descriptors=(self._rows.bell.fileno(),) if self._rows is not None else (),
             spawn=bool(welcome.spawn),
             entry=welcome.entry,
         )
