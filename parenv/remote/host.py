@@ -141,7 +141,7 @@ class HostSession:
                 )
                 return Outcome.REFUSED
             if state == "connecting" and not remaining(deadline):
-                if self._driver.broken_handshakes:
+                if self._driver.link.broken_handshakes:
                     self.reason = "somebody is there, and breaks off: it may be another driver than the key file is for"
                 return Outcome.NOBODY
             if self._launch is not None and not joined:
