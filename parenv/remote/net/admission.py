@@ -114,9 +114,7 @@ class Admission:
         self._monitor.rcvhwm = MAX_EVENTS_WAITING
         listener.monitor("inproc://parenv.monitor", _EVENTS)
         self._monitor.connect("inproc://parenv.monitor")
-        self._end_receiver, self._end_sender = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        self._end_receiver.bind("inproc://parenv.admission.end")
-        self._end_sender.connect("inproc://parenv.admission.end")
+        self._end = Doorbell()
         self._thread = threading.Thread(target=self._run, name="parenv admission", daemon=True)
         self._thread.start()
 
@@ -192,18 +190,20 @@ class Admission:
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
         if self._thread.is_alive():
-            self._end_sender.send(b"")
+            self._end.ring(1)
             self._thread.join()
-        for ours in (self._end_sender, self._end_receiver, self._zap, self._monitor):
+        for ours in (self._zap, self._monitor):
             ours.close(0)
-        self._bell.close()
+        for bell in (self._bell, self._end):
+            bell.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for ours in (self._zap, self._monitor, self._end_receiver):
+        for ours in (self._zap, self._monitor):
             poller.register(ours, zmq.POLLIN)
+        poller.register(self._end.fileno(), zmq.POLLIN)
         checked_s = time.monotonic()
-        while self._end_receiver not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
+        while self._end.fileno() not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
             try:
                 # In this order: connections are judged behind their beginning.
                 self._follow()
