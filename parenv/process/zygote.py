@@ -216,12 +216,11 @@ class Zygote:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its single-threaded parent ends, however it ends (Linux)."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # A parent that was gone before the kernel was asked is never told of.
-        if os.getppid() != parent:
-            os._exit(1)
+    """Have the kernel kill this process when its single-threaded parent ends, however it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A parent that was gone before the kernel was asked is never told of.
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _run_child(

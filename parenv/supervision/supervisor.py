@@ -265,7 +265,7 @@ class Supervisor:
                 raise self._given_up(self.deaths[worker].pop()) from failure
             self._starting[worker] = now + self._options.start_timeout_s
             self.restarts += 1
-        for worker in [worker for worker in self._starting if self.workers.is_ready(worker)]:
+        for worker in [worker for worker in self._starting if self.workers.ready(worker)]:
             del self._starting[worker]
             self._away.discard(worker)
             self._welcome(worker)

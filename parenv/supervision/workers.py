@@ -124,7 +124,7 @@ class Workers:
         """
         deadline = time.monotonic() + timeout_s
         self.placement.start(launch, [process.sender for process in self._processes])
-        while not all(self.is_ready(worker) for worker in range(len(self._processes))):
+        while not all(process.ready for process in self._processes):
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._late(timeout_s)
@@ -133,7 +133,7 @@ class Workers:
             except HostLostError as lost:
                 _log.warning("%s It is started elsewhere.", str(lost))
                 self.restart(launch, lost.worker)
-        ready = [self.ready(worker) for worker in range(len(self._processes))]
+        ready: list[Any] = [process.ready for process in self._processes]
         shares = [one.num_envs for one in ready]
         if shares != self.shares:
             if len(set(shares)) > 1:
@@ -153,15 +153,9 @@ class Workers:
         process.stands_for = max(generation, process.stands_for) + 1
         return process.stands_for
 
-    def is_ready(self, worker: int) -> bool:
-        """Whether the present process of a worker has said that it is ready."""
-        return self._processes[worker].ready is not None
-
-    def ready(self, worker: int) -> Ready | StepReady:
-        """What the present process of a worker has said of itself."""
-        ready = self._processes[worker].ready
-        assert ready is not None
-        return ready
+    def ready(self, worker: int) -> Any:
+        """What the present process of a worker has said of itself when it was ready; ``None`` before that."""
+        return self._processes[worker].ready
 
     def is_done(self, worker: int) -> bool:
         """Whether the present process of a worker is gone, or does nothing any more but wait for its end."""
@@ -284,7 +278,7 @@ class Workers:
         self.refused_messages += not self.calls.answer(call, value)
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
-        late = [worker for worker in range(len(self._processes)) if not self.is_ready(worker)]
+        late = [process.sender.worker for process in self._processes if not process.ready]
         return WorkerTimeoutError(
             f"{len(late)} of {len(self._processes)} workers are not ready after {timeout_s:g} s: "
             + "; ".join(f"worker {w} (env_ids {span(self.env_ids(w))}) is at: {self.doing(w)}" for w in late)
