@@ -18,7 +18,7 @@ from proxy import GREETING_BYTES, Proxy
 from sampling import one_in
 from scripts import printed_by
 
-from parenv.remote.net import curve
+from parenv.remote.net import tcp
 from parenv.remote.net.admission import REASONS
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.host_keys import (
@@ -113,7 +113,7 @@ class Scene:
 
 @pytest.fixture
 def handshake_s() -> float:
-    return curve.HANDSHAKE_S
+    return tcp.HANDSHAKE_S
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def scene(
     max_connections: int,
 ) -> Iterator[Scene]:
     """After each test, what was logged is looked through for keys."""
-    monkeypatch.setattr(curve, "HANDSHAKE_S", handshake_s)
+    monkeypatch.setattr(tcp, "HANDSHAKE_S", handshake_s)
     with ExitStack() as stack, caplog.at_level(logging.DEBUG):
         made = Scene(tmp_path / "keys", stack, max_bytes, max_connections)
         yield made

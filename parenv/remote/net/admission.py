@@ -18,6 +18,7 @@ from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
 from parenv.process.doorbell import Doorbell
+from parenv.remote.net import tcp
 from parenv.remote.net.connections import UNKNOWN, peer_of, shut, traffic
 from parenv.remote.net.host_keys import AllowList, Known
 from parenv.remote.net.limits import OVERHEAD_BYTES, Connection, Limits, objections, surplus_strangers
@@ -75,7 +76,6 @@ class Admission:
         listener: a CURVE server, not yet bound.
         allowed: who may join.
         limits: on what hosts may open and send.
-        handshake_s: how long a peer may take to identify itself, in seconds, as set on the listener.
         silence_s: seconds after which a connection on which nothing comes is ended.
 
     Attributes:
@@ -90,14 +90,12 @@ class Admission:
         allowed: AllowList,
         *,
         limits: Limits,
-        handshake_s: float,
         silence_s: float,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         self.ended = 0
         self._allowed = allowed
         self._limits = limits
-        self._handshake_s = handshake_s
         self._silence_s = silence_s
         self._live: dict[int, Connection] = {}
         self._failure = ""
@@ -306,7 +304,7 @@ class Admission:
 
         The events do not say whether it had been let in, nor that it was not. It was not if none was judged meanwhile.
         """
-        if failure == "gone" and time.monotonic() - connection.since_s > self._handshake_s / 2:
+        if failure == "gone" and time.monotonic() - connection.since_s > tcp.HANDSHAKE_S / 2:
             failure = "timeout"
         if not failure and connection.judged == self._judged:
             failure = "handshake"

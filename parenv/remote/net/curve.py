@@ -30,7 +30,6 @@ from parenv.remote.net.window import Window
 from parenv.transport.waiting import Polled, Waiting
 from parenv.transport.zeromq import Frames, terminate
 
-HANDSHAKE_S = 5.0
 MAX_SKIPPED = 100
 
 
@@ -70,13 +69,12 @@ class HostListener:
         self._streams = Streams(max_connections, self.send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = tcp.listening_socket(self._context, keys, max_message_bytes)
-        tcp.configure(self._socket, address, HANDSHAKE_S)
+        tcp.configure(self._socket, address)
         self.admission = Admission(
             self._context,
             self._socket,
             allowed,
             limits=tcp.limits(max_connections, max_message_bytes),
-            handshake_s=HANDSHAKE_S,
             silence_s=silence_s,
         )
         self.refusals = self.admission.refusals
@@ -202,7 +200,7 @@ class HostSocket:
         self._last: deque[list[Buffer]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = tcp.connecting_socket(self._context, keys, silence_s)
-        tcp.configure(self._socket, address, HANDSHAKE_S)
+        tcp.configure(self._socket, address)
         self._monitor = self._socket.get_monitor_socket(EVENTS)
         try:
             self._socket.connect(address)
