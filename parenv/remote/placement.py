@@ -170,15 +170,10 @@ class HostsPlacement:
         refused = dict(self._rejections.counts + Counter(self._listener.refusals))
         return Traffic(self._sent, self._received, len(self._hosts), refused)
 
-    @property
-    def address(self) -> str:
-        """Where hosts join."""
-        return self._listener.address
-
     def problems(self) -> list[str]:
         """What keeps workers from being started, a sentence each."""
         found = [] if self._provider is None else self._provider.problems(len(self._hosts))
-        return found or [f"{len(self._hosts)} hosts have joined at {self.address}"]
+        return found or [f"{len(self._hosts)} hosts have joined at {self._listener.address}"]
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""

@@ -236,7 +236,9 @@ class Supervisor:
         self._product.tell(lost)
         # Commits that came before the end are events before it.
         self._events.extend(drained(self.workers.commits))
-        wait_s = self._wait_s(worker, error)
+        # That a host is gone is no fault of the worker's, and there must be another first.
+        is_without_fault = isinstance(error, HostLostError) and self._options.restart is not None
+        wait_s = 0.0 if is_without_fault else self._restart_limit.died(worker, time.monotonic())
         deaths = self.deaths[worker]
         if wait_s is None:
             raise self._given_up(
@@ -250,11 +252,6 @@ class Supervisor:
         self._away.add(worker)
         self._due[worker] = time.monotonic() + wait_s
         self.questions.lost(worker, error)
-
-    def _wait_s(self, worker: int, error: Exception) -> float | None:
-        if isinstance(error, HostLostError) and self._options.restart is not None:
-            return 0.0  # It is no fault of the worker's, and there must be a host first.
-        return self._restart_limit.died(worker, time.monotonic())
 
     def _start_those_due(self, now: float) -> None:
         for worker in [worker for worker, due in self._due.items() if due <= now]:
