@@ -74,8 +74,8 @@ class Launch:
         preload: modules to import before the first worker starts.
         environment: environment variables to set before any import.
         threads: threads per worker.
-        descriptors: more of them for every worker, behind those that every worker has; those of its doorbell, if any,
-            come last.
+        descriptors: more of them for every worker, behind those that every worker has; that of its doorbell, if any,
+            comes last.
         spawn: whether workers are fresh interpreters and not forked.
         entry: ``module:function`` that a worker process runs; nothing for a worker in this process.
     """

@@ -15,7 +15,7 @@ from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Poller, Received, SteppingPlacement
 from parenv.process.doorbell import MESSAGE, Doorbell
-from parenv.process.launcher import Exited, Launcher, ZygoteSpec
+from parenv.process.launcher import Launcher, ZygoteSpec
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
@@ -59,7 +59,7 @@ class LocalPlacement(SteppingPlacement):
             descriptors = (self._socket_fd, launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
             if worker.worker in self._doorbells:
                 self._bells[worker] = bell = self._doorbells[worker.worker]
-                descriptors += bell.descriptors
+                descriptors += (bell.fileno(),)
             launcher.launch(handle, launch.entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:
@@ -94,7 +94,7 @@ class LocalPlacement(SteppingPlacement):
             self._socket.unwatch(self._launcher.fileno())
             self._launcher.close()
             self._launcher = None
-        return self._received() + [self._ended(exit) for exit in exited]
+        return self._received() + [Ended(self._handles[one.handle], *one[1:]) for one in exited]
 
     def bell(self, worker: int) -> Doorbell:
         """Make the doorbell of the next process of a worker; it is rung for every message too."""
@@ -211,9 +211,6 @@ class LocalPlacement(SteppingPlacement):
         deadline = time.monotonic() + timeout_s
         while self.alive() and remaining(deadline):
             self.wait(remaining(deadline))
-
-    def _ended(self, exit: Exited) -> Ended:
-        return Ended(self._handles[exit.handle], exit.pid, exit.exit_code, exit.signal, exit.refused)
 
 
 def _private_directory() -> str:

@@ -95,7 +95,7 @@ def make_room(
     leases = SYNC_LEASES if together else num_workers + 2
     num_slots = leases + (1 if together else num_workers * plan.credits)
     slots = arena.add_slots(largest, num_slots, spec, plan.job.options.rollout_device)
-    workers.lay_out(
+    workers.placement.lay_out(
         SlotMap(
             memory=arena.mapping,
             spec=spec,

@@ -34,7 +34,7 @@ class Loading:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """For every worker: of the bell that it rings, and of the two that wake it by turns."""
-        return tuple(fd for bell in (self._answers, *self._bells) for fd in bell.descriptors)
+        return tuple(bell.fileno() for bell in (self._answers, *self._bells))
 
     def asked(self, worker: int) -> int | None:
         """What changes with every answer of a worker, or ``None`` while none is to come."""

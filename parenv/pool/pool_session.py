@@ -154,14 +154,14 @@ class PoolSession:
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
-        counters, traffic = self._counters, self.workers.traffic()
+        counters, traffic = self._counters, self.workers.placement.traffic()
         collecting_s = self._timer.collecting_s
         return PoolStatistics(
             **counters.figures(),
             seconds=self._timer.seconds,
             env_steps_per_second=counters.env_steps / collecting_s if collecting_s > 0 else 0.0,
             policy_version=self.version,
-            workers_alive=self.workers.alive,
+            workers_alive=self.workers.placement.alive(),
             worker_restarts=self._supervisor.restarts,
             messages=self.workers.messages,
             hosts=traffic.hosts,

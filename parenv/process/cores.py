@@ -14,8 +14,7 @@ from parenv.options import Parallelism
 
 def usable_cores() -> int:
     """Cores that this process may use: CPU affinity and the container's CPU limit respected, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _container_limit())))
+    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _container_limit())))
 
 
 def recommended_num_workers(parallelism: Parallelism = "experience", cores: int | None = None) -> int:
@@ -81,7 +80,7 @@ def own_cores(workers: int) -> tuple[int, ...] | None:
     Workers that are woken together for a fraction of a millisecond are otherwise put on one core now and then, one
     behind the other, and the scheduler does not see the other core in time.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(os.sched_getaffinity(0))
     return tuple(cores) if len(cores) == workers == usable_cores() else None
 
 

@@ -8,7 +8,6 @@ look at.
 from __future__ import annotations
 
 import os
-import struct
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,6 @@ MESSAGE = 1 << 48
 """A message is on its way over the socket."""
 ECHO = 1 << 60
 """Answer, and do nothing else."""
-_NUMBER = struct.Struct("<Q")
 
 
 class Rung(NamedTuple):
@@ -44,45 +42,28 @@ def rung(value: int) -> Rung:
 
 
 class Doorbell:
-    """An eventfd, or a pipe where there is none.
+    """An eventfd.
 
     Args:
-        descriptors: those of a bell that another process has made: one to listen at, one to ring.
+        descriptor: that of a bell that another process has made.
 
     Attributes:
         ring: adds a number to the sum.
         take: the sum since the last time; waits while there is none.
     """
 
-    def __init__(self, descriptors: tuple[int, ...] | None = None) -> None:
-        if descriptors is None:
-            descriptors = (os.eventfd(0),) * 2 if hasattr(os, "eventfd") else os.pipe()
-        self.descriptors = descriptors
-        ring, take = (os.eventfd_write, os.eventfd_read) if hasattr(os, "eventfd") else (_write, _read)
-        self.ring: Callable[[int], object] = partial(ring, descriptors[1])
-        self.take: Callable[[], int] = partial(take, descriptors[0])
-        self._close = weakref.finalize(self, _close_all, set(descriptors))
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = os.eventfd(0) if descriptor is None else descriptor
+        self.ring: Callable[[int], object] = partial(os.eventfd_write, self._descriptor)
+        self.take: Callable[[], int] = partial(os.eventfd_read, self._descriptor)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
         # At exit an env that is still open closes itself, and rings for that.
         self._close.atexit = False
 
     def fileno(self) -> int:
         """Readable while something has been rung and not taken."""
-        return self.descriptors[0]
+        return self._descriptor
 
     def close(self) -> None:
-        """Give the descriptors back. Idempotent."""
+        """Give the descriptor back. Idempotent."""
         self._close()
-
-
-def _write(descriptor: int, value: int) -> None:
-    os.write(descriptor, _NUMBER.pack(value))
-
-
-def _read(descriptor: int) -> int:
-    numbers = os.read(descriptor, _NUMBER.size * 512)
-    return sum(number for (number,) in _NUMBER.iter_unpack(numbers))
-
-
-def _close_all(descriptors: set[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

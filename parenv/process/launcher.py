@@ -76,6 +76,7 @@ class Launcher:
         spec: which zygote.
 
     Attributes:
+        running: handles of the processes that were launched and have not been seen to end.
         lost: whether the zygote has died; another launcher will have another one.
     """
 
@@ -85,13 +86,8 @@ class Launcher:
             self._zygote = _open_session(spec, theirs)
         self._shared: dict[str, Any] = {}
         self._pids: dict[int, int] = {}
-        self._running: set[int] = set()
+        self.running: set[int] = set()
         self.lost = False
-
-    @property
-    def running(self) -> frozenset[int]:
-        """Handles of the processes that were launched and have not been seen to end."""
-        return frozenset(self._running)
 
     def fileno(self) -> int:
         """Becomes readable when there is something for :meth:`events`."""
@@ -123,7 +119,7 @@ class Launcher:
             self._send({"shared": shared})
             self._shared = shared
         self._send({"fork": [handle, arguments, len(descriptors)]}, descriptors)
-        self._running.add(handle)
+        self.running.add(handle)
 
     def signal(self, handle: int, signum: int, alone: bool = False) -> None:
         """Send a signal to a process, alone or with all that it has started."""
@@ -160,7 +156,7 @@ class Launcher:
             self._pids[handle] = pid
             return None
         handle, *how = line.get("exited") or line["refused"]
-        self._running.discard(handle)
+        self.running.discard(handle)
         if "refused" in line:
             return Exited(handle, -1, None, None, how[0])
         return Exited(handle, self.pid(handle), *how)
@@ -169,12 +165,12 @@ class Launcher:
         """The zygote has died, and with it the workers; what they had started is killed here."""
         self.lost = True
         self._zygote.bury()
-        for handle in self._running:
+        for handle in self.running:
             if (pid := self.pid(handle)) > 0:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-        gone = [Exited(handle, self.pid(handle), None, None) for handle in sorted(self._running)]
-        self._running.clear()
+        gone = [Exited(handle, self.pid(handle), None, None) for handle in sorted(self.running)]
+        self.running.clear()
         return gone
 
 

@@ -57,11 +57,6 @@ class PoolGroup:
         with contextlib.suppress(OSError):
             self.lines.send(event)
 
-    def flush(self) -> None:
-        """Tell it what it would not take before."""
-        with contextlib.suppress(OSError):
-            self.lines.flush()
-
     def signal(self, handle: int, signum: int, alone: bool) -> None:
         """Signal a worker, alone or with all that it has started. One that is gone already is let be."""
         for pid, child in self.children.items():
@@ -128,7 +123,8 @@ class Zygote:
             self._watch(session.lines.socket, lambda session=session: self._serve(session))  # type: ignore[misc]
 
     def _serve(self, session: PoolGroup) -> None:
-        session.flush()
+        with contextlib.suppress(OSError):
+            session.lines.flush()
         lines = session.lines.receive()
         if lines is None:
             self._selector.unregister(session.lines.socket)
@@ -216,12 +212,11 @@ class Zygote:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its single-threaded parent ends, however it ends (Linux)."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # A parent that was gone before the kernel was asked is never told of.
-        if os.getppid() != parent:
-            os._exit(1)
+    """Have the kernel kill this process when its single-threaded parent ends, however it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A parent that was gone before the kernel was asked is never told of.
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _run_child(

@@ -15,7 +15,7 @@ from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
 from parenv.protocol.messages import SideData
 from parenv.remote.board_transfer import WorkerRows, flags_of, row_plan
-from parenv.remote.host_messages import Answers, Ring, RowPlan
+from parenv.remote.host_messages import Answers, Ring
 from parenv.remote.validation import are_records
 
 HOSTS = -1
@@ -76,13 +76,14 @@ class Boards:
 
     Attributes:
         used: whether workers step, and have doorbells.
+        rows: of each worker that is on a host, by its index.
     """
 
     def __init__(self, num_local: int, max_message_bytes: int) -> None:
         self._num_local, self._max_message_bytes = num_local, max_message_bytes
         self.used = False
         self._board: BoardMap | None = None
-        self._rows: dict[int, WorkerRows] = {}
+        self.rows: dict[int, WorkerRows] = {}
 
     def lay_out(self, board: BoardMap) -> None:
         """Hear where the driver's board is.
@@ -98,15 +99,11 @@ class Boards:
                     f"a sub-environment's observation, reward and info have {rows.row_bytes:,} bytes, more than "
                     f"RemotePlacement(max_message_bytes={self._max_message_bytes:,}) lets cross: raise it"
                 )
-            self._rows[worker] = rows
-
-    def plan(self, worker: int) -> RowPlan:
-        """What the host of a worker has to know before that is told of its rows."""
-        return self._rows[worker].plan
+            self.rows[worker] = rows
 
     def requests(self, worker: int, number: int) -> Ring:
         """What is requested of a worker now, and a number to ring."""
-        return Ring(number, self._rows[worker].requests())
+        return Ring(number, self.rows[worker].requests())
 
     def take(self, head: Any, worker: int, answers: Answers) -> None:
         """Write answers onto the driver's board, as a worker on this machine would have.
@@ -119,13 +116,13 @@ class Boards:
         Raises:
             ProtocolError: they are not answers to what was requested of this worker; nothing was written.
         """
-        if worker not in self._rows or self._board is None:
+        if worker not in self.rows or self._board is None:
             raise ProtocolError(f"worker {worker} has no rows to answer")
         if len(answers.status_slot) != STATUS_SLOT_BYTES:
             raise ProtocolError(
                 f"the status slot of a worker has {STATUS_SLOT_BYTES} bytes, not {len(answers.status_slot)}"
             )
-        self._rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._board.shares)))
+        self.rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._board.shares)))
         status_slot(head, worker)[:] = answers.status_slot
 
     def check(self, worker: int, side_data: SideData) -> None:
@@ -134,7 +131,7 @@ class Boards:
         Raises:
             ProtocolError: they are not about rows of this worker, or name a kind of info that there cannot be.
         """
-        if worker not in self._rows or self._board is None:
+        if worker not in self.rows or self._board is None:
             raise ProtocolError(f"worker {worker} has no rows to say anything about")
         board = self._board
         first = sum(board.shares[:worker])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from parenv.errors import ProtocolError
@@ -35,7 +36,7 @@ class Deliveries:
         self._slots = slots
         self._transfers = {worker: SlotTransfer(slots, worker) for worker in range(first_worker, len(slots.shares))}
         self._slot_bytes = max((one.layout.total_bytes for one in self._transfers.values()), default=0)
-        self._expected: dict[tuple[Sender, int], _Delivery] = {}
+        self._expected: defaultdict[Sender, dict[int, _Delivery]] = defaultdict(dict)
 
     def plan(self, worker: int, layout: Layout) -> tuple[SlotPlan, Layout]:
         """Where rollouts of a worker lie on its host: for the host, and for the worker."""
@@ -53,7 +54,7 @@ class Deliveries:
 
     def expect(self, worker: Sender, credit: Credit) -> Credit:
         """The credit as the worker on its host must see it; its rollout is accepted from now on."""
-        self._expected[worker, credit.sequence] = _Delivery(credit.slot)
+        self._expected[worker][credit.sequence] = _Delivery(credit.slot)
         return replace(credit, slot=self._slot_there(worker.worker, credit.sequence))
 
     def write(self, worker: Sender, message: Chunks) -> None:
@@ -76,7 +77,7 @@ class Deliveries:
             ProtocolError: there is no such credit, one before it is missing, or it is not complete.
         """
         delivery = self._delivery(worker, commit.sequence)
-        oldest = next(sequence for sender, sequence in self._expected if sender == worker)
+        oldest = next(iter(self._expected[worker]))
         if oldest != commit.sequence:
             raise ProtocolError(f"a worker commits credit {commit.sequence}, but not credit {oldest} before it")
         num_ends = self._transfers[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
@@ -84,15 +85,14 @@ class Deliveries:
             check_agents_commit(commit, spec, self._slots.shares[worker.worker])
         else:
             check_commit(commit, spec, self._slots.shares[worker.worker], num_ends)
-        del self._expected[worker, commit.sequence]
+        del self._expected[worker][commit.sequence]
 
     def forget(self, worker: Sender) -> None:
         """Take nothing more from a worker that has ended."""
-        for key in [key for key in self._expected if key[0] == worker]:
-            del self._expected[key]
+        self._expected.pop(worker, None)
 
     def _delivery(self, worker: Sender, sequence: int) -> _Delivery:
-        delivery = self._expected.get((worker, sequence))
+        delivery = self._expected[worker].get(sequence)
         if delivery is None:
             raise ProtocolError(f"worker {worker.worker} has no credit {sequence}")
         return delivery

@@ -95,7 +95,7 @@ class Exchange:
             elif message.snapshot:
                 self._snapshots[host] = version
         elif isinstance(message, Rows):
-            yield self.boards.plan(to.worker), to
+            yield self.boards.rows[to.worker].plan, to
         elif isinstance(message, Call) and self.boards.used:
             yield self.boards.requests(to.worker, 0), to
         elif isinstance(message, Call) and message.policy_version >= 0:

@@ -141,7 +141,7 @@ class HostSession:
                 )
                 return Outcome.REFUSED
             if state == "connecting" and not remaining(deadline):
-                if self._driver.broken_handshakes:
+                if self._driver.link.broken_handshakes:
                     self.reason = "somebody is there, and breaks off: it may be another driver than the key file is for"
                 return Outcome.NOBODY
             if self._launch is not None and not joined:
@@ -279,7 +279,7 @@ class HostSession:
             preload=tuple(welcome.preload),
             environment=dict(welcome.environment),
             threads=welcome.threads,
-            descriptors=self._rows.bell.descriptors if self._rows is not None else (),
+            descriptors=(self._rows.bell.fileno(),) if self._rows is not None else (),
             spawn=bool(welcome.spawn),
             entry=welcome.entry,
         )

@@ -26,11 +26,6 @@ class HostScheduler:
         self._host_of: dict[Sender, bytes] = {}
         self._waiting: list[Sender] = []
 
-    @property
-    def hosts(self) -> tuple[bytes, ...]:
-        """Those that are there, in the order in which they came."""
-        return tuple(self._capacity)
-
     def host_of(self, worker: Sender) -> bytes | None:
         """The host of a worker, or ``None`` while it has none."""
         return self._host_of.get(worker)

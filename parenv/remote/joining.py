@@ -43,7 +43,7 @@ def remote_placement(
     placement = HostsPlacement(listener, placing, weights, hosts)
     if hosts is not None:
         try:
-            hosts.start(placement.address, key)
+            hosts.start(listener.address, key)
         except BaseException:
             placement.close(0.0)
             raise

@@ -170,15 +170,10 @@ class HostsPlacement:
         refused = dict(self._rejections.counts + Counter(self._listener.refusals))
         return Traffic(self._sent, self._received, len(self._hosts), refused)
 
-    @property
-    def address(self) -> str:
-        """Where hosts join."""
-        return self._listener.address
-
     def problems(self) -> list[str]:
         """What keeps workers from being started, a sentence each."""
         found = [] if self._provider is None else self._provider.problems(len(self._hosts))
-        return found or [f"{len(self._hosts)} hosts have joined at {self.address}"]
+        return found or [f"{len(self._hosts)} hosts have joined at {self._listener.address}"]
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
@@ -189,7 +184,7 @@ class HostsPlacement:
         try:
             while self.alive() and remaining(deadline):
                 self.wait(remaining(deadline))
-            for host in self._scheduler.hosts:
+            for host in list(self._hosts):
                 self._tell(host, wire.Goodbye())
             # Closed at once, with messages of hosts still unread, the connections would be reset and this not arrive.
             deadline = time.monotonic() + LINGER_S
@@ -221,10 +216,10 @@ class HostsPlacement:
 
     def _probe(self) -> None:
         """A host that cannot be reached is known by what cannot be sent to it."""
-        now, ended = time.monotonic(), self._listener.ended
+        now, ended = time.monotonic(), self._listener.admission.ended
         if now >= self._next_probe or ended != self._connections_ended:
             self._next_probe, self._connections_ended = now + PROBE_S, ended
-            for host in self._scheduler.hosts:
+            for host in list(self._hosts):
                 self._tell(host, wire.Heartbeat([], b""))
             if self._provider is not None and not self._closed:
                 self._provider.tend()

@@ -119,7 +119,9 @@ def harmless_failure(failure: Failure) -> Failure:
     Raises:
         ProtocolError: no worker says so.
     """
-    check_failure(failure)
+    require(_is_list_of(str, failure.kind, 2), "does not say what was raised")
+    named = type(failure.attributes) is dict and _are(str, failure.attributes)
+    require(named, "does not name the attributes of what was raised")
     return replace(
         failure,
         doing=harmless(failure.doing),
@@ -142,17 +144,6 @@ def _harmless_data(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_harmless_data, value))
     return {key: _harmless_data(one) for key, one in value.items()} if type(value) is dict else value
-
-
-def check_failure(failure: Failure) -> None:
-    """Check what a worker says of an exception.
-
-    Raises:
-        ProtocolError: no worker says so.
-    """
-    require(_is_list_of(str, failure.kind, 2), "does not say what was raised")
-    named = type(failure.attributes) is dict and _are(str, failure.attributes)
-    require(named, "does not name the attributes of what was raised")
 
 
 def check_commit(commit: Commit, spec: RolloutSpec, share: int, num_ends: int) -> None:

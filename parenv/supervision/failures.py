@@ -95,18 +95,17 @@ def failing_worker(error: BaseException) -> tuple[int, str]:
 
 def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
     """The error for a process that ended without being asked to."""
+    worker = end.sender.worker
     if end.refused:
-        error = WorkerError(
-            f"worker {end.sender.worker} could not be started", worker=end.sender.worker, env_ids=env_ids
-        )
+        error = WorkerError(f"worker {worker} could not be started", worker=worker, env_ids=env_ids)
         error.__cause__ = SubEnvironmentError(
             "in the process that imports for all workers", remote_traceback=end.refused
         )
         return error
     if end.lost_host:
-        return HostLostError(end.lost_host, worker=end.sender.worker, env_ids=env_ids, pid=end.pid, doing=doing)
+        return HostLostError(end.lost_host, worker=worker, env_ids=env_ids, pid=end.pid, doing=doing)
     return WorkerDiedError(
-        worker=end.sender.worker, env_ids=env_ids, pid=end.pid, doing=doing, exit_code=end.exit_code, signal=end.signal
+        worker=worker, env_ids=env_ids, pid=end.pid, doing=doing, exit_code=end.exit_code, signal=end.signal
     )
 
 

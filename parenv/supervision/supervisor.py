@@ -22,7 +22,7 @@ from parenv.errors import (
 )
 from parenv.memory.status_slot import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
-from parenv.placement.base import Launch, drained
+from parenv.placement.base import KILL_TIMEOUT_S, Launch, drained
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Message
@@ -173,10 +173,10 @@ class Supervisor:
             failure = error
         except BaseException:
             # A worker in this process that was interrupted in the middle of a step, as by Ctrl-C, takes no other.
-            self.over = self.over or not (self._product.processes or self.workers.alive)
+            self.over = self.over or not (self._product.processes or self.workers.placement.alive())
             raise
         finally:
-            self._events.extend(self.workers.take_commits())
+            self._events.extend(drained(self.workers.commits))
         try:
             if failure is not None:
                 self._failed(failure)
@@ -200,7 +200,7 @@ class Supervisor:
         elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error, operation):
             self._kill(worker, self._with_likely_cause(error))
         else:
-            gone = not self._product.processes and not self.workers.alive
+            gone = not self._product.processes and not self.workers.placement.alive()
             self.over = self.over or gone or (worker >= 0 and self.workers.is_done(worker))
             raise error
 
@@ -225,7 +225,8 @@ class Supervisor:
     def _kill(self, worker: int, reason: Exception) -> None:
         # Remembered without a traceback, whose frames would keep the pool's memory for as long. The first counts:
         # what a worker says while it is being killed comes of it.
-        deadline = time.monotonic() + self.workers.kill_timeout_s
+        # Of one on a host that says nothing it is known once the host is lost.
+        deadline = time.monotonic() + KILL_TIMEOUT_S + 2.0 * self.workers.placement.silence_s
         self._away.add(worker)
         self._pending_kills.setdefault(worker, _PendingKill(reason.with_traceback(None), deadline))
         self.workers.signal(worker, signal.SIGKILL, alone=False)
@@ -234,8 +235,10 @@ class Supervisor:
         lost = Lost(worker, error)
         self._product.tell(lost)
         # Commits that came before the end are events before it.
-        self._events.extend(self.workers.take_commits())
-        wait_s = self._wait_s(worker, error)
+        self._events.extend(drained(self.workers.commits))
+        # That a host is gone is no fault of the worker's, and there must be another first.
+        is_without_fault = isinstance(error, HostLostError) and self._options.restart is not None
+        wait_s = 0.0 if is_without_fault else self._restart_limit.died(worker, time.monotonic())
         deaths = self.deaths[worker]
         if wait_s is None:
             raise self._given_up(
@@ -250,11 +253,6 @@ class Supervisor:
         self._due[worker] = time.monotonic() + wait_s
         self.questions.lost(worker, error)
 
-    def _wait_s(self, worker: int, error: Exception) -> float | None:
-        if isinstance(error, HostLostError) and self._options.restart is not None:
-            return 0.0  # It is no fault of the worker's, and there must be a host first.
-        return self._restart_limit.died(worker, time.monotonic())
-
     def _start_those_due(self, now: float) -> None:
         for worker in [worker for worker, due in self._due.items() if due <= now]:
             del self._due[worker]
@@ -264,7 +262,7 @@ class Supervisor:
                 raise self._given_up(self.deaths[worker].pop()) from failure
             self._starting[worker] = now + self._options.start_timeout_s
             self.restarts += 1
-        for worker in [worker for worker in self._starting if self.workers.is_ready(worker)]:
+        for worker in [worker for worker in self._starting if self.workers.ready(worker)]:
             del self._starting[worker]
             self._away.discard(worker)
             self._welcome(worker)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
-from parenv.memory.maps import SlotMap
 from parenv.memory.status_slot import StatusSlot
-from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Placement, Traffic, drained
+from parenv.placement.base import Ended, Event, Launch, Placement
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData, StepReady
@@ -59,7 +58,9 @@ class Workers:
         first_worker: how many workers of other learners come before; each has as many as these, if these have others.
 
     Attributes:
+        placement: as given.
         calls: what was asked of them.
+        commits: rollouts that have come, until somebody takes them.
         side_data: what workers of a vector env had to say beside the board, until somebody takes it.
         step_errors: exceptions of single environments in steps on the board, likewise.
         heard: by worker, messages of its present process.
@@ -73,13 +74,13 @@ class Workers:
         first_env_id: int = 0,
         first_worker: int = 0,
     ) -> None:
-        self._placement, self._progress = placement, progress
+        self.placement, self._progress = placement, progress
         self._processes = [_Process(Sender(worker, 0)) for worker in range(len(shares))]
         self.shares = list(shares)
         self.first_env_id, self._first_worker = first_env_id, first_worker
         self.calls = Calls()
         self._events: deque[Event] = deque()
-        self._commits: deque[Committed] = deque()
+        self.commits: deque[Committed] = deque()
         self.side_data: deque[SideData] = deque()
         self.step_errors: deque[BaseException] = deque()
         self._warn = Warner()
@@ -87,19 +88,9 @@ class Workers:
         self.messages = self.refused_messages = 0
         self.closed = False
 
-    @property
-    def alive(self) -> int:
-        """How many workers run."""
-        return self._placement.alive()
-
-    @property
-    def kill_timeout_s(self) -> float:
-        """Within what time one that is killed is known to be gone: where a host says nothing, once that is lost."""
-        return KILL_TIMEOUT_S + 2.0 * self._placement.silence_s
-
     def pid(self, worker: int) -> int:
         """Process id of a worker, or -1 while it is not known."""
-        return self._placement.pid(self._processes[worker].sender)
+        return self.placement.pid(self._processes[worker].sender)
 
     def doing(self, worker: int) -> str:
         """What a worker is doing, in words."""
@@ -132,8 +123,8 @@ class Workers:
             ProtocolError: they have neither as many sub-environments as planned nor all equally many.
         """
         deadline = time.monotonic() + timeout_s
-        self._placement.start(launch, [process.sender for process in self._processes])
-        while not all(self.is_ready(worker) for worker in range(len(self._processes))):
+        self.placement.start(launch, [process.sender for process in self._processes])
+        while not all(process.ready for process in self._processes):
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._late(timeout_s)
@@ -142,7 +133,7 @@ class Workers:
             except HostLostError as lost:
                 _log.warning("%s It is started elsewhere.", str(lost))
                 self.restart(launch, lost.worker)
-        ready = [self.ready(worker) for worker in range(len(self._processes))]
+        ready: list[Any] = [process.ready for process in self._processes]
         shares = [one.num_envs for one in ready]
         if shares != self.shares:
             if len(set(shares)) > 1:
@@ -154,7 +145,7 @@ class Workers:
         """Start another process in the place of one that is gone; what the old one still says is refused."""
         process = self._processes[worker] = _Process(Sender(worker, self._processes[worker].stands_for + 1))
         self.heard[worker] = 0
-        self._placement.start(launch, [process.sender])
+        self.placement.start(launch, [process.sender])
 
     def skip_generations(self, worker: int, generation: int) -> int:
         """Go on counting behind the processes of another run; the generation that the present one stands for."""
@@ -162,15 +153,9 @@ class Workers:
         process.stands_for = max(generation, process.stands_for) + 1
         return process.stands_for
 
-    def is_ready(self, worker: int) -> bool:
-        """Whether the present process of a worker has said that it is ready."""
-        return self._processes[worker].ready is not None
-
-    def ready(self, worker: int) -> Ready | StepReady:
-        """What the present process of a worker has said of itself."""
-        ready = self._processes[worker].ready
-        assert ready is not None
-        return ready
+    def ready(self, worker: int) -> Any:
+        """What the present process of a worker has said of itself when it was ready; ``None`` before that."""
+        return self._processes[worker].ready
 
     def is_done(self, worker: int) -> bool:
         """Whether the present process of a worker is gone, or does nothing any more but wait for its end."""
@@ -184,7 +169,7 @@ class Workers:
         """Send a message to a worker."""
         process = self._processes[worker]
         process.conversation.say(DRIVER, message)
-        self._placement.send(process.sender, message)
+        self.placement.send(process.sender, message)
         self.messages += 1
         match message:
             case Credit():
@@ -194,23 +179,11 @@ class Workers:
 
     def signal(self, worker: int, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started."""
-        self._placement.signal(self._processes[worker].sender, signum, alone)
+        self.placement.signal(self._processes[worker].sender, signum, alone)
 
     def stack(self, worker: int) -> str:
         """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
-        return self._placement.stack(self._processes[worker].sender)
-
-    def lay_out(self, slots: SlotMap) -> None:
-        """Say where rollouts lie, before any worker is told."""
-        self._placement.lay_out(slots)
-
-    def traffic(self) -> Traffic:
-        """What has crossed a network."""
-        return self._placement.traffic()
-
-    def take_commits(self) -> list[Committed]:
-        """The commits that have come since the last time."""
-        return drained(self._commits)
+        return self.placement.stack(self._processes[worker].sender)
 
     def close(self, timeout_s: float) -> None:
         """End all, by themselves within the limit or by force after it. To be called once."""
@@ -219,9 +192,9 @@ class Workers:
             self._progress[0].closing[0] = True
             for process in self._processes:
                 process.conversation.say(DRIVER, Close())
-                self._placement.send(process.sender, Close())
+                self.placement.send(process.sender, Close())
         finally:
-            self._placement.close(timeout_s)
+            self.placement.close(timeout_s)
 
     def listen(self, timeout_s: float) -> None:
         """Hear what has been said; waits up to the limit if there is nothing.
@@ -230,7 +203,7 @@ class Workers:
             WorkerDiedError: a worker is gone. What else has happened is heard the next time.
         """
         try:
-            self._events.extend(self._placement.wait(0.0 if self._events else timeout_s))
+            self._events.extend(self.placement.wait(0.0 if self._events else timeout_s))
         except Exception as error:
             if error.__cause__ is None:
                 line = self._progress[0]
@@ -283,7 +256,7 @@ class Workers:
                 f"the worker commits credit {message.sequence}, but not credit {process.credits[0]} before it"
             )
         process.credits.popleft()
-        self._commits.append(Committed(process.sender.worker, message))
+        self.commits.append(Committed(process.sender.worker, message))
 
     def _hear_failure(self, process: _Process, message: Failure) -> None:
         worker = process.sender.worker
@@ -305,11 +278,11 @@ class Workers:
         self.refused_messages += not self.calls.answer(call, value)
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
-        late = [worker for worker in range(len(self._processes)) if not self.is_ready(worker)]
+        late = [process.sender.worker for process in self._processes if not process.ready]
         return WorkerTimeoutError(
             f"{len(late)} of {len(self._processes)} workers are not ready after {timeout_s:g} s: "
             + "; ".join(f"worker {w} (env_ids {span(self.env_ids(w))}) is at: {self.doing(w)}" for w in late)
-            + "".join(f". {problem}" for problem in self._placement.problems())
+            + "".join(f". {problem}" for problem in self.placement.problems())
             + ". Raise WorkerOptions.start_timeout_s if they only need longer",
             **self.about(late[0]),
         )

@@ -248,7 +248,7 @@ class ProcessBackend:
             self._requests.put(worker, self._placement.bell(worker))
             self._said[worker] = 0
         self._poller = None
-        return replace(self._with_launch(self._memory.fd), descriptors=self._answers.descriptors)
+        return replace(self._with_launch(self._memory.fd), descriptors=(self._answers.fileno(),))
 
     def _briefing(self, worker: int) -> Iterable[Message]:
         return [self._rows] if self._dtypes is None else [self._rows, Actions(self._dtypes, b"")]

@@ -31,8 +31,8 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
         memory_fd: the shared memory.
         job_fd: the pickled job.
         stacks_fd: where to write stacks.
-        *bells: of a step task, the doorbell of the driver and that of this worker, two descriptors each; of a pool's,
-            that of the driver and the two that ask all workers by turns to load a version.
+        *bells: of a step task, the doorbell of the driver and that of this worker; of a pool's, that of the driver and
+            the two that ask all workers by turns to load a version.
     """
     # First of all, because without a handler the signal that asks for a stack kills. When native code crashes, stacks
     # go to stderr.
@@ -48,7 +48,7 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
         lambda message: socket.send(to_frames(sender, message)),
         owns_process=True,
     )
-    rung_by, *mine = (Doorbell((bells[i], bells[i + 1])) for i in range(0, len(bells), 2)) if bells else (None,)
+    rung_by, *mine = (Doorbell(bell) for bell in bells) if bells else (None,)
     if len(mine) == 1:
         assert rung_by is not None
         _heed_doorbell(worker, socket, rung_by, mine[0])

@@ -185,14 +185,14 @@ def test_a_driver_may_learn_for_longer_than_a_silence(pair: Pair) -> None:
 
     for number in range(100):
         assert as_bytes(pair.get(say_more_and_listen)[2]) == as_bytes(numbered(number))
-    assert (pair.listener.ended, host.look()) == (0, "connected")
+    assert (pair.listener.admission.ended, host.look()) == (0, "connected")
 
 
 @pytest.mark.more
 def test_a_host_may_be_quiet_for_longer_than_a_silence(pair: Pair) -> None:
     host, peer = pair.connected()
     pair.for_a_while(3 * SILENCE_S)
-    assert (pair.listener.ended, host.look()) == (0, "connected")
+    assert (pair.listener.admission.ended, host.look()) == (0, "connected")
     assert pair.listener.send(peer, [b"still there?"])
     assert pair.get(host.receive) == [b"still there?"]
 
@@ -221,7 +221,7 @@ def test_a_cut_is_noticed_on_both_sides(pair: Pair, talking: str) -> None:
             talk()
             if host.look() == "lost":
                 noticed.setdefault("host", time.monotonic() - begun_s)
-            if pair.listener.ended:
+            if pair.listener.admission.ended:
                 noticed.setdefault("driver", time.monotonic() - begun_s)
             return len(noticed) == 2
 
@@ -243,7 +243,7 @@ def test_a_lost_connection_stays_lost(pair: Pair) -> None:
         pair.for_a_while(3 * SILENCE_S)
         assert host.look() == "lost"
         assert host.receive() is None
-        assert pair.listener.connections == 0
+        assert pair.listener.admission.connections == 0
     again, other = pair.connected()
     assert other != peer
     assert again.look() == "connected"
@@ -254,8 +254,8 @@ def test_what_a_stalled_host_says_over_a_second_connection_is_refused(pair: Pair
         host, _ = pair.connected(proxy.address)
         pair.stall(host)
         proxy.drop()
-        pair.until(lambda: pair.listener.ended == 1)
-        pair.until(lambda: pair.listener.connections == 1)
+        pair.until(lambda: pair.listener.admission.ended == 1)
+        pair.until(lambda: pair.listener.admission.connections == 1)
         assert host.send([b"in the middle"])
         pair.until(lambda: pair.listener.receive() is None and pair.listener.refusals["sequence"] == 1)
         pair.until(lambda: host.look() == "lost")
@@ -269,7 +269,7 @@ def test_the_end_of_a_host_wakes_its_driver(pair: Pair) -> None:
     begun_s = time.monotonic()
     alone.wait(LIMIT_S)
     assert time.monotonic() - begun_s < LIMIT_S
-    assert pair.listener.ended == 1
+    assert pair.listener.admission.ended == 1
     pair.until(lambda: not pair.listener.send(peer, [b"anybody?"]))
     assert not pair.listener.refusals
     alone.wait(0.2)
@@ -332,7 +332,7 @@ def test_a_driver_survives_a_host_that_dies_while_nobody_reads_it() -> None:
         "while (received := listener.receive()) is not None:\n"
         "    numbers.append(int(bytes(received[2][0]).rstrip(b'\\0')))\n"
         "assert numbers == list(range(len(numbers))), numbers\n"
-        "while listener.connections:\n"
+        "while listener.admission.connections:\n"
         "    listener.wait(0.1)\n"
         "    listener.receive()\n"
         "print(len(numbers) < 300)\n"
@@ -351,7 +351,7 @@ def test_streams_of_hosts_that_are_gone_are_forgotten(pair: Pair) -> None:
         with closing(HostSocket(listener.address, HOST)) as host:
             assert host.send([b"x"])
             pair.get(listener.receive)
-        pair.until(lambda: listener.connections == 1)
+        pair.until(lambda: listener.admission.connections == 1)
     assert len(listener._streams._of) <= 6
     assert listener.send(peer, [b"last"])
     assert pair.get(stays.receive) == [b"last"]

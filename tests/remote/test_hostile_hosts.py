@@ -141,7 +141,7 @@ def make_envs(hosts: Any, num_workers: int, **more: Any) -> ParallelVectorEnv:
 
 
 def refused(envs: ParallelVectorEnv) -> Any:
-    return envs._session.backend.workers.traffic().refused  # type: ignore[attr-defined]
+    return envs._session.backend.workers.placement.traffic().refused  # type: ignore[attr-defined]
 
 
 def answered(envs: ParallelVectorEnv) -> list[bytes]:

@@ -18,7 +18,7 @@ from proxy import GREETING_BYTES, Proxy
 from sampling import one_in
 from scripts import printed_by
 
-from parenv.remote.net import curve
+from parenv.remote.net import tcp
 from parenv.remote.net.admission import REASONS
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.host_keys import (
@@ -113,7 +113,7 @@ class Scene:
 
 @pytest.fixture
 def handshake_s() -> float:
-    return curve.HANDSHAKE_S
+    return tcp.HANDSHAKE_S
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def scene(
     max_connections: int,
 ) -> Iterator[Scene]:
     """After each test, what was logged is looked through for keys."""
-    monkeypatch.setattr(curve, "HANDSHAKE_S", handshake_s)
+    monkeypatch.setattr(tcp, "HANDSHAKE_S", handshake_s)
     with ExitStack() as stack, caplog.at_level(logging.DEBUG):
         made = Scene(tmp_path / "keys", stack, max_bytes, max_connections)
         yield made
@@ -193,7 +193,7 @@ def test_a_host_of_another_driver_is_refused(scene: Scene, caplog: pytest.LogCap
     lost = scene.host(HostKeys(scene.keys("beta").public, scene.keys("beta").secret, ephemeral_keys()[0].public))
     lost.send([b"let me in"])
     scene.until_refused("handshake", 2)
-    scene.talk.until(lambda: lost.look() == "connecting" and lost.broken_handshakes > 1)
+    scene.talk.until(lambda: lost.look() == "connecting" and lost.link.broken_handshakes > 1)
     assert set(scene.refusals) == {"handshake"}
     assert logged_once(caplog, "handshake")
     assert not scene.talk.others
@@ -231,7 +231,7 @@ def test_what_is_no_host_is_refused(scene: Scene, caplog: pytest.LogCaptureFixtu
     assert scene.refusals == {"handshake": 1}
     assert logged_once(caplog, "handshake")
     drain(peer)
-    scene.talk.until(lambda: scene.listener.connections == 1)
+    scene.talk.until(lambda: scene.listener.admission.connections == 1)
 
 
 def test_whoever_has_no_key_cannot_fill_the_memory(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,7 +242,7 @@ def test_whoever_has_no_key_cannot_fill_the_memory(scene: Scene, caplog: pytest.
     assert logged_once(caplog, "stranger")
     for peer in peers:
         drain(peer)
-    scene.talk.until(lambda: scene.listener.connections == 1)
+    scene.talk.until(lambda: scene.listener.admission.connections == 1)
 
 
 def drain(peer: socket.socket) -> bytes:
@@ -281,7 +281,7 @@ def test_a_port_scan_is_counted_and_logged_once(scene: Scene, caplog: pytest.Log
     scene.until_refused("gone", 100)
     assert scene.refusals == {"gone": 100}
     assert logged_once(caplog, "gone")
-    scene.talk.until(lambda: scene.listener.connections == 1)
+    scene.talk.until(lambda: scene.listener.admission.connections == 1)
 
 
 @pytest.mark.parametrize("handshake_s", [60.0])
@@ -292,7 +292,7 @@ def test_a_thousand_idle_connections_shut_nobody_up(scene: Scene, caplog: pytest
         if number % 50 == 0:
             scene.talk.turn()
     scene.until_refused("too many strangers", 1000 - 256)
-    scene.talk.until(lambda: scene.listener.connections == 257)
+    scene.talk.until(lambda: scene.listener.admission.connections == 257)
     assert scene.refusals == {"too many strangers": 1000 - 256}
     assert logged_once(caplog, "too many strangers")
     late = scene.host("beta")
@@ -301,7 +301,7 @@ def test_a_thousand_idle_connections_shut_nobody_up(scene: Scene, caplog: pytest
     assert scene.refusals == {"too many strangers": 1000 - 255}
     for peer in idle:
         peer.close()
-    scene.talk.until(lambda: scene.listener.connections == 2)
+    scene.talk.until(lambda: scene.listener.admission.connections == 2)
     assert scene.refusals == {"too many strangers": 1000 - 255, "gone": 255}
 
 
@@ -309,7 +309,7 @@ def test_whoever_was_there_before_a_host_joined_is_still_a_stranger(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     peers = [scene.raw(greeting(b"CURVE")) for _ in range(3)]
-    scene.talk.until(lambda: scene.listener.connections == 4)
+    scene.talk.until(lambda: scene.listener.admission.connections == 4)
     host = scene.host("beta")
     scene.talk.until(lambda: host.look() == "connected")
     for peer in peers:
@@ -378,7 +378,7 @@ def test_something_that_goes_wrong_at_the_gate_is_logged_and_it_goes_on(
         raise ZeroDivisionError("somewhere in admission")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scene.listener._admission._allowed, "removed", fail)
+        patch.setattr(scene.listener.admission._allowed, "removed", fail)
         scene.talk.until(lambda: "ZeroDivisionError: somewhere in admission" in caplog.text)
     host = scene.host("beta")
     assert host.send([b"still here?"])
@@ -395,7 +395,7 @@ def recorded(scene: Scene) -> tuple[bytes, bytes]:
         host.send([b"a secret"])
         scene.talk.until(lambda: host.receive() == [b"a secret"])
         host.close()
-        scene.talk.until(lambda: scene.listener.connections == 1)
+        scene.talk.until(lambda: scene.listener.admission.connections == 1)
         return bytes(proxy.recorded[0]), bytes(proxy.recorded[1])
 
 
@@ -451,7 +451,7 @@ def test_an_oversize_frame_ends_the_connection_of_its_sender_alone(scene: Scene)
     for size in (MAX_BYTES - 20, MAX_BYTES + 1):
         assert host.send([b"size", bytes(size)])
     scene.talk.until(lambda: host.look() == "lost")
-    scene.talk.until(lambda: scene.listener.ended > 0 and bool(scene.talk.others))
+    scene.talk.until(lambda: scene.listener.admission.ended > 0 and bool(scene.talk.others))
     assert [[len(frame) for frame in frames] for _, frames in scene.talk.others] == [[4, MAX_BYTES - 20]]
 
 
@@ -473,7 +473,7 @@ def test_a_message_that_never_ends_is_ended(scene: Scene, caplog: pytest.LogCapt
             return scene.listener.refusals["unread"] > 0
 
         scene.talk.until(goes_on)
-        scene.talk.until(lambda: scene.listener.connections == 1 and scene.listener.ended == 1)
+        scene.talk.until(lambda: scene.listener.admission.connections == 1 and scene.listener.admission.ended == 1)
     assert scene.refusals == {"unread": 1}
     assert logged_once(caplog, "unread")
     assert not scene.talk.others
@@ -485,7 +485,7 @@ def test_a_message_of_several_frames_is_refused(scene: Scene, caplog: pytest.Log
     peer.connect(scene.address)
     peer.send_multipart([Stream().seal([b"let me in"]), b"and this"])
     scene.until_refused("sequence")
-    scene.talk.until(lambda: scene.listener.connections == 1)
+    scene.talk.until(lambda: scene.listener.admission.connections == 1)
     assert scene.refusals == {"sequence": 1}
     assert logged_once(caplog, "sequence")
     assert not scene.talk.others
@@ -570,13 +570,13 @@ def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
 
 @pytest.mark.parametrize("handshake_s", [0.5])
 def test_nobody_joins_while_nobody_answers_for_the_list(scene: Scene) -> None:
-    admission = scene.listener._admission
-    admission._end_sender.send(b"")
+    admission = scene.listener.admission
+    admission._end.ring(1)
     admission._thread.join()
     admission._zap.close()
     host = scene.host("beta")
     host.send([b"let me in"])
-    scene.talk.until(lambda: host.look() != "connecting" or host.broken_handshakes > 1 or bool(scene.talk.others))
+    scene.talk.until(lambda: host.look() != "connecting" or host.link.broken_handshakes > 1 or bool(scene.talk.others))
     assert host.look() == "connecting"
     assert not scene.talk.others
 
@@ -592,7 +592,7 @@ def test_nobody_chooses_the_name_of_a_connection(
     for _ in range(3):
         peer.send(b"let me in")
     scene.until_refused("identity")
-    scene.talk.until(lambda: scene.listener.connections == 1)
+    scene.talk.until(lambda: scene.listener.admission.connections == 1)
     assert scene.refusals == {"identity": 1}
     assert logged_once(caplog, "identity")
     assert not scene.talk.others
@@ -603,7 +603,7 @@ def test_nobody_takes_the_connection_of_another(scene: Scene) -> None:
     peer.setsockopt(zmq.ROUTING_ID, scene.talk.peer)
     peer.connect(scene.address)
     peer.send(b"let me in")
-    scene.talk.until(lambda: scene.listener.connections == 2)
+    scene.talk.until(lambda: scene.listener.admission.connections == 2)
     for _ in range(20):
         scene.talk.turn()
     assert not scene.talk.others
@@ -626,7 +626,7 @@ def test_nobody_knows_the_name_of_the_next_connection() -> None:
         "    peer.setsockopt(zmq.ROUTING_ID, b'\\0' + (first + offset).to_bytes(4, 'big'))\n"
         "    peer.connect(listener.address)\n"
         "    peers.append(peer)\n"
-        "while listener.connections < len(peers):\n"
+        "while listener.admission.connections < len(peers):\n"
         "    listener.wait(0.1)\n"
         "good = HostSocket(listener.address, host)\n"
         "good.send([b'x'])\n"
@@ -726,8 +726,8 @@ def test_whoever_is_between_can_only_break_the_connection(
         assert back == sent[: len(back)]
         if host.look() == "lost":
             # ZeroMQ ends a connection that was given up when somebody speaks to its socket.
-            scene.talk.until(lambda: say_more() and scene.listener.ended > 0)
-            scene.talk.until(lambda: scene.listener.connections == 1)
+            scene.talk.until(lambda: say_more() and scene.listener.admission.ended > 0)
+            scene.talk.until(lambda: scene.listener.admission.connections == 1)
 
 
 @pytest.mark.parametrize("place", one_in(4, range(-64, 0, 3)))
@@ -739,7 +739,7 @@ def test_no_greeting_makes_a_connection_less_than_secret(scene: Scene, place: in
         with Proxy(scene.address, **way) as proxy:
             host = scene.host("beta", proxy.address)
             host.send([b"observations of beta"])
-            scene.talk.until(lambda host=host: host.look() != "connecting" or host.broken_handshakes > 0)  # type: ignore[misc]
+            scene.talk.until(lambda host=host: host.look() != "connecting" or host.link.broken_handshakes > 0)  # type: ignore[misc]
             for _ in range(3):
                 scene.talk.turn()
             host.close()

@@ -312,7 +312,7 @@ def test_an_info_that_cannot_cross_is_an_error_of_its_sub_environment_and_the_ho
             envs.step(actions_for(1, num_envs=2))
         assert "(env_id 1)" in str(raised.value)
         assert envs.step(actions_for(num_envs=2))[0].tolist() == [[0, 1, 0], [1, 0, 2]]
-        assert workers_of(envs).traffic().refused == {}
+        assert workers_of(envs).placement.traffic().refused == {}
 
 
 def slowly() -> None:
@@ -435,12 +435,12 @@ def test_no_row_is_lost_or_doubled_while_hosts_are_killed(hosts: Any, near: Near
     with contextlib.closing(envs):
         ledgers = Ledgers(envs)
         near.start(3)
-        until(lambda: workers_of(envs).traffic().hosts == 3, ledgers.step)
+        until(lambda: workers_of(envs).placement.traffic().hosts == 3, ledgers.step)
         while running:
             for _ in range(100):
                 ledgers.step()
             running.pop(0).kill()
-            until(lambda: workers_of(envs).traffic().hosts == 1 + len(running), ledgers.step)
+            until(lambda: workers_of(envs).placement.traffic().hosts == 1 + len(running), ledgers.step)
         for _ in range(100):
             ledgers.step()
         generations = [workers_of(envs).generation(worker) for worker in range(4)]
@@ -500,10 +500,10 @@ def test_a_worker_that_is_overdue_on_a_host_that_is_silent_is_started_again_else
     with contextlib.closing(envs):
         envs.reset()
         near.start(1)
-        until(lambda: workers_of(envs).traffic().hosts == 2, lambda: envs.call("add", 1))
+        until(lambda: workers_of(envs).placement.traffic().hosts == 2, lambda: envs.call("add", 1))
         silent.send_signal(signal.SIGSTOP)
         assert envs.step(actions_for())[4]["worker_restarted"].all()
-        assert workers_of(envs).traffic().hosts == 1
+        assert workers_of(envs).placement.traffic().hosts == 1
         assert "worker_restarted" not in envs.step(actions_for())[4]
 
 
@@ -583,4 +583,4 @@ def test_make_vec_takes_a_placement(near: NearHosts) -> None:
     envs = parenv.make_vec("CartPole-v1", num_envs=3, vector_kwargs={"num_workers": 1}, placement=near.placement())
     with contextlib.closing(envs):
         assert envs.reset(seed=1)[0].shape == (3, 4)
-        assert workers_of(envs).traffic().hosts == 1
+        assert workers_of(envs).placement.traffic().hosts == 1

@@ -21,7 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr(cores, "Path", lambda path: tmp_path / str(path).lstrip("/"))
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)), raising=False)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
 
     return pretend
 
@@ -79,15 +79,6 @@ def test_the_cpu_limit_of_the_container_is_respected(machine: object, files: dic
 def test_the_affinity_is_respected(machine: object) -> None:
     machine(3, {"cpu.max": "800000 100000\n"})
     assert cores.usable_cores() == 3
-
-
-def test_without_affinity_all_cores_count(machine: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(1, {})
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    assert cores.usable_cores() == 5
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert cores.usable_cores() == 1
 
 
 @pytest.mark.parametrize(("usable", "workers"), [(1, 1), (2, 1), (3, 2), (4, 3), (6, 4), (16, 11), (96, 64)])

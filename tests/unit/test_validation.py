@@ -13,7 +13,7 @@ from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.messages import Commit, Failure, Ready, StepReady
-from parenv.remote.validation import check_commit, check_failure, check_ready, check_reply, harmless, harmless_turn
+from parenv.remote.validation import check_commit, check_ready, check_reply, harmless, harmless_failure, harmless_turn
 
 BOX, DISCRETE, TEXT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Text(4)
 STEPS = StepReady(
@@ -130,7 +130,7 @@ def test_what_honest_workers_say_is_let_through() -> None:
     for ready, steps in ((STEPS, False), (ROLLOUTS, True)):
         with pytest.raises(ProtocolError, match="another task"):
             check_ready(ready, steps)
-    check_failure(FAILURE)
+    harmless_failure(FAILURE)
     check_commit(COMMIT, SPEC, 2, 1)
     check_commit(REPORT, GRADIENT, 2, 0)
     check_commit(replace(REPORT, report=[30, {}, COLUMNS]), EPISODES, 2, 0)
@@ -139,7 +139,7 @@ def test_what_honest_workers_say_is_let_through() -> None:
 @pytest.mark.parametrize("changed", [{"kind": "ValueError"}, {"attributes": [3]}, {"attributes": {3: "code"}}], ids=str)
 def test_a_failure_of_another_form_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        check_failure(replace(FAILURE, **changed))
+        harmless_failure(replace(FAILURE, **changed))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
 from parenv.process.doorbell import Doorbell
+from parenv.remote.net import tcp
 from parenv.remote.net.connections import UNKNOWN, peer_of, shut, traffic
 from parenv.remote.net.host_keys import AllowList, Known
 from parenv.remote.net.limits import OVERHEAD_BYTES, Connection, Limits, objections, surplus_strangers
@@ -75,7 +76,6 @@ class Admission:
         listener: a CURVE server, not yet bound.
         allowed: who may join.
         limits: on what hosts may open and send.
-        handshake_s: how long a peer may take to identify itself, in seconds, as set on the listener.
         silence_s: seconds after which a connection on which nothing comes is ended.
 
     Attributes:
@@ -90,14 +90,12 @@ class Admission:
         allowed: AllowList,
         *,
         limits: Limits,
-        handshake_s: float,
         silence_s: float,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         self.ended = 0
         self._allowed = allowed
         self._limits = limits
-        self._handshake_s = handshake_s
         self._silence_s = silence_s
         self._live: dict[int, Connection] = {}
         self._failure = ""
@@ -114,9 +112,7 @@ class Admission:
         self._monitor.rcvhwm = MAX_EVENTS_WAITING
         listener.monitor("inproc://parenv.monitor", _EVENTS)
         self._monitor.connect("inproc://parenv.monitor")
-        self._end_receiver, self._end_sender = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        self._end_receiver.bind("inproc://parenv.admission.end")
-        self._end_sender.connect("inproc://parenv.admission.end")
+        self._end = Doorbell()
         self._thread = threading.Thread(target=self._run, name="parenv admission", daemon=True)
         self._thread.start()
 
@@ -192,18 +188,20 @@ class Admission:
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
         if self._thread.is_alive():
-            self._end_sender.send(b"")
+            self._end.ring(1)
             self._thread.join()
-        for ours in (self._end_sender, self._end_receiver, self._zap, self._monitor):
+        for ours in (self._zap, self._monitor):
             ours.close(0)
-        self._bell.close()
+        for bell in (self._bell, self._end):
+            bell.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for ours in (self._zap, self._monitor, self._end_receiver):
+        for ours in (self._zap, self._monitor):
             poller.register(ours, zmq.POLLIN)
+        poller.register(self._end.fileno(), zmq.POLLIN)
         checked_s = time.monotonic()
-        while self._end_receiver not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
+        while self._end.fileno() not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
             try:
                 # In this order: connections are judged behind their beginning.
                 self._follow()
@@ -306,7 +304,7 @@ class Admission:
 
         The events do not say whether it had been let in, nor that it was not. It was not if none was judged meanwhile.
         """
-        if failure == "gone" and time.monotonic() - connection.since_s > self._handshake_s / 2:
+        if failure == "gone" and time.monotonic() - connection.since_s > tcp.HANDSHAKE_S / 2:
             failure = "timeout"
         if not failure and connection.judged == self._judged:
             failure = "handshake"

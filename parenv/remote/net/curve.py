@@ -30,7 +30,6 @@ from parenv.remote.net.window import Window
 from parenv.transport.waiting import Polled, Waiting
 from parenv.transport.zeromq import Frames, terminate
 
-HANDSHAKE_S = 5.0
 MAX_SKIPPED = 100
 
 
@@ -48,6 +47,8 @@ class HostListener:
 
     Attributes:
         address: where it listens, with the port.
+        admission: who is let in, and which connections there are. :meth:`wait` returns when more of them have ended;
+            what had come over these may still be waiting in :meth:`receive`.
         refusals: how many peers were refused, by reason; see :data:`parenv.remote.net.admission.REASONS`.
 
     Raises:
@@ -68,16 +69,15 @@ class HostListener:
         self._streams = Streams(max_connections, self.send)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = tcp.listening_socket(self._context, keys, max_message_bytes)
-        tcp.configure(self._socket, address, HANDSHAKE_S)
-        self._admission = Admission(
+        tcp.configure(self._socket, address)
+        self.admission = Admission(
             self._context,
             self._socket,
             allowed,
             limits=tcp.limits(max_connections, max_message_bytes),
-            handshake_s=HANDSHAKE_S,
             silence_s=silence_s,
         )
-        self.refusals = self._admission.refusals
+        self.refusals = self.admission.refusals
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -86,19 +86,6 @@ class HostListener:
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._waiting = Waiting()
         self._waiting.watch(self)
-
-    @property
-    def connections(self) -> int:
-        """How many connections are open, whether or not they have been let in."""
-        return self._admission.connections
-
-    @property
-    def ended(self) -> int:
-        """How many connections have ended that may have been those of hosts; :meth:`wait` returns when it grows.
-
-        What had come over them may still be waiting in :meth:`receive`.
-        """
-        return self._admission.ended
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a message has come or a connection has ended, or until the limit.
@@ -109,12 +96,12 @@ class HostListener:
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
         """What to poll, for whoever waits for this among others."""
-        return (self._socket, zmq.POLLIN), (self._admission.fileno(), zmq.POLLIN)
+        return (self._socket, zmq.POLLIN), (self.admission.fileno(), zmq.POLLIN)
 
     def notice(self, ready: Container[object]) -> None:
         """Take note of connections that have ended."""
-        if self._admission.fileno() in ready:
-            self._admission.take()
+        if self.admission.fileno() in ready:
+            self.admission.take()
 
     def send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
         """Send to one host.
@@ -161,7 +148,7 @@ class HostListener:
         """
         if not self._socket.closed:
             tcp.close_monitored(self._socket, linger_s)
-            self._admission.close()
+            self.admission.close()
             terminate(self._context)
 
     def _opened(self, peer: bytes, host: Known, whole: Sequence[zmq.Frame]) -> list[Buffer]:
@@ -178,12 +165,12 @@ class HostListener:
         # An identity that a peer has chosen could be taken for that of another.
         if len(peer) != 5 or peer[0]:
             refusal = "identity"
-        refusal = refusal or self._admission.objection(host, stream.received == 1)
+        refusal = refusal or self.admission.objection(host, stream.received == 1)
         if refusal:
             self._streams.ban(peer)
-            self._admission.expel(refusal, fd, str(first.get("Peer-Address")))
+            self.admission.expel(refusal, fd, str(first.get("Peer-Address")))
             return []
-        self._admission.heard(fd, host, nbytes)
+        self.admission.heard(fd, host, nbytes)
         if read := stream.receipts.due(nbytes):
             self.send(peer, credit=read)
         return parts
@@ -197,20 +184,23 @@ class HostSocket:
         keys: of the host.
         silence_s: seconds after which a connection on which nothing comes is taken to be cut.
 
+    Attributes:
+        link: how the connection is, as far as :meth:`look` has seen.
+
     Raises:
         ConfigurationError: the address is not one of TCP.
     """
 
     def __init__(self, address: str, keys: HostKeys, *, silence_s: float = 5.0) -> None:
         tcp_address(address, range(1, 65536))
-        self._link = Link()
+        self.link = Link()
         self._window = Window()
         self._stream = Stream()
         self._wants_to_write = False
         self._last: deque[list[Buffer]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = tcp.connecting_socket(self._context, keys, silence_s)
-        tcp.configure(self._socket, address, HANDSHAKE_S)
+        tcp.configure(self._socket, address)
         self._monitor = self._socket.get_monitor_socket(EVENTS)
         try:
             self._socket.connect(address)
@@ -218,14 +208,6 @@ class HostSocket:
             self.close()
             raise ConfigurationError(f"cannot connect to {address}: {error.strerror}") from None
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    @property
-    def broken_handshakes(self) -> int:
-        """How often the driver has ended the connection before it was established, and it was tried again.
-
-        More than once or twice, it means that the key file is for another driver, or it has too many connections.
-        """
-        return self._link.broken_handshakes
 
     def look(self) -> State:
         """How the connection is; does not wait.
@@ -237,13 +219,13 @@ class HostSocket:
         """
         while not self._monitor.closed and self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
-            if self._link.take_in(event) == "lost" and event == zmq.EVENT_DISCONNECTED:
+            if self.link.take_in(event) == "lost" and event == zmq.EVENT_DISCONNECTED:
                 self._rescue()
-        return self._link.state
+        return self.link.state
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
         """What to poll, for whoever waits for this among others."""
-        writes = self._wants_to_write and self._window.is_open and self._link.state in ("connecting", "connected")
+        writes = self._wants_to_write and self._window.is_open and self.link.state in ("connecting", "connected")
         return (self._socket, zmq.POLLIN | (zmq.POLLOUT if writes else 0)), (self._monitor, zmq.POLLIN)
 
     def notice(self, ready: Container[object]) -> None:
@@ -265,7 +247,7 @@ class HostSocket:
             Whether it was taken; false while as much waits for the driver as may, or if there is no connection and
             will be none.
         """
-        if not self._window.is_open or self._link.state in ("refused", "lost"):
+        if not self._window.is_open or self.link.state in ("refused", "lost"):
             return False
         sealed = self._stream.seal(frames)
         try:
@@ -312,6 +294,6 @@ class HostSocket:
 
     def _give_up(self) -> None:
         """Without this, ZeroMQ would connect again, and go on in the middle of the conversation."""
-        self._link.state = "lost"
+        self.link.state = "lost"
         with contextlib.suppress(zmq.ZMQError):
             self._socket.disconnect(self._endpoint)

@@ -25,7 +25,8 @@ class Link:
 
     Attributes:
         state: how it is.
-        broken_handshakes: how often the other side has ended it before it was established.
+        broken_handshakes: how often the other side has ended it before it was established. More than once or twice, it
+            means that the key file is for another driver, or it has too many connections.
     """
 
     def __init__(self) -> None:

@@ -13,6 +13,8 @@ from parenv.remote.net.host_keys import DriverKeys, HostKeys
 from parenv.remote.net.limits import OVERHEAD_BYTES, Limits
 from parenv.remote.net.window import WINDOW, WINDOW_BYTES
 
+HANDSHAKE_S = 5.0
+"""How long either side may take to identify itself."""
 MAX_UNSENT = 1 << 16
 RECONNECT_MS, CONNECT_TIMEOUT_MS = 200, 750
 
@@ -69,17 +71,16 @@ def connecting_socket(context: zmq.Context[zmq.Socket[bytes]], keys: HostKeys, s
     return socket
 
 
-def configure(socket: zmq.Socket[bytes], address: str, handshake_s: float) -> None:
+def configure(socket: zmq.Socket[bytes], address: str) -> None:
     """Set what both ends have in common.
 
     Args:
         socket: not yet bound or connected.
         address: where it will be.
-        handshake_s: how long either side may take to identify itself, in seconds.
     """
     socket.linger = 0
     socket.ipv6 = "[" in address
-    socket.handshake_ivl = round(handshake_s * 1000)
+    socket.handshake_ivl = round(HANDSHAKE_S * 1000)
 
 
 def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:
