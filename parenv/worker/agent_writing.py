@@ -11,8 +11,8 @@ import numpy as np
 from parenv.envs.targets import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Columns
-from parenv.memory.agent_layout import MORE_FIELDS, NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
-from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
+from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, agents_layout
+from parenv.memory.layout import RolloutSpec
 from parenv.protocol.messages import Layout
 from parenv.worker.writing import RolloutWriter, to_array
 
@@ -21,7 +21,7 @@ class GroupWriter(RolloutWriter):
     """One worker's rows of one group.
 
     Args:
-        group: what lies there.
+        spec: what lies there.
         arrays: those of the group in the slot.
         columns: the rows of this worker.
 
@@ -29,21 +29,16 @@ class GroupWriter(RolloutWriter):
         policies: who acts in each row, ``[T, R]``.
         first_versions: ``[R]``.
         blocks: by name, all arrays of the rows, one per leaf, extra or info.
-        own: all that lies here, by field.
     """
 
-    def __init__(self, group: RowGroup, arrays: Arrays, columns: Columns) -> None:
-        super().__init__(group.spec, {name: a for name, a in arrays.items() if name[0] in ROLLOUT_FIELDS}, columns)
-        T, first, stop = group.spec.rollout_length, columns.first, columns.stop
-        part = part_of_slot(T, columns.position, first, stop)
-        self.policies = arrays["policies", 0][part["rewards"]]
-        self.first_versions = arrays["first_versions", 0][part["restarted"]]
-        self._assigned = arrays["assigned", 0][part["restarted"]]
-        self._numbers = arrays["numbers", 0][part["ends"]]
-        more = (self.policies, self._assigned, self.first_versions, self._numbers)
-        self.own = {**self._own, **{(name, 0): array for name, array in zip(MORE_FIELDS, more, strict=True)}}
+    def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
+        super().__init__(spec, arrays, columns)
+        self.policies = self.own["policies", 0]
+        self.first_versions = self.own["first_versions", 0]
+        self._assigned = self.own["assigned", 0]
+        self._numbers = self.own["numbers", 0]
         self.blocks: dict[str, list[Any]] = {
-            field: [array[part[field]] for name, array in arrays.items() if name[0] == field]
+            field: [array for name, array in self.own.items() if name[0] == field]
             for field in ("observations", "actions", "extras", "infos", "seen")
         }
         self._records: list[tuple[float, int, int]] = []
@@ -158,7 +153,7 @@ class AgentWriter:
 
     def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], position: int, first: int, num_envs: int) -> None:
         self.groups = [
-            GroupWriter(group, mine, Columns(position, first * width, (first + num_envs) * width))
+            GroupWriter(group.spec, mine, Columns(position, first * width, (first + num_envs) * width))
             for group, mine in zip(spec.groups, arrays, strict=True)
             for width in [len(group.agents)]
         ]

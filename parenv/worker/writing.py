@@ -28,6 +28,7 @@ class RolloutWriter:
         columns: this worker's.
 
     Attributes:
+        own: this worker's part of all that lies there, by field.
         plain: this worker's part of the fields that are in a rollout just as they lie here, by name.
         observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
@@ -37,14 +38,14 @@ class RolloutWriter:
 
     def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
         part = part_of_slot(spec.rollout_length, columns.position, columns.first, columns.stop)
-        self._spec, self._own = spec, {name: array[part[name[0]]] for name, array in arrays.items()}
+        self._spec, self.own = spec, {name: array[part[name[0]]] for name, array in arrays.items()}
         self.arrays = arrays
-        self.plain = {name: self._own[name, 0] for name in PLAIN}
+        self.plain = {name: self.own[name, 0] for name in PLAIN}
         self.rewards = self.plain["rewards"]
-        self._extras = {extra.name: self._own["extras", extra.name] for extra in spec.extras}
-        self._carry = [self._own["carry", i] for i in range(len(spec.carry))]
-        self.gradient = self._own["gradients", 0][0] if spec.gradient_bytes else None
-        self.infos = InfoRows(spec.infos, self._own)
+        self._extras = {extra.name: self.own["extras", extra.name] for extra in spec.extras}
+        self._carry = [self.own["carry", i] for i in range(len(spec.carry))]
+        self.gradient = self.own["gradients", 0][0] if spec.gradient_bytes else None
+        self.infos = InfoRows(spec.infos, self.own)
         self.columns = columns
         self.ends: list[End] = []
         self._added_ends = 0
@@ -54,7 +55,7 @@ class RolloutWriter:
 
     def infos_of(self, columns: slice) -> InfoRows:
         """Rows of the infos that were named, of some columns."""
-        own = {key: array[:, columns] for key, array in self._own.items() if key[0] in ("infos", "seen")}
+        own = {key: array[:, columns] for key, array in self.own.items() if key[0] in ("infos", "seen")}
         return InfoRows(self._spec.infos, own)
 
     def begin(self, rows: Rows) -> Rows:
@@ -69,7 +70,7 @@ class RolloutWriter:
             }
         objects |= {("finals", i): [] for i, leaf in enumerate(self._spec.observations) if leaf.dtype is None}
         self.columns = self.columns._replace(objects=objects)
-        blocks = {**self._own, **objects}
+        blocks = {**self.own, **objects}
         self.finals = [blocks["finals", i] for i in range(len(self._spec.observations))]
         if objects or not self.observations:
             # Cut up once for all rollouts in this slot: at every step, a slice costs as much as a cheap environment.
@@ -84,12 +85,12 @@ class RolloutWriter:
     @property
     def observation_block(self) -> Any:
         """All observations of a space that is a single array, ``[T + 1, B, ...]``."""
-        return self._own["observations", 0]
+        return self.own["observations", 0]
 
     @property
     def action_block(self) -> Any:
         """All actions of a space that is a single array, ``[T, B, ...]``."""
-        return self._own["actions", 0]
+        return self.own["actions", 0]
 
     def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any], columns: slice = ALL) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
@@ -130,7 +131,7 @@ class RolloutWriter:
         """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
         begin = self.num_ends
         self._added_ends += len(columns)
-        records = self._own["ends", 0][begin : begin + len(columns)]
+        records = self.own["ends", 0][begin : begin + len(columns)]
         records["column"], records["void"] = columns + self.columns.first, False
         return records
 
@@ -146,11 +147,11 @@ class RolloutWriter:
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
             table["counts"] = counts
             table["void"], table["known"], table["resets_next"] = False, True, False
-        self._own["commits", 0]["num_ends"] = self.num_ends
+        self.own["commits", 0]["num_ends"] = self.num_ends
 
     def end_records(self) -> Any:
         """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
-        return self._own["ends", 0][: self.num_ends]
+        return self.own["ends", 0][: self.num_ends]
 
     def ended_since(self, known: int) -> list[int]:
         """Columns of the ends behind so many."""
@@ -160,7 +161,7 @@ class RolloutWriter:
 
     def stamp(self, **commit: float) -> None:
         """Write the commit record, field by field, ``sequence`` last: from then on the slot holds this rollout."""
-        record = self._own["commits", 0]
+        record = self.own["commits", 0]
         for name, value in commit.items():
             record[name] = value
 
