@@ -11,9 +11,8 @@ import numpy as np
 from parenv.envs.targets import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Columns
-from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, agents_layout
+from parenv.memory.agent_layout import NOBODY, AgentsSpec, agents_layout
 from parenv.memory.layout import RolloutSpec
-from parenv.protocol.messages import Layout
 from parenv.worker.writing import RolloutWriter, to_array
 
 
@@ -142,22 +141,20 @@ class AgentWriter:
     Args:
         spec: what the slot holds.
         arrays: of each group.
-        position: of this worker among those of the slot.
-        first: its first sub-environment in the slot.
-        num_envs: its sub-environments.
+        columns: this worker's, a column for each sub-environment.
 
     Attributes:
         groups: a writer for each.
         versions: of each policy, int64 ``[P]``.
     """
 
-    def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], position: int, first: int, num_envs: int) -> None:
+    def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], columns: Columns) -> None:
         self.groups = [
-            GroupWriter(group.spec, mine, Columns(position, first * width, (first + num_envs) * width))
+            GroupWriter(group.spec, mine, Columns(columns.position, columns.first * width, columns.stop * width))
             for group, mine in zip(spec.groups, arrays, strict=True)
             for width in [len(group.agents)]
         ]
-        self.versions = arrays[0]["versions", 0][position]
+        self.versions = arrays[0]["versions", 0][columns.position]
 
     @cached_property
     def steps(self) -> list[tuple[list[Any], list[Any], list[Any]]]:
@@ -168,30 +165,7 @@ class AgentWriter:
         return [(rows, seen[t], [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
 
 
-class AgentWriters(dict[int, AgentWriter]):
-    """One worker's writer of each slot, made when it is first written to.
-
-    Args:
-        spec: what a slot holds.
-        layout: where slots lie.
-        num_envs: sub-environments of this worker.
-        mapping: the shared memory, all of it.
-    """
-
-    def __init__(self, spec: AgentsSpec, layout: Layout, num_envs: int, mapping: Any) -> None:
-        super().__init__()
-        self._spec, self._layout, self._num_envs, self._memory = spec, layout, num_envs, memoryview(mapping)
-        self._slots = agents_layout(spec, layout.slot_envs, layout.slot_workers)
-
-    def __missing__(self, slot: int) -> AgentWriter:
-        layout = self._layout
-        offset = layout.slots_offset + slot * layout.slot_bytes
-        arrays = self._slots.arrays(self._memory[offset : offset + layout.slot_bytes])
-        writer = self[slot] = AgentWriter(self._spec, arrays, layout.position, layout.first_column, self._num_envs)
-        return writer
-
-
 def private_agent_writer(spec: AgentsSpec, num_envs: int) -> AgentWriter:
     """A writer over memory of its own, for rollouts that nobody else reads."""
-    layout: AgentsLayout = agents_layout(spec, num_envs, 1)
-    return AgentWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), 0, 0, num_envs)
+    layout = agents_layout(spec, num_envs, 1)
+    return AgentWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, num_envs))

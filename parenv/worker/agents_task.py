@@ -10,10 +10,10 @@ from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, s
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed, random_state, set_random_state
-from parenv.memory.agent_layout import agents_spec
+from parenv.memory.agent_layout import agents_layout, agents_spec
 from parenv.memory.spaces import describe
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
-from parenv.worker.agent_writing import AgentWriter, AgentWriters
+from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.agents_evaluation import AgentsEvaluation
 from parenv.worker.agents_probing import probe_agents
@@ -26,6 +26,7 @@ from parenv.worker.roster import Roster
 from parenv.worker.stamping import RolloutTimer
 from parenv.worker.together import TogetherCollector
 from parenv.worker.turns import TurnsCollector
+from parenv.worker.writing import SlotWriters
 
 
 class StartedAgents(NamedTuple):
@@ -66,7 +67,7 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
         job, started = self._job, self._started
         spec = agents_spec(job.rollout_length, *started.spaces, list(job.policy), layout.extras, job.gradient_bytes)
         self._spec = spec
-        self._writers = AgentWriters(spec, layout, len(started.envs), mapping)
+        self._writers = SlotWriters(AgentWriter, agents_layout, spec, layout, len(started.envs), mapping)
 
         def make_cast(job: AgentsJob) -> Cast:
             return Cast(job, self._load_job, spec, mapping, started.fit)

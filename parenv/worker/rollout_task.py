@@ -17,6 +17,7 @@ from parenv.memory.layout import (
     infos_as_data,
     infos_from_data,
     leaves_as_data,
+    slot_layout,
 )
 from parenv.memory.spaces import describe
 from parenv.policy.snapshots import WeightsReader
@@ -33,7 +34,7 @@ from parenv.worker.replacing import Replacements, ReplacingCollector
 from parenv.worker.stamping import RolloutTimer
 from parenv.worker.starting import StartedEnvs, start
 from parenv.worker.whole_episodes import EpisodeCollector
-from parenv.worker.writing import SlotWriters
+from parenv.worker.writing import RolloutWriter, SlotWriters
 
 
 class RolloutTask(CollectingTask[Job, StartedEnvs]):
@@ -54,7 +55,7 @@ class RolloutTask(CollectingTask[Job, StartedEnvs]):
         extras, carry = extras_and_carry(layout.extras, layout.carry)
         spec = replace(started.spec, extras=extras, carry=carry, gradient_bytes=job.gradient_bytes)
         spec = replace(spec, infos=infos_from_data(layout.infos), on_device=bool(layout.device))
-        self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
+        self._writers = SlotWriters(RolloutWriter, slot_layout, spec, layout, started.stepper.num_envs, mapping)
 
         read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)
 

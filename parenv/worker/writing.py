@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from parenv.envs.targets import End
 from parenv.envs.values import Rows, as_array, assign
 from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.device_memory import opened
-from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot, slot_layout
+from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot
 from parenv.memory.spaces import flatten
 from parenv.protocol.messages import Layout
 
 ALL = slice(None)
+Writer = TypeVar("Writer")
 
 
 class RolloutWriter:
@@ -166,10 +167,12 @@ class RolloutWriter:
             record[name] = value
 
 
-class SlotWriters(dict[int, RolloutWriter]):
+class SlotWriters(dict[int, Writer]):
     """One worker's writer of each slot, made when it is first written to.
 
     Args:
+        make: ``(spec, arrays of a slot, this worker's columns) -> writer``.
+        lay_out: ``(spec, sub-environments, workers) -> layout of a slot``.
         spec: what a slot holds.
         layout: where slots lie.
         num_envs: sub-environments of this worker.
@@ -179,20 +182,28 @@ class SlotWriters(dict[int, RolloutWriter]):
         device: where the other part of each slot lies, or ``None``.
     """
 
-    def __init__(self, spec: RolloutSpec, layout: Layout, num_envs: int, mapping: Any) -> None:
+    def __init__(
+        self,
+        make: Callable[[Any, Any, Columns], Writer],
+        lay_out: Callable[[Any, int, int], Any],
+        spec: Any,
+        layout: Layout,
+        num_envs: int,
+        mapping: Any,
+    ) -> None:
         super().__init__()
-        self._spec, self._layout, self._memory = spec, layout, memoryview(mapping)
+        self._make, self._spec, self._layout, self._memory = make, spec, layout, memoryview(mapping)
         self._columns = Columns(layout.position, layout.first_column, layout.first_column + num_envs)
-        self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
+        self._slots = lay_out(spec, layout.slot_envs, layout.slot_workers)
         self.device = opened(layout.device, layout.device_memory) if layout.device else None
 
-    def __missing__(self, slot: int) -> RolloutWriter:
+    def __missing__(self, slot: int) -> Writer:
         offset = self._layout.slots_offset + slot * self._layout.slot_bytes
         arrays = self._slots.arrays(self._memory[offset : offset + self._layout.slot_bytes])
         if self.device is not None:
             block = self.device.tensor(slot * self._layout.device_slot_bytes, self._slots.device_bytes)
             arrays |= self._slots.tensors(block)
-        writer = self[slot] = RolloutWriter(self._spec, arrays, self._columns)
+        writer = self[slot] = self._make(self._spec, arrays, self._columns)
         return writer
 
 
