@@ -32,12 +32,12 @@ from parenv.worker.job import Job
 from parenv.worker.loads import Loads
 from parenv.worker.replacing import Replacements, ReplacingCollector
 from parenv.worker.stamping import RolloutTimer
-from parenv.worker.starting import StartedEnvs, start
+from parenv.worker.starting import start
 from parenv.worker.whole_episodes import EpisodeCollector
 from parenv.worker.writing import RolloutWriter, SlotWriters
 
 
-class RolloutTask(CollectingTask[Job, StartedEnvs]):
+class RolloutTask(CollectingTask[Job]):
     """Collects a rollout for each credit, and answers what it is asked between two of them."""
 
     _policy_version = -1
@@ -73,8 +73,8 @@ class RolloutTask(CollectingTask[Job, StartedEnvs]):
         self._timer = RolloutTimer(self._sender.generation)
         self.loads = Loads(mapping, len(job.shares), worker, self._load)
 
-    def _start(self) -> StartedEnvs:
-        return start(self._sender, self._job, self._load_job, self._progress, self._outlet.warn)
+    def _start(self) -> None:
+        self._started = start(self._sender, self._job, self._load_job, self._progress, self._outlet.warn)
 
     def _answers(self) -> dict[str, Callable[..., Any]]:
         return {**super()._answers(), "restart": self._collector.restart}
