@@ -186,11 +186,7 @@ class AgentsCollector:
                 mine.begin_anew(seat.row, self._initial_carries(seat.group))
             elif mine.goes_on(seat.row, count - 1):
                 mine.keep_final(seat.row, count)
-                if seat.group:
-                    self._end_part(seat.group, seat.row, count - 1, False, column, uncounted)
-                else:
-                    self._truncated[column] = True
-                    self._end_episode(column, count - 1, uncounted)
+                self._end_part(seat.group, seat.row, count - 1, False, column, uncounted)
             if seat.group:
                 group.who[seat.row] = NOBODY
 
@@ -201,34 +197,27 @@ class AgentsCollector:
     def _end_part(
         self, index: int, row: int, step: int, terminated: bool, column: int, uncounted: int = 0, reward: float = 0.0
     ) -> None:
-        """An agent's part of an episode ends; what it observed last is kept already.
+        """An agent's part of an episode ends, or all of it; what was observed last is kept already.
 
         Args:
-            index: of its group.
-            row: its own.
+            index: of the group.
+            row: of it.
             step: the last one.
             terminated: or else truncated.
-            column: of its sub-environment.
+            column: of the sub-environment.
             uncounted: steps of this rollout that are not in lengths yet.
             reward: of the last step, if it is not in returns yet.
         """
         group = self.roster.groups[index]
-        episode_return = float(group.returns[row] + reward)
-        self._add_end(index, row, step, terminated, episode_return, uncounted, column)
-        group.who[row] = NOBODY
-        self.roster.groups[0].returns[column] += episode_return
+        seconds, _ = group.clocks.end(row, None)
+        episode_return, length = float(group.returns[row] + reward), int(group.lengths[row]) + uncounted
+        end = End(step, row, terminated, not terminated, seconds)
+        self._writer.groups[index].add_end(end, episode_return, length, self.roster.numbers[column])
         self._truncated[column] |= not terminated
+        if index:
+            group.who[row] = NOBODY
+            self.roster.groups[0].returns[column] += episode_return
 
     def _end_episode(self, column: int, step: int, uncounted: int = 0) -> None:
         """No agent of a sub-environment is left."""
-        episode_return = float(self.roster.groups[0].returns[column])
-        self._add_end(0, column, step, not self._truncated[column], episode_return, uncounted, column)
-
-    def _add_end(
-        self, index: int, row: int, step: int, terminated: bool, episode_return: float, uncounted: int, column: int
-    ) -> None:
-        group = self.roster.groups[index]
-        seconds, _ = group.clocks.end(row, None)
-        end = End(step, row, terminated, not terminated, seconds)
-        length = int(group.lengths[row]) + uncounted
-        self._writer.groups[index].add_end(end, episode_return, length, self.roster.numbers[column])
+        self._end_part(0, column, step, not self._truncated[column], column, uncounted)
