@@ -192,5 +192,7 @@ class MemberTask:
             member = made(self._job.make_member, 0, self._job.first, self._job.device)
             pack(state_of(member))
             actor = self._actor(member)
-            extras, carry = probe(*self._training.collector(actor, self._spec, 0, self._worker))
+            collector, rows = self._training.collector(actor, self._spec, 0, self._worker)
+            stepper = collector.stepper
+            extras, carry = probe(actor, self._spec, stepper.action_space, rows, stepper.num_envs)
             return replace(self._spec, extras=extras, carry=carry)
