@@ -21,6 +21,7 @@ from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.frames import Sender
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import reset
+from parenv.worker.grounds import Grounds
 from parenv.worker.job import Job, WorkerJob
 from parenv.worker.naming import infos_in, played
 from parenv.worker.probing import probe, probe_postprocess
@@ -106,11 +107,8 @@ def _probe(load_job: Callable[[], Job], started: StartedEnvs, progress: StatusSl
         extras, carry = probe(actor, spec, stepper.action_space, rows, stepper.num_envs, seen)
         spec = replace(spec, extras=extras, carry=carry)
         if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:
-
-            def make() -> Stepper:
-                return make_stepper(make_envs(job.factories, range(1), progress, stepper.envs), 0, progress, fit)
-
-            more = played(make, actor, spec, missing, progress)
+            another = Grounds(job.factories, range(1), progress, fit, 1, stepper.envs)
+            more = played(another, actor, spec, missing)
             spec = replace(spec, infos=(*spec.infos, *more))
         if job.postprocess is not None:
             more_extras = probe_postprocess(actor, spec, job.postprocess, rows, stepper.num_envs, seen)
