@@ -52,11 +52,8 @@ class GroupWriter(RolloutWriter):
             restarted: bool ``[R]``.
         """
         self._records = []
-        self.ends = []
-        if self.blocks["observations"]:
-            self.begin(rows)
+        self.begin(rows)
         self.infos.begin(seen)
-        self.plain["terminated"][:] = self.plain["truncated"][:] = False
         self.plain["restarted"][:] = restarted
         self.rewards[:] = 0
         self.policies[:] = who

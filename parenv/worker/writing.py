@@ -59,8 +59,8 @@ class RolloutWriter:
         own = {key: array[:, columns] for key, array in self.own.items() if key[0] in ("infos", "seen")}
         return InfoRows(self._spec.infos, own)
 
-    def begin(self, rows: Rows) -> Rows:
-        """Begin a rollout with these observations; the rows they were written to."""
+    def begin(self, rows: Rows) -> None:
+        """Begin a rollout with these observations."""
         T, B = self._spec.rollout_length, self.columns.stop - self.columns.first
         self.ends, self._added_ends = [], 0
         self.plain["terminated"][:] = self.plain["truncated"][:] = False
@@ -78,10 +78,8 @@ class RolloutWriter:
             observations = [blocks["observations", i] for i in range(len(self._spec.observations))]
             self.observations = list(zip(*observations, strict=True))
             self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(self._spec.actions))), strict=True))
-        written = self.observations[0]
-        for block, row in zip(written, rows, strict=True):
+        for block, row in zip(self.observations[0] if self.observations else (), rows, strict=True):
             assign(block, ALL, row)
-        return written
 
     @property
     def observation_block(self) -> Any:
