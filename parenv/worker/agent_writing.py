@@ -34,8 +34,6 @@ class GroupWriter(RolloutWriter):
         super().__init__(spec, arrays, columns)
         self.policies = self.own["policies", 0]
         self.first_versions = self.own["first_versions", 0]
-        self._assigned = self.own["assigned", 0]
-        self._numbers = self.own["numbers", 0]
         self.blocks: dict[str, list[Any]] = {
             field: [array for name, array in self.own.items() if name[0] == field]
             for field in ("observations", "actions", "extras", "infos", "seen")
@@ -122,10 +120,10 @@ class GroupWriter(RolloutWriter):
 
     def finish(self, assigned: Any) -> None:
         """Write where episodes ended, and who acts in each row, ``[R]``, if its agent is there."""
-        self._assigned[:] = assigned
+        self.own["assigned", 0][:] = assigned
         returns, lengths, numbers = zip(*self._records, strict=True) if self._records else ((), (), ())
         self.write_ends(returns, lengths)
-        self._numbers[: len(numbers)] = numbers
+        self.own["numbers", 0][: len(numbers)] = numbers
 
     def ended(self) -> tuple[Any, list[int]]:
         """The records of what has ended, and the numbers of the episodes."""

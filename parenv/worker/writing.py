@@ -29,7 +29,8 @@ class RolloutWriter:
         columns: this worker's.
 
     Attributes:
-        own: this worker's part of all that lies there, by field.
+        own: this worker's part of all that lies there, by field; ``"observations", 0`` are all those of a space that is
+            a single array, ``[T + 1, B, ...]``, and ``"actions", 0`` likewise ``[T, B, ...]``.
         plain: this worker's part of the fields that are in a rollout just as they lie here, by name.
         observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
@@ -80,16 +81,6 @@ class RolloutWriter:
             self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(self._spec.actions))), strict=True))
         for block, row in zip(self.observations[0] if self.observations else (), rows, strict=True):
             assign(block, ALL, row)
-
-    @property
-    def observation_block(self) -> Any:
-        """All observations of a space that is a single array, ``[T + 1, B, ...]``."""
-        return self.own["observations", 0]
-
-    @property
-    def action_block(self) -> Any:
-        """All actions of a space that is a single array, ``[T, B, ...]``."""
-        return self.own["actions", 0]
 
     def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any], columns: slice = ALL) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
