@@ -55,11 +55,6 @@ class RolloutWriter:
         self.observations: list[Rows] = []
         self.action_rows: list[Rows] = []
 
-    def infos_of(self, columns: slice) -> InfoRows:
-        """Rows of the infos that were named, of some columns."""
-        own = {key: array[:, columns] for key, array in self.own.items() if key[0] in ("infos", "seen")}
-        return InfoRows(self._spec.infos, own)
-
     def begin(self, rows: Rows) -> None:
         """Begin a rollout with these observations."""
         T, B = self._spec.rollout_length, self.columns.stop - self.columns.first
