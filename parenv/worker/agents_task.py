@@ -45,7 +45,6 @@ class AgentsTask(CollectingTask[AgentsJob]):
         """Be told where everything lies in shared memory, all of which is mapped there."""
         job = self._job
         spec = agents_spec(job.rollout_length, *self._spaces, list(job.policy), layout.extras, job.gradient_bytes)
-        self._spec = spec
         self._writers = SlotWriters(AgentWriter, agents_layout, spec, layout, len(self._envs), mapping)
 
         def make_cast(job: AgentsJob) -> Cast:
@@ -103,7 +102,7 @@ class AgentsTask(CollectingTask[AgentsJob]):
         """
         envs = envs or self._make_envs(self._env_ids, self._envs)
         kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
-        roster = Roster(job, self._spec, cast, self._env_ids, self._sender.generation, self._fit)
+        roster = Roster(job, cast, self._env_ids, self._sender.generation)
         return kind(envs, roster, self._progress, first)
 
     def _load(self, version: int, serial: int, snapshot: bytes) -> int:
