@@ -31,15 +31,6 @@ from parenv.memory.spaces import Leaf, each_once, leaves
 
 NOBODY = -1
 """As the policy of a row: its agent is not there."""
-MORE_FIELDS: Mapping[str, tuple[Axes, str]] = {
-    "policies": (Axes.STEPS, "<i4"),
-    "assigned": (Axes.COLUMNS, "<i4"),
-    "first_versions": (Axes.COLUMNS, "<i8"),
-    "numbers": (Axes.ENDS, "<i8"),
-}
-"""What a group has beside the fields of a rollout: the policy that acted in each row, by index, or :data:`NOBODY`; the
-one that was drawn for it last, also where its agent is not there; the version that acted first, where it is not that of
-the rollout, else -1; and the number of the episode that ended."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +131,11 @@ def agents_spec(
     }
     own_length = rollout_length * len(agents) if about["turns"] else rollout_length
     of_envs = RolloutSpec(own_length, leaves_from_data(about["state"]), (), gradient_bytes=gradient_bytes)
-    groups = [RowGroup(("",), of_envs)]
+    groups = [RowGroup(("",), replace(of_envs, of_agents=True, num_policies=len(policies)))]
     for index, mine in enumerate(agent_groups(observation_spaces, action_spaces), start=1):
         observed, acted = leaves(observation_spaces[mine[0]]), leaves(action_spaces[mine[0]])
         spec = RolloutSpec(rollout_length, observed, acted, infos=infos_from_data(about["infos"][index - 1]))
-        groups.append(RowGroup(mine, _with_policies(spec, index, found)))
+        groups.append(RowGroup(mine, replace(_with_policies(spec, index, found), of_agents=True)))
     return AgentsSpec(tuple(groups), tuple(policies), found, about["turns"])
 
 
@@ -192,25 +183,14 @@ class AgentsLayout:
 
 def agents_layout(spec: AgentsSpec, num_envs: int, num_workers: int) -> AgentsLayout:
     """Lay out a slot of ``num_envs`` sub-environments that ``num_workers`` workers fill."""
-    wanted = [_fields(group, num_envs, num_workers) for group in spec.groups]
-    wanted[0].append((False, (("versions", 0), (num_workers, len(spec.policies)), "<i8")))
-    placed: list[list[Field]] = [[] for _ in wanted]
+    alone = [slot_layout(group.spec, num_envs * len(group.agents), num_workers) for group in spec.groups]
+    placed: list[list[Field]] = [[] for _ in alone]
     offset = reserved = 0
-    for sparse in (False, True):
-        for mine, fields in zip(placed, wanted, strict=True):
-            here, offset = place([field for is_sparse, field in fields if is_sparse == sparse], offset)
+    for is_sparse in (False, True):
+        for mine, layout in zip(placed, alone, strict=True):
+            wanted = [f for f in layout.fields if (ROLLOUT_FIELDS[f.name[0]].axes is Axes.ENDS) == is_sparse]
+            here, offset = place([(field.name, field.shape, field.dtype) for field in wanted], offset)
             mine.extend(here)
         reserved = reserved or offset
     layouts = tuple(SlotLayout(tuple(mine), reserved, offset) for mine in placed)
     return AgentsLayout(layouts, reserved, aligned(offset, 4096))
-
-
-def _fields(group: RowGroup, num_envs: int, num_workers: int) -> list[tuple[bool, Any]]:
-    """Name, shape and dtype of each array of a group, and whether only ends of episodes write to it."""
-    T, rows = group.spec.rollout_length, num_envs * len(group.agents)
-    own = slot_layout(group.spec, rows, num_workers)
-    is_sparse = {name: field.axes is Axes.ENDS for name, field in ROLLOUT_FIELDS.items()}
-    found = [(is_sparse[field.name[0]], (field.name, field.shape, field.dtype)) for field in own.fields]
-    shapes = {Axes.STEPS: (T, rows), Axes.COLUMNS: (rows,), Axes.ENDS: (T * rows,)}
-    more = [(axes is Axes.ENDS, ((name, 0), shapes[axes], dtype)) for name, (axes, dtype) in MORE_FIELDS.items()]
-    return [*found, *more]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -107,6 +107,8 @@ class RolloutSpec:
         gradient_bytes: the flat gradient that each worker adds; 0 for experience.
         infos: what the user named.
         on_device: whether :data:`ON_DEVICE` lies in memory of a device.
+        of_agents: whether it is one group of rows of a slot of several agents.
+        num_policies: how many there are that each have a version in every rollout; 0 where they have no names.
     """
 
     rollout_length: int
@@ -117,6 +119,8 @@ class RolloutSpec:
     gradient_bytes: int = 0
     infos: tuple[Info, ...] = ()
     on_device: bool = False
+    of_agents: bool = False
+    num_policies: int = 0
 
 
 class Axes(Enum):
@@ -154,6 +158,14 @@ def _gradients(spec: RolloutSpec) -> Values:
     return [(0, (aligned(spec.gradient_bytes),), "|u1")] if spec.gradient_bytes else []
 
 
+def _where_agents_are(dtype: str) -> Callable[[RolloutSpec], Values]:
+    return lambda spec: [(0, (), dtype)] if spec.of_agents else []
+
+
+def _versions(spec: RolloutSpec) -> Values:
+    return [(0, (spec.num_policies,), "<i8")] if spec.num_policies else []
+
+
 ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "commits": RolloutField(Axes.WORKERS, COMMIT_DTYPE),
     "observations": RolloutField(Axes.OBSERVATIONS, lambda spec: sized_leaves(spec.observations)),
@@ -170,9 +182,17 @@ ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "gradients": RolloutField(Axes.WORKERS, _gradients),
     "ends": RolloutField(Axes.ENDS, END_DTYPE),
     "finals": RolloutField(Axes.ENDS, lambda spec: sized_leaves(spec.observations)),
+    "policies": RolloutField(Axes.STEPS, _where_agents_are("<i4")),
+    "assigned": RolloutField(Axes.COLUMNS, _where_agents_are("<i4")),
+    "first_versions": RolloutField(Axes.COLUMNS, _where_agents_are("<i8")),
+    "numbers": RolloutField(Axes.ENDS, _where_agents_are("<i8")),
+    "versions": RolloutField(Axes.WORKERS, _versions),
 }
 """Everything in a slot: ``infos`` as each step returned them, ``seen`` what of them came with each observation,
-``finals`` the observations that episodes ended with."""
+``finals`` the observations that episodes ended with. Of several agents also by index the policy that acted in each row,
+or :data:`~parenv.memory.agent_layout.NOBODY`; the one that was ``assigned`` to it last, also where its agent is not
+there; the version that acted first, where it is not that of the rollout, else -1; the number of the episode that ended;
+and the version of each policy."""
 
 ON_DEVICE = ("observations", "actions", "extras")
 """What of it may lie in memory of a device: what a policy on that device takes and returns."""

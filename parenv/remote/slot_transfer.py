@@ -18,14 +18,6 @@ from parenv.memory.layout import ROLLOUT_FIELDS, Axes, RolloutSpec, SlotLayout, 
 from parenv.memory.maps import SlotMap
 
 Arrays = Mapping[tuple[str, Any], Any]
-_LIKE = {
-    "policies": "rewards",
-    "assigned": "restarted",
-    "first_versions": "restarted",
-    "numbers": "ends",
-    "versions": "commits",
-}
-"""By field that only slots with several agents have, one of a rollout's that lies as it does."""
 
 
 class SlotTransfer:
@@ -129,7 +121,7 @@ class SlotTransfer:
         part = part_of_slot(self._lengths[index], self._position, first, first + self._rows[index])
         for (name, key), values in mine.items():
             used = _used(name, count)
-            whole[name, key][part[_LIKE.get(name, name)]][:used] = values[:used]
+            whole[name, key][part[name]][:used] = values[:used]
         whole["ends", 0][part["ends"]]["column"][:count] += first
 
 
@@ -189,7 +181,7 @@ def in_chunks(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -
 
 def _used(name: str, count: int) -> int | None:
     """How much of a field's arrays is used where so many episodes end; ``None``: all."""
-    return count if ROLLOUT_FIELDS[_LIKE.get(name, name)].axes is Axes.ENDS else None
+    return count if ROLLOUT_FIELDS[name].axes is Axes.ENDS else None
 
 
 def _within(values: Any, stop: int) -> bool:

@@ -140,16 +140,16 @@ class Actor:
 
     def observing(self, writer: RolloutWriter) -> Callable[[int], Any]:
         """What makes the policy's observations of a row of a rollout that is being written, given its number."""
-        is_in_place = self.device == "cpu" and is_single(self._observations)
-        if not is_in_place or type(writer.observation_block) is not np.ndarray:
+        block = writer.own.get(("observations", 0))
+        if self.device != "cpu" or not is_single(self._observations) or type(block) is not np.ndarray:
             return lambda step: self._observe(writer.observations[step])
         if not self._policy.takes_tensors:
             # Every row of it is a new one, which the policy may keep, and cannot be written to.
-            return _read_only(writer.observation_block).__getitem__  # type: ignore[no-any-return]
+            return _read_only(block).__getitem__  # type: ignore[no-any-return]
         import torch
 
         with self._context():
-            return torch.from_numpy(writer.observation_block).unbind().__getitem__
+            return torch.from_numpy(block).unbind().__getitem__
 
     def with_rows(self, carry: Any, other: Any, columns: Sequence[int]) -> Any:
         """A copy of the carry with the rows of these sub-environments from another one."""

@@ -11,9 +11,8 @@ import numpy as np
 from parenv.envs.targets import End
 from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Columns
-from parenv.memory.agent_layout import MORE_FIELDS, NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
-from parenv.memory.layout import ROLLOUT_FIELDS, part_of_slot
-from parenv.protocol.messages import Layout
+from parenv.memory.agent_layout import NOBODY, AgentsSpec, agents_layout
+from parenv.memory.layout import RolloutSpec
 from parenv.worker.writing import RolloutWriter, to_array
 
 
@@ -21,7 +20,7 @@ class GroupWriter(RolloutWriter):
     """One worker's rows of one group.
 
     Args:
-        group: what lies there.
+        spec: what lies there.
         arrays: those of the group in the slot.
         columns: the rows of this worker.
 
@@ -29,21 +28,14 @@ class GroupWriter(RolloutWriter):
         policies: who acts in each row, ``[T, R]``.
         first_versions: ``[R]``.
         blocks: by name, all arrays of the rows, one per leaf, extra or info.
-        own: all that lies here, by field.
     """
 
-    def __init__(self, group: RowGroup, arrays: Arrays, columns: Columns) -> None:
-        super().__init__(group.spec, {name: a for name, a in arrays.items() if name[0] in ROLLOUT_FIELDS}, columns)
-        T, first, stop = group.spec.rollout_length, columns.first, columns.stop
-        part = part_of_slot(T, columns.position, first, stop)
-        self.policies = arrays["policies", 0][part["rewards"]]
-        self.first_versions = arrays["first_versions", 0][part["restarted"]]
-        self._assigned = arrays["assigned", 0][part["restarted"]]
-        self._numbers = arrays["numbers", 0][part["ends"]]
-        more = (self.policies, self._assigned, self.first_versions, self._numbers)
-        self.own = {**self._own, **{(name, 0): array for name, array in zip(MORE_FIELDS, more, strict=True)}}
+    def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
+        super().__init__(spec, arrays, columns)
+        self.policies = self.own["policies", 0]
+        self.first_versions = self.own["first_versions", 0]
         self.blocks: dict[str, list[Any]] = {
-            field: [array[part[field]] for name, array in arrays.items() if name[0] == field]
+            field: [array for name, array in self.own.items() if name[0] == field]
             for field in ("observations", "actions", "extras", "infos", "seen")
         }
         self._records: list[tuple[float, int, int]] = []
@@ -58,11 +50,8 @@ class GroupWriter(RolloutWriter):
             restarted: bool ``[R]``.
         """
         self._records = []
-        self.ends = []
-        if self.blocks["observations"]:
-            self.begin(rows)
+        self.begin(rows)
         self.infos.begin(seen)
-        self.plain["terminated"][:] = self.plain["truncated"][:] = False
         self.plain["restarted"][:] = restarted
         self.rewards[:] = 0
         self.policies[:] = who
@@ -131,10 +120,10 @@ class GroupWriter(RolloutWriter):
 
     def finish(self, assigned: Any) -> None:
         """Write where episodes ended, and who acts in each row, ``[R]``, if its agent is there."""
-        self._assigned[:] = assigned
+        self.own["assigned", 0][:] = assigned
         returns, lengths, numbers = zip(*self._records, strict=True) if self._records else ((), (), ())
         self.write_ends(returns, lengths)
-        self._numbers[: len(numbers)] = numbers
+        self.own["numbers", 0][: len(numbers)] = numbers
 
     def ended(self) -> tuple[Any, list[int]]:
         """The records of what has ended, and the numbers of the episodes."""
@@ -147,22 +136,20 @@ class AgentWriter:
     Args:
         spec: what the slot holds.
         arrays: of each group.
-        position: of this worker among those of the slot.
-        first: its first sub-environment in the slot.
-        num_envs: its sub-environments.
+        columns: this worker's, a column for each sub-environment.
 
     Attributes:
         groups: a writer for each.
         versions: of each policy, int64 ``[P]``.
     """
 
-    def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], position: int, first: int, num_envs: int) -> None:
+    def __init__(self, spec: AgentsSpec, arrays: Sequence[Arrays], columns: Columns) -> None:
         self.groups = [
-            GroupWriter(group, mine, Columns(position, first * width, (first + num_envs) * width))
+            GroupWriter(group.spec, mine, Columns(columns.position, columns.first * width, columns.stop * width))
             for group, mine in zip(spec.groups, arrays, strict=True)
             for width in [len(group.agents)]
         ]
-        self.versions = arrays[0]["versions", 0][position]
+        self.versions = arrays[0]["versions", 0][columns.position]
 
     @cached_property
     def steps(self) -> list[tuple[list[Any], list[Any], list[Any]]]:
@@ -173,30 +160,7 @@ class AgentWriter:
         return [(rows, seen[t], [mine.rewards[t] for mine in self.groups]) for t, rows in enumerate(observed)]
 
 
-class AgentWriters(dict[int, AgentWriter]):
-    """One worker's writer of each slot, made when it is first written to.
-
-    Args:
-        spec: what a slot holds.
-        layout: where slots lie.
-        num_envs: sub-environments of this worker.
-        mapping: the shared memory, all of it.
-    """
-
-    def __init__(self, spec: AgentsSpec, layout: Layout, num_envs: int, mapping: Any) -> None:
-        super().__init__()
-        self._spec, self._layout, self._num_envs, self._memory = spec, layout, num_envs, memoryview(mapping)
-        self._slots = agents_layout(spec, layout.slot_envs, layout.slot_workers)
-
-    def __missing__(self, slot: int) -> AgentWriter:
-        layout = self._layout
-        offset = layout.slots_offset + slot * layout.slot_bytes
-        arrays = self._slots.arrays(self._memory[offset : offset + layout.slot_bytes])
-        writer = self[slot] = AgentWriter(self._spec, arrays, layout.position, layout.first_column, self._num_envs)
-        return writer
-
-
 def private_agent_writer(spec: AgentsSpec, num_envs: int) -> AgentWriter:
     """A writer over memory of its own, for rollouts that nobody else reads."""
-    layout: AgentsLayout = agents_layout(spec, num_envs, 1)
-    return AgentWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), 0, 0, num_envs)
+    layout = agents_layout(spec, num_envs, 1)
+    return AgentWriter(spec, layout.arrays(np.zeros(layout.total_bytes, np.uint8)), Columns(0, 0, num_envs))

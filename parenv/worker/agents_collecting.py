@@ -186,13 +186,7 @@ class AgentsCollector:
                 mine.begin_anew(seat.row, self._initial_carries(seat.group))
             elif mine.goes_on(seat.row, count - 1):
                 mine.keep_final(seat.row, count)
-                length = int(group.lengths[seat.row]) + uncounted
-                if seat.group:
-                    so_far = float(group.returns[seat.row])
-                    self._end_part(seat.group, seat.row, count - 1, False, so_far, length, column)
-                else:
-                    self._truncated[column] = True
-                    self._end_episode(column, count - 1, length)
+                self._end_part(seat.group, seat.row, count - 1, False, column, uncounted)
             if seat.group:
                 group.who[seat.row] = NOBODY
 
@@ -201,21 +195,29 @@ class AgentsCollector:
         return {side.name: side.initial for side in self.roster.sides.values() if side.group == index}
 
     def _end_part(
-        self, index: int, row: int, step: int, terminated: bool, episode_return: float, length: int, column: int
+        self, index: int, row: int, step: int, terminated: bool, column: int, uncounted: int = 0, reward: float = 0.0
     ) -> None:
-        """An agent's part of an episode ends; what it observed last is kept already."""
-        group, mine = self.roster.groups[index], self._writer.groups[index]
-        seconds, _ = group.clocks.end(row, None)
-        end = End(step, row, terminated, not terminated, seconds)
-        mine.add_end(end, episode_return, length, self.roster.numbers[column])
-        group.who[row] = NOBODY
-        self.roster.groups[0].returns[column] += episode_return
-        self._truncated[column] |= not terminated
+        """An agent's part of an episode ends, or all of it; what was observed last is kept already.
 
-    def _end_episode(self, column: int, step: int, length: int) -> None:
+        Args:
+            index: of the group.
+            row: of it.
+            step: the last one.
+            terminated: or else truncated.
+            column: of the sub-environment.
+            uncounted: steps of this rollout that are not in lengths yet.
+            reward: of the last step, if it is not in returns yet.
+        """
+        group = self.roster.groups[index]
+        seconds, _ = group.clocks.end(row, None)
+        episode_return, length = float(group.returns[row] + reward), int(group.lengths[row]) + uncounted
+        end = End(step, row, terminated, not terminated, seconds)
+        self._writer.groups[index].add_end(end, episode_return, length, self.roster.numbers[column])
+        self._truncated[column] |= not terminated
+        if index:
+            group.who[row] = NOBODY
+            self.roster.groups[0].returns[column] += episode_return
+
+    def _end_episode(self, column: int, step: int, uncounted: int = 0) -> None:
         """No agent of a sub-environment is left."""
-        mine, group = self._writer.groups[0], self.roster.groups[0]
-        seconds, _ = group.clocks.end(column, None)
-        truncated = self._truncated[column]
-        end = End(step, column, not truncated, truncated, seconds)
-        mine.add_end(end, float(group.returns[column]), length, self.roster.numbers[column])
+        self._end_part(0, column, step, not self._truncated[column], column, uncounted)

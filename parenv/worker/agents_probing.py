@@ -24,7 +24,7 @@ from parenv.policy.assignment import EpisodeStart, PolicyRow, drawn
 from parenv.worker.acting import Actor
 from parenv.worker.agents_naming import Told, infos_of_groups
 from parenv.worker.job import AgentsJob
-from parenv.worker.probing import probe_actor, probe_postprocess
+from parenv.worker.probing import probe, probe_postprocess
 
 EPISODES_DRAWN = 8
 """Of each sub-environment, to see who may play by which policy."""
@@ -70,7 +70,7 @@ def _found(job: AgentsJob, name: str, policy: Any, where: Sequence[Any], spaces_
         actor = Actor(policy, spec.observations, spec.actions, job.device, fit=fit)
         actor.settle(job.settings.get(name, {}))
         try:
-            extras, carry = probe_actor(actor, spec, spaces_of[1][agents[0]], rows, len(rows[0]), seen)
+            extras, carry = probe(actor, spec, spaces_of[1][agents[0]], rows, len(rows[0]), seen)
             if job.postprocess is not None:
                 known = replace(spec, extras=extras, carry=carry)
                 of = partial(_of_agents, agents[0])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, spaces_of, with_agents
 from parenv.envs.fitting import Fit
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed, random_state, set_random_state
-from parenv.memory.agent_layout import agents_spec
+from parenv.memory.agent_layout import agents_layout, agents_spec
 from parenv.memory.spaces import describe
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
-from parenv.worker.agent_writing import AgentWriter, AgentWriters
+from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.agents_evaluation import AgentsEvaluation
 from parenv.worker.agents_probing import probe_agents
@@ -26,29 +26,10 @@ from parenv.worker.roster import Roster
 from parenv.worker.stamping import RolloutTimer
 from parenv.worker.together import TogetherCollector
 from parenv.worker.turns import TurnsCollector
+from parenv.worker.writing import SlotWriters
 
 
-class StartedAgents(NamedTuple):
-    """Sub-environments of several agents that exist and have been reset.
-
-    Args:
-        env_ids: theirs.
-        envs: the sub-environments.
-        spaces: observation and action spaces, by agent.
-        first: what the resets returned.
-        about: what rollouts hold; in worker 0 only.
-        fit: how values must fit their spaces.
-    """
-
-    env_ids: range
-    envs: list[Any]
-    spaces: tuple[Any, Any]
-    first: Sequence[Any]
-    about: dict[str, Any]
-    fit: Fit
-
-
-class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
+class AgentsTask(CollectingTask[AgentsJob]):
     """Collects a rollout of all agents for each credit, and answers what it is asked between two of them."""
 
     _collector: AgentsCollector
@@ -58,23 +39,21 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
 
     def ready(self) -> Ready:
         """What the driver needs to know of the sub-environments."""
-        started = self._started
-        return Ready([describe(space) for space in started.spaces], len(started.envs), started.about, [], [])
+        return Ready([describe(space) for space in self._spaces], len(self._envs), self._about, [], [])
 
     def lay_out(self, layout: Layout, mapping: Any) -> None:
         """Be told where everything lies in shared memory, all of which is mapped there."""
-        job, started = self._job, self._started
-        spec = agents_spec(job.rollout_length, *started.spaces, list(job.policy), layout.extras, job.gradient_bytes)
-        self._spec = spec
-        self._writers = AgentWriters(spec, layout, len(started.envs), mapping)
+        job = self._job
+        spec = agents_spec(job.rollout_length, *self._spaces, list(job.policy), layout.extras, job.gradient_bytes)
+        self._writers = SlotWriters(AgentWriter, agents_layout, spec, layout, len(self._envs), mapping)
 
         def make_cast(job: AgentsJob) -> Cast:
-            return Cast(job, self._load_job, spec, mapping, started.fit)
+            return Cast(job, self._load_job, spec, mapping, self._fit)
 
         self._cast = make_cast(job)
-        self._collector = self._asked = self._collecting(self._cast, started.envs, job, started.first)
+        self._collector = self._asked = self._collecting(self._cast, self._envs, job, self._first)
         if job.options.on_env_error == "restart_env":
-            first, generation = started.env_ids.start, self._sender.generation
+            first, generation = self._env_ids.start, self._sender.generation
             self._collector.replacements = Replacements(job, self._collector, first, generation, self._progress)
         self._evaluation = AgentsEvaluation(
             self._collecting, job, self._sender.worker, self._progress, self._cast, lambda: make_cast(self._load_job())
@@ -82,25 +61,26 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
         self._timer = RolloutTimer(self._sender.generation)
 
-    def _start(self) -> StartedAgents:
+    def _start(self) -> None:
         job, sender, progress = self._job, self._sender, self._progress
-        env_ids, fit = job.env_ids(sender.worker), Fit.of(job.options, self._outlet.warn)
-        envs = self._make_envs(env_ids)
-        by_agent = spaces_of(envs, env_ids.start)
-        first = []
-        for env_id, env in zip(env_ids, envs, strict=True):
+        self._env_ids, self._fit = job.env_ids(sender.worker), Fit.of(job.options, self._outlet.warn)
+        self._envs = self._make_envs(self._env_ids)
+        self._spaces = spaces_of(self._envs, self._env_ids.start)
+        self._first: list[Any] = []
+        """What the resets returned."""
+        for env_id, env in zip(self._env_ids, self._envs, strict=True):
             progress.begin("reset", env_id)
-            first.append(env.reset(seed=environment_seed(job.seed, env_id, sender.generation)))
-        about: dict[str, Any] = {}
+            self._first.append(env.reset(seed=environment_seed(job.seed, env_id, sender.generation)))
+        self._about: dict[str, Any] = {}
+        """What rollouts hold; in worker 0 only."""
         if sender.worker == 0:
             progress.begin("act")
             with RandomState(0):
 
                 def make() -> Any:
-                    return self._make_envs(env_ids[:1], envs)[0]
+                    return self._make_envs(self._env_ids[:1], self._envs)[0]
 
-                about = probe_agents(self._load_job(), envs, first, by_agent, fit, make)
-        return StartedAgents(env_ids, envs, by_agent, first, about, fit)
+                self._about = probe_agents(self._load_job(), self._envs, self._first, self._spaces, self._fit, make)
 
     def _make_envs(self, env_ids: range, others: Sequence[Any] = ()) -> list[Any]:
         """Make sub-environments, none of which may be one of the others."""
@@ -108,7 +88,7 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
         return [with_agents(env) for env in made]
 
     def _close_envs(self) -> None:
-        for env in self._started.envs:
+        for env in self._envs:
             env.close()
 
     def _collecting(self, cast: Cast, envs: list[Any], job: AgentsJob, first: Sequence[Any] = ()) -> AgentsCollector:
@@ -120,10 +100,9 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
             job: from its seed it is drawn who plays.
             first: what resets returned that have been done already.
         """
-        started = self._started
-        envs = envs or self._make_envs(started.env_ids, started.envs)
+        envs = envs or self._make_envs(self._env_ids, self._envs)
         kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
-        roster = Roster(job, self._spec, cast, started.env_ids, self._sender.generation, started.fit)
+        roster = Roster(job, cast, self._env_ids, self._sender.generation)
         return kind(envs, roster, self._progress, first)
 
     def _load(self, version: int, serial: int, snapshot: bytes) -> int:
@@ -137,11 +116,11 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
                 self._collector.set_state(state["collector"], seeds, broken)
                 set_random_state(state["random"])
             elif begins:
-                self._collector.begin([None] * len(self._started.envs))
+                self._collector.begin([None] * len(self._envs))
         return version
 
     def _get_state(self) -> dict[str, Any]:
-        columns, has_begun = range(len(self._started.envs)), bool(self._cast.table)
+        columns, has_begun = range(len(self._envs)), bool(self._cast.table)
         envs = self._collector.each("get_state", QuestionedEnv.get_state, columns)
         return {
             "envs": envs if has_begun else [None] * len(envs),
@@ -158,8 +137,7 @@ class AgentsTask(CollectingTask[AgentsJob, StartedAgents]):
             if saved is not None:
                 QuestionedEnv(env).set_state(saved)
         anew = [column for column, saved in enumerate(state["envs"]) if saved is None]
-        env_ids = self._started.env_ids
-        seeds = {column: environment_seed(self._job.seed, env_ids[column], generation) for column in anew}
+        seeds = {column: environment_seed(self._job.seed, self._env_ids[column], generation) for column in anew}
         self._resumed = (state, seeds, broken)
         return anew
 

@@ -28,13 +28,15 @@ class Cast:
         fit: how actions must fit their space.
 
     Attributes:
+        spec: what rollouts consist of.
+        fit: how actions must fit their space.
         table: which policies there are, and by which versions.
         actors: of each.
         settings: of each, what was published with it.
     """
 
     def __init__(self, job: AgentsJob, load_job: Callable[[], Any], spec: AgentsSpec, mapping: Any, fit: Fit) -> None:
-        self._job, self._load_job, self._spec, self._mapping, self._fit = job, load_job, spec, mapping, fit
+        self._job, self._load_job, self.spec, self._mapping, self.fit = job, load_job, spec, mapping, fit
         self.table: PolicyTable = {}
         self.settings: Mapping[str, Mapping[str, Any]] = {}
         self.actors = {name: self._actor(name, job.policy[name], WeightsReader) for name in spec.found}
@@ -68,7 +70,7 @@ class Cast:
             yield
 
     def _actor(self, of: str, policy: Any, weights: Callable[..., Any]) -> Actor:
-        spec = self._spec.groups[self._spec.found[of].group].spec
+        spec = self.spec.groups[self.spec.found[of].group].spec
         offset, device = self._job.weights_offsets[of], self._job.device
         read = partial(weights, memory=self._mapping, offset=offset, device=device)
-        return Actor(policy, spec.observations, spec.actions, device, read, self._fit)
+        return Actor(policy, spec.observations, spec.actions, device, read, self.fit)

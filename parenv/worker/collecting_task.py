@@ -17,10 +17,9 @@ from parenv.worker.failing import LATER, Outlet
 from parenv.worker.loads import Loads
 
 SomeJob = TypeVar("SomeJob")
-Started = TypeVar("Started")
 
 
-class CollectingTask(ABC, Generic[SomeJob, Started]):
+class CollectingTask(ABC, Generic[SomeJob]):
     """Collects a rollout for each credit, and answers what it is asked between two of them.
 
     Args:
@@ -42,7 +41,7 @@ class CollectingTask(ABC, Generic[SomeJob, Started]):
     ) -> None:
         self._job, self._sender, self._load_job = job, sender, load_job
         self._progress, self._outlet = progress, outlet
-        self._started = self._start()
+        self._start()
 
     def take(self, credit: Credit) -> None:
         """Produce the rollout of a credit, unless the driver wants this worker to end."""
@@ -93,7 +92,7 @@ class CollectingTask(ABC, Generic[SomeJob, Started]):
         return self._evaluation.run(episodes, deterministic, number)
 
     @abstractmethod
-    def _start(self) -> Started:
+    def _start(self) -> None:
         """Make and reset the sub-environments."""
 
     @abstractmethod

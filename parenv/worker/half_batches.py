@@ -94,7 +94,8 @@ class HalfBatch:
         self.finals = writer.finals
         self.rewards = writer.rewards[:, columns]
         self.plain = {name: writer.plain[name][:, columns] for name in ("terminated", "truncated")}
-        self.infos: InfoRows = writer.infos_of(columns)
+        mine = {key: array[:, columns] for key, array in writer.own.items() if key[0] in ("infos", "seen")}
+        self.infos = InfoRows(collector.spec.infos, mine)
 
     @property
     def num_ends(self) -> int:

@@ -65,12 +65,11 @@ class MemberTask:
 
     def __init__(self, job: MemberJob, sender: Sender, progress: StatusSlot, outlet: Outlet) -> None:
         self._job, self._worker, self._progress = job, sender.worker, progress
-        fit = Fit.of(job.options, outlet.warn)
+        self._fit = fit = Fit.of(job.options, outlet.warn)
         env_ids = job.env_ids(sender.worker)
         self._training = MemberGrounds(job.factories, env_ids, progress, fit, job.options.step_threads)
         self._measuring = MemberGrounds(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
         stepper = self._training.stepper
-        self._fit = fit
         self._spec = RolloutSpec(job.rollout_length, leaves(stepper.observation_space), leaves(stepper.action_space))
         self._spec = self._probed()
         self._places = MemberPlaces(len(job.shares))
@@ -192,5 +191,7 @@ class MemberTask:
             member = made(self._job.make_member, 0, self._job.first, self._job.device)
             pack(state_of(member))
             actor = self._actor(member)
-            extras, carry = probe(*self._training.collector(actor, self._spec, 0, self._worker))
+            collector, rows = self._training.collector(actor, self._spec, 0, self._worker)
+            stepper = collector.stepper
+            extras, carry = probe(actor, self._spec, stepper.action_space, rows, stepper.num_envs)
             return replace(self._spec, extras=extras, carry=carry)

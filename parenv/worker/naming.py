@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from parenv.envs.infos import Found, InfoRows, row_of
-from parenv.envs.stepping import Stepper
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import Info, RolloutSpec
-from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import Actor
-from parenv.worker.collecting import Collector, private_writer, reset
+from parenv.worker.collecting import private_writer
+from parenv.worker.grounds import Grounds
 
 MAX_STEPS = 1000
 """Steps of the episode that is played to see an info that no reset returns."""
@@ -71,27 +70,22 @@ def infos_in(names: Sequence[str], taken: Collection[str], of_each: Sequence[Fou
     return tuple(found)
 
 
-def played(
-    make: Callable[[], Stepper], actor: Actor, spec: RolloutSpec, missing: Sequence[str], progress: StatusSlot
-) -> tuple[Info, ...]:
+def played(grounds: Grounds, actor: Actor, spec: RolloutSpec, missing: Sequence[str]) -> tuple[Info, ...]:
     """What infos are like that only steps return, from an episode of a sub-environment that is made for it.
 
     Args:
-        make: makes it.
+        grounds: that one; closed afterwards.
         actor: has a copy of the policy that is thrown away afterwards.
         spec: what is known so far.
         missing: names.
-        progress: where to say what is going on.
 
     Raises:
         ConfigurationError: there is no such info in an episode, or the first part of a long one.
     """
     spec = replace(spec, rollout_length=1)
-    with contextlib.closing(make()) as stepper:
-        batch = stepper.num_envs
-        rows, first = reset(stepper, spec.observations, list(range(batch)))
-        collector = Collector(stepper, actor, spec, rows, np.arange(batch), 0, progress, infos=first)
-        writer = private_writer(spec, batch)
+    with contextlib.closing(grounds):
+        collector, _ = grounds.collector(actor, spec, 0, 0)
+        writer = private_writer(spec, collector.stepper.num_envs)
         writer.infos = everything = HeardInfos(spec.infos, writer.arrays)
         for _ in range(MAX_STEPS):
             collector.collect(writer)

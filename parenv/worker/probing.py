@@ -14,27 +14,10 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.layout import Extra, RolloutSpec
 from parenv.memory.spaces import Leaf
 from parenv.worker.acting import NO_INFOS, Actor, carry_of, check_actions, extras_of
-from parenv.worker.collecting import Collector, private_writer
+from parenv.worker.collecting import private_writer
 
 
-def probe(collector: Collector, rows: Sequence[Any]) -> tuple[tuple[Extra, ...], tuple[Leaf, ...]]:
-    """Act once on real observations.
-
-    Args:
-        collector: one whose actor has a copy of the policy that is thrown away afterwards.
-        rows: the first observations, one array or list ``[B, ...]`` per leaf.
-
-    Returns:
-        What has to be laid out beside the spaces: extras, and leaves of the carry.
-
-    Raises:
-        PolicyOutputError: actions or extras do not fit.
-    """
-    stepper = collector.stepper
-    return probe_actor(collector.actor, collector.spec, stepper.action_space, rows, stepper.num_envs, collector.seen)
-
-
-def probe_actor(
+def probe(
     actor: Actor,
     spec: RolloutSpec,
     action_space: Space[Any],
@@ -53,7 +36,7 @@ def probe_actor(
         infos: what came with them.
 
     Returns:
-        As :func:`probe`.
+        What has to be laid out beside the spaces: extras, and leaves of the carry.
 
     Raises:
         PolicyOutputError: actions or extras do not fit.
@@ -82,7 +65,7 @@ def probe_postprocess(
     """Postprocess a rollout in which nothing moves.
 
     Args:
-        actor: as in :func:`probe_actor`.
+        actor: as in :func:`probe`.
         spec: what a rollout holds beside what comes of this.
         postprocess: the user's.
         rows: the first observations.

@@ -17,6 +17,7 @@ from parenv.memory.layout import (
     infos_as_data,
     infos_from_data,
     leaves_as_data,
+    slot_layout,
 )
 from parenv.memory.spaces import describe
 from parenv.policy.snapshots import WeightsReader
@@ -31,12 +32,12 @@ from parenv.worker.job import Job
 from parenv.worker.loads import Loads
 from parenv.worker.replacing import Replacements, ReplacingCollector
 from parenv.worker.stamping import RolloutTimer
-from parenv.worker.starting import StartedEnvs, start
+from parenv.worker.starting import start
 from parenv.worker.whole_episodes import EpisodeCollector
-from parenv.worker.writing import SlotWriters
+from parenv.worker.writing import RolloutWriter, SlotWriters
 
 
-class RolloutTask(CollectingTask[Job, StartedEnvs]):
+class RolloutTask(CollectingTask[Job]):
     """Collects a rollout for each credit, and answers what it is asked between two of them."""
 
     _policy_version = -1
@@ -54,7 +55,7 @@ class RolloutTask(CollectingTask[Job, StartedEnvs]):
         extras, carry = extras_and_carry(layout.extras, layout.carry)
         spec = replace(started.spec, extras=extras, carry=carry, gradient_bytes=job.gradient_bytes)
         spec = replace(spec, infos=infos_from_data(layout.infos), on_device=bool(layout.device))
-        self._writers = SlotWriters(spec, layout, started.stepper.num_envs, mapping)
+        self._writers = SlotWriters(RolloutWriter, slot_layout, spec, layout, started.stepper.num_envs, mapping)
 
         read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)
 
@@ -72,8 +73,8 @@ class RolloutTask(CollectingTask[Job, StartedEnvs]):
         self._timer = RolloutTimer(self._sender.generation)
         self.loads = Loads(mapping, len(job.shares), worker, self._load)
 
-    def _start(self) -> StartedEnvs:
-        return start(self._sender, self._job, self._load_job, self._progress, self._outlet.warn)
+    def _start(self) -> None:
+        self._started = start(self._sender, self._job, self._load_job, self._progress, self._outlet.warn)
 
     def _answers(self) -> dict[str, Callable[..., Any]]:
         return {**super()._answers(), "restart": self._collector.restart}

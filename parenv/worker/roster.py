@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.fitting import Fit
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.experience.agents_assembly import Played
 from parenv.experience.rollout import map_trees
-from parenv.memory.agent_layout import NOBODY, AgentsSpec
+from parenv.memory.agent_layout import NOBODY
 from parenv.policy.assignment import EpisodeStart, drawn
 from parenv.worker.casting import Cast
 from parenv.worker.collecting import like
@@ -26,11 +25,9 @@ class Roster:
 
     Args:
         job: knows who draws, and from which seed.
-        spec: what a rollout consists of.
         cast: the policies.
         env_ids: of the sub-environments.
         generation: of the process.
-        fit: how observations must fit their spaces.
 
     Attributes:
         groups: rows of the sub-environments themselves, then of each group of agents.
@@ -41,13 +38,12 @@ class Roster:
         numbers: of each sub-environment, that of its episode.
     """
 
-    def __init__(
-        self, job: AgentsJob, spec: AgentsSpec, cast: Cast, env_ids: Sequence[int], generation: int, fit: Fit
-    ) -> None:
-        self.spec, self.env_ids = spec, list(env_ids)
+    def __init__(self, job: AgentsJob, cast: Cast, env_ids: Sequence[int], generation: int) -> None:
+        self.spec = spec = cast.spec
+        self.env_ids = list(env_ids)
         self._job, self._cast, self._generation = job, cast, generation
         num_envs = len(self.env_ids)
-        self.groups = [GroupRows(g.spec, num_envs * len(g.agents), fit, generation > 0) for g in spec.groups]
+        self.groups = [GroupRows(g.spec, num_envs * len(g.agents), cast.fit, generation > 0) for g in spec.groups]
         self.groups[0].who[:] = 0  # A sub-environment is always there.
         self.seats = [
             {a: Seat(a, group, column * len(spec.groups[group].agents) + i) for a, (group, i) in spec.seats.items()}

@@ -56,7 +56,7 @@ def fill_rows(
     act, observed, fit = actor.plain_act, actor.observing(writer), actor.actions
     wanted, wanted_shape = fit.dtype, (1, *fit.shape)
     step_env, step_code, split, dtype, shape, write, end = stepper.only()
-    observations, written, rewards = writer.observation_block, writer.action_block, writer.rewards
+    observations, written, rewards = writer.own["observations", 0], writer.own["actions", 0], writer.rewards
     assert act is not None
     for row in range(len(rewards)):
         if closing[0]:

@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from parenv.envs.fitting import Fit
-from parenv.envs.infos import Found
+from parenv.envs.infos import Found, first_seen
 from parenv.envs.made import make_envs
 from parenv.envs.seeding import RandomState, environment_seed
 from parenv.envs.stepping import Stepper, make_stepper
@@ -22,7 +20,8 @@ from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import StatusSlot
 from parenv.protocol.frames import Sender
 from parenv.worker.acting import Actor
-from parenv.worker.collecting import Collector, reset
+from parenv.worker.collecting import reset
+from parenv.worker.grounds import Grounds
 from parenv.worker.job import Job, WorkerJob
 from parenv.worker.naming import infos_in, played
 from parenv.worker.probing import probe, probe_postprocess
@@ -104,17 +103,14 @@ def _probe(load_job: Callable[[], Job], started: StartedEnvs, progress: StatusSl
         actor = Actor(job.policy, spec.observations, spec.actions, job.device, fit=fit)
         actor.settle(job.settings)
         spec = replace(spec, infos=infos_in(job.infos, actor.infos_taken, infos))
-        collector = Collector(stepper, actor, spec, rows, np.arange(stepper.num_envs), 0, progress, infos=infos)
-        extras, carry = probe(collector, rows)
+        seen = first_seen(spec.infos, infos)
+        extras, carry = probe(actor, spec, stepper.action_space, rows, stepper.num_envs, seen)
         spec = replace(spec, extras=extras, carry=carry)
         if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:
-
-            def make() -> Stepper:
-                return make_stepper(make_envs(job.factories, range(1), progress, stepper.envs), 0, progress, fit)
-
-            more = played(make, actor, spec, missing, progress)
+            another = Grounds(job.factories, range(1), progress, fit, 1, stepper.envs)
+            more = played(another, actor, spec, missing)
             spec = replace(spec, infos=(*spec.infos, *more))
         if job.postprocess is not None:
-            more_extras = probe_postprocess(actor, spec, job.postprocess, rows, stepper.num_envs, collector.seen)
+            more_extras = probe_postprocess(actor, spec, job.postprocess, rows, stepper.num_envs, seen)
             spec = replace(spec, extras=(*extras, *more_extras))
         return spec

@@ -138,11 +138,9 @@ class TogetherCollector(AgentsCollector):
 
     def _end(self, index: int, row: int, step: int, observation: Any, terminated: bool, column: int) -> None:
         """An agent's part of an episode ends with this observation."""
-        group, mine = self.roster.groups[index], self._writer.groups[index]
-        episode_return = float(group.returns[row] + mine.rewards[step, row])
-        group.write(mine.finals, len(mine.ends), observation)
-        length = int(group.lengths[row]) + step + 1
-        self._end_part(index, row, step, terminated, episode_return, length, column)
+        mine = self._writer.groups[index]
+        self.roster.groups[index].write(mine.finals, len(mine.ends), observation)
+        self._end_part(index, row, step, terminated, column, step + 1, mine.rewards[step, row])
 
     def _replace(self, column: int, error: BaseException, step: int) -> None:
         """A sub-environment has raised in a step, which nobody took; from the next one on, another is in its place."""
@@ -174,7 +172,7 @@ class TogetherCollector(AgentsCollector):
             if self._has_state:
                 finals = self._writer.groups[0].finals
                 self._write_state(column, finals, len(self._writer.groups[0].ends))
-            self._end_episode(column, step, int(roster.groups[0].lengths[column]) + step + 1)
+            self._end_episode(column, step, step + 1)
             self._begin_episode(column, None)
         if self._live[column] != live or roster.names[column] != names:
             self._note_who(column, step + 1)

@@ -199,7 +199,7 @@ class TurnsCollector(AgentsCollector):
             if not env.agents:
                 if not self._is_writing:
                     raise ObservationError(f"no agent of env_id {self.roster.env_ids[column]} can act after its reset")
-                self._end_episode(column, self._taken[column] - 1, int(self.roster.groups[0].lengths[column]))
+                self._end_episode(column, self._taken[column] - 1)
                 self._reset(column, None)
                 self.roster.begin_counting()
                 continue
@@ -235,7 +235,7 @@ class TurnsCollector(AgentsCollector):
             return
         mine, step = self._writer.groups[seat.group], int(self._pending[seat.group].counts[row]) - 1
         group.write(mine.finals, len(mine.ends), observation)
-        self._end_part(seat.group, row, step, terminated, float(group.returns[row]), int(group.lengths[row]), column)
+        self._end_part(seat.group, row, step, terminated, column)
 
     def _await(self, seat: Seat, observation: Any, info: Found) -> None:
         """It is an agent's turn, and this is what it sees."""

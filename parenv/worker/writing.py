@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from parenv.envs.targets import End
 from parenv.envs.values import Rows, as_array, assign
 from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.device_memory import opened
-from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot, slot_layout
+from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot
 from parenv.memory.spaces import flatten
 from parenv.protocol.messages import Layout
 
 ALL = slice(None)
+Writer = TypeVar("Writer")
 
 
 class RolloutWriter:
@@ -28,6 +29,8 @@ class RolloutWriter:
         columns: this worker's.
 
     Attributes:
+        own: this worker's part of all that lies there, by field; ``"observations", 0`` are all those of a space that is
+            a single array, ``[T + 1, B, ...]``, and ``"actions", 0`` likewise ``[T, B, ...]``.
         plain: this worker's part of the fields that are in a rollout just as they lie here, by name.
         observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
@@ -37,14 +40,14 @@ class RolloutWriter:
 
     def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
         part = part_of_slot(spec.rollout_length, columns.position, columns.first, columns.stop)
-        self._spec, self._own = spec, {name: array[part[name[0]]] for name, array in arrays.items()}
+        self._spec, self.own = spec, {name: array[part[name[0]]] for name, array in arrays.items()}
         self.arrays = arrays
-        self.plain = {name: self._own[name, 0] for name in PLAIN}
+        self.plain = {name: self.own[name, 0] for name in PLAIN}
         self.rewards = self.plain["rewards"]
-        self._extras = {extra.name: self._own["extras", extra.name] for extra in spec.extras}
-        self._carry = [self._own["carry", i] for i in range(len(spec.carry))]
-        self.gradient = self._own["gradients", 0][0] if spec.gradient_bytes else None
-        self.infos = InfoRows(spec.infos, self._own)
+        self._extras = {extra.name: self.own["extras", extra.name] for extra in spec.extras}
+        self._carry = [self.own["carry", i] for i in range(len(spec.carry))]
+        self.gradient = self.own["gradients", 0][0] if spec.gradient_bytes else None
+        self.infos = InfoRows(spec.infos, self.own)
         self.columns = columns
         self.ends: list[End] = []
         self._added_ends = 0
@@ -52,13 +55,8 @@ class RolloutWriter:
         self.observations: list[Rows] = []
         self.action_rows: list[Rows] = []
 
-    def infos_of(self, columns: slice) -> InfoRows:
-        """Rows of the infos that were named, of some columns."""
-        own = {key: array[:, columns] for key, array in self._own.items() if key[0] in ("infos", "seen")}
-        return InfoRows(self._spec.infos, own)
-
-    def begin(self, rows: Rows) -> Rows:
-        """Begin a rollout with these observations; the rows they were written to."""
+    def begin(self, rows: Rows) -> None:
+        """Begin a rollout with these observations."""
         T, B = self._spec.rollout_length, self.columns.stop - self.columns.first
         self.ends, self._added_ends = [], 0
         self.plain["terminated"][:] = self.plain["truncated"][:] = False
@@ -69,27 +67,15 @@ class RolloutWriter:
             }
         objects |= {("finals", i): [] for i, leaf in enumerate(self._spec.observations) if leaf.dtype is None}
         self.columns = self.columns._replace(objects=objects)
-        blocks = {**self._own, **objects}
+        blocks = {**self.own, **objects}
         self.finals = [blocks["finals", i] for i in range(len(self._spec.observations))]
         if objects or not self.observations:
             # Cut up once for all rollouts in this slot: at every step, a slice costs as much as a cheap environment.
             observations = [blocks["observations", i] for i in range(len(self._spec.observations))]
             self.observations = list(zip(*observations, strict=True))
             self.action_rows = list(zip(*(blocks["actions", i] for i in range(len(self._spec.actions))), strict=True))
-        written = self.observations[0]
-        for block, row in zip(written, rows, strict=True):
+        for block, row in zip(self.observations[0] if self.observations else (), rows, strict=True):
             assign(block, ALL, row)
-        return written
-
-    @property
-    def observation_block(self) -> Any:
-        """All observations of a space that is a single array, ``[T + 1, B, ...]``."""
-        return self._own["observations", 0]
-
-    @property
-    def action_block(self) -> Any:
-        """All actions of a space that is a single array, ``[T, B, ...]``."""
-        return self._own["actions", 0]
 
     def write_actions(self, step: int, actions: Sequence[Any], extras: Mapping[str, Any], columns: slice = ALL) -> Rows:
         """Write what the policy returned, in arrays, lists or tensors; the actions in the dtypes of the space."""
@@ -130,7 +116,7 @@ class RolloutWriter:
         """Room for ends of some sub-environments of a batch: all of :data:`~parenv.memory.layout.END_DTYPE`."""
         begin = self.num_ends
         self._added_ends += len(columns)
-        records = self._own["ends", 0][begin : begin + len(columns)]
+        records = self.own["ends", 0][begin : begin + len(columns)]
         records["column"], records["void"] = columns + self.columns.first, False
         return records
 
@@ -146,11 +132,11 @@ class RolloutWriter:
             table["return"], table["length"], table["seconds"] = returns, lengths, seconds
             table["counts"] = counts
             table["void"], table["known"], table["resets_next"] = False, True, False
-        self._own["commits", 0]["num_ends"] = self.num_ends
+        self.own["commits", 0]["num_ends"] = self.num_ends
 
     def end_records(self) -> Any:
         """The episode ends of this rollout, as :data:`~parenv.memory.layout.END_DTYPE`."""
-        return self._own["ends", 0][: self.num_ends]
+        return self.own["ends", 0][: self.num_ends]
 
     def ended_since(self, known: int) -> list[int]:
         """Columns of the ends behind so many."""
@@ -160,15 +146,17 @@ class RolloutWriter:
 
     def stamp(self, **commit: float) -> None:
         """Write the commit record, field by field, ``sequence`` last: from then on the slot holds this rollout."""
-        record = self._own["commits", 0]
+        record = self.own["commits", 0]
         for name, value in commit.items():
             record[name] = value
 
 
-class SlotWriters(dict[int, RolloutWriter]):
+class SlotWriters(dict[int, Writer]):
     """One worker's writer of each slot, made when it is first written to.
 
     Args:
+        make: ``(spec, arrays of a slot, this worker's columns) -> writer``.
+        lay_out: ``(spec, sub-environments, workers) -> layout of a slot``.
         spec: what a slot holds.
         layout: where slots lie.
         num_envs: sub-environments of this worker.
@@ -178,20 +166,28 @@ class SlotWriters(dict[int, RolloutWriter]):
         device: where the other part of each slot lies, or ``None``.
     """
 
-    def __init__(self, spec: RolloutSpec, layout: Layout, num_envs: int, mapping: Any) -> None:
+    def __init__(
+        self,
+        make: Callable[[Any, Any, Columns], Writer],
+        lay_out: Callable[[Any, int, int], Any],
+        spec: Any,
+        layout: Layout,
+        num_envs: int,
+        mapping: Any,
+    ) -> None:
         super().__init__()
-        self._spec, self._layout, self._memory = spec, layout, memoryview(mapping)
+        self._make, self._spec, self._layout, self._memory = make, spec, layout, memoryview(mapping)
         self._columns = Columns(layout.position, layout.first_column, layout.first_column + num_envs)
-        self._slots = slot_layout(spec, layout.slot_envs, layout.slot_workers)
+        self._slots = lay_out(spec, layout.slot_envs, layout.slot_workers)
         self.device = opened(layout.device, layout.device_memory) if layout.device else None
 
-    def __missing__(self, slot: int) -> RolloutWriter:
+    def __missing__(self, slot: int) -> Writer:
         offset = self._layout.slots_offset + slot * self._layout.slot_bytes
         arrays = self._slots.arrays(self._memory[offset : offset + self._layout.slot_bytes])
         if self.device is not None:
             block = self.device.tensor(slot * self._layout.device_slot_bytes, self._slots.device_bytes)
             arrays |= self._slots.tensors(block)
-        writer = self[slot] = RolloutWriter(self._spec, arrays, self._columns)
+        writer = self[slot] = self._make(self._spec, arrays, self._columns)
         return writer
 
 
