@@ -56,7 +56,7 @@ class FinalObservations:
                 self._check_is_not_reset(columns, observations, infos)
             return True
         if self._mode is AutoresetMode.DISABLED:
-            self._write_batch(target, columns, observations)
+            self._write(target, columns, observations, np.ones(len(columns), bool))
             return True
         given, there = given_finals(infos)
         if given is None:
@@ -65,28 +65,21 @@ class FinalObservations:
             known = np.array([given[column] is not None for column in columns.tolist()])
         else:
             known = np.ones(len(columns), bool) if there is None else as_array(there)[columns].astype(bool)
-        self._write_known(target, columns, given, known)
+        self._write(target, columns, given, known)
         if not known.all():
             self._fit.warn_once("final observations", _unknown(self._env))
         return known
 
-    def _write_known(self, target: Target, columns: Any, given: Any, known: Any) -> None:
-        if given is not None and not is_one_by_one(given) and known.all():
-            self._write_batch(target, columns, given)
-            return
-        for i, column in enumerate(columns.tolist(), target.num_ends):
-            if not known[i - target.num_ends]:
-                _write_nothing(self._leaves, target, i)
-            else:
-                self._write_one(target.finals, i, final_of(self._leaves, given, column))
-
-    def _write_batch(self, target: Target, columns: Any, batch: Any) -> None:
+    def _write(self, target: Target, columns: Any, given: Any, known: Any) -> None:
         begin = target.num_ends
-        if self._fit.finite:
-            for i, column in enumerate(columns.tolist(), begin):
-                self._write_one(target.finals, i, _row(self._leaves, batch, column))
+        if self._fit.finite or is_one_by_one(given) or not known.all():
+            for i, column in enumerate(columns.tolist()):
+                if known[i]:
+                    self._write_one(target.finals, begin + i, final_of(self._leaves, given, column))
+                else:
+                    _write_nothing(self._leaves, target, begin + i)
             return
-        for finals, leaf, values in zip(target.finals, self._leaves, flatten(self._leaves, batch), strict=True):
+        for finals, leaf, values in zip(target.finals, self._leaves, flatten(self._leaves, given), strict=True):
             if leaf.dtype is None:
                 finals[begin:] = [copied(values[column]) for column in columns.tolist()]
             else:

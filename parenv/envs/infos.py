@@ -9,7 +9,7 @@ import numpy as np
 
 from parenv.envs.values import as_array
 from parenv.errors import ObservationError
-from parenv.memory.layout import Info
+from parenv.memory.layout import Info, info_values
 
 Found = Mapping[str, Any]
 """The info of one sub-environment."""
@@ -97,13 +97,8 @@ def first_seen(infos: Sequence[Info], of_each: Sequence[Found]) -> dict[str, Any
 
 def nothing_seen(infos: Sequence[Info], count: int) -> dict[str, Any]:
     """Room for what comes with some observations, by name ``[count, ...]``."""
-    seen: dict[str, Any] = {}
-    for wanted in infos:
-        if wanted.acted_on:
-            name, there = wanted.names
-            seen[name] = np.zeros((count, *wanted.shape), wanted.dtype)
-            seen[there] = np.zeros(count, bool)
-    return seen
+    of_each = info_values(info for info in infos if info.acted_on)
+    return {name: np.zeros((count, *shape), dtype) for name, shape, dtype in of_each}
 
 
 def write_seen(infos: Sequence[Info], rows: Mapping[str, Any], column: int, info: Found) -> None:

@@ -52,12 +52,11 @@ def own(rows: Any) -> Any:
     return rows.clone() if hasattr(rows, "clone") else rows.copy()
 
 
-def row_writer(of: Sequence[Leaf], fit: Fit | None = None) -> Callable[[Rows, int, Any], None]:
+def row_writer(of: Sequence[Leaf], fit: Fit) -> Callable[[Rows, int, Any], None]:
     """A function that writes one observation to index ``i`` of the given rows, and refuses what does not fit.
 
     What is written is a copy, so that an environment may reuse its buffer.
     """
-    fit = fit or Fit()
     if is_single(of):
         return _array_writer(of[0], fit)
     writers = [_list_writer(leaf) if leaf.dtype is None else _array_writer(leaf, fit) for leaf in of]

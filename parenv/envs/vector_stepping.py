@@ -19,7 +19,7 @@ from parenv.envs.recorded import is_recorded, recorded_in_columns
 from parenv.envs.targets import End, Target
 from parenv.envs.values import Rows, as_tensor, assign, check_finite, copied
 from parenv.errors import ConfigurationError, ObservationError
-from parenv.memory.spaces import Leaf, flatten, is_single, leaves
+from parenv.memory.spaces import flatten, is_single, leaves
 from parenv.memory.status_slot import StatusSlot
 
 WORKER_RESTARTED = "worker_restarted"
@@ -195,13 +195,10 @@ class VectorStepper:
                     f"the VectorEnv returned an observation{leaf.name} of shape {array.shape} and dtype {array.dtype}; "
                     f"its space says {row.shape} and {row.dtype} ({problem})"
                 )
-            self._check_finite(leaf, array)
+            for column, value in enumerate(array if self._fit.finite else ()):
+                self._progress.begin("step", self._first + column)
+                check_finite(leaf, value, self._fit)
             assign(row, ALL, array)
-
-    def _check_finite(self, leaf: Leaf, values: Any) -> None:
-        for column, value in enumerate(values if self._fit.finite else ()):
-            self._progress.begin("step", self._first + column)
-            check_finite(leaf, value, self._fit)
 
 
 class EpisodeSums:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, RolloutsByPolicy
-from parenv.experience.assembly import Arrays, own_columns
+from parenv.experience.assembly import Arrays, infos_of, own_columns
 from parenv.experience.rollout import Ends, map_trees
 from parenv.memory.agent_layout import NOBODY, AgentsSpec, RowGroup
 from parenv.memory.spaces import unflatten
@@ -127,12 +127,7 @@ class _GroupOfRows:
             actions=unflatten(spec.actions, [arrays["actions", i][:, part] for i in range(len(spec.actions))]),
             last_observations=unflatten(spec.observations, last),
             extras={name: arrays["extras", at][:, part] for name, at in stored.items()},
-            infos={
-                name: arrays["seen", name][:T, part] if info.acted_on else arrays["infos", name][:, part]
-                for info in spec.infos
-                for name in info.names
-            },
-            next_infos={name: arrays["infos", name][:, part] for info in spec.infos for name in info.names},
+            **infos_of(spec, lambda field, name: arrays[field, name][:, part]),
             initial_carry=map_trees(lambda values: values[part], carry[played.name]) if played.name in carry else None,
             env_ids=self._env_ids[part],
             worker=self._worker,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -88,13 +88,16 @@ def assemble(
         episodes=EpisodeStatistics.joined([episodes for _, episodes in parts]),
         ends=[ends for ends, _ in parts],
         shifted_observations=unflatten(spec.observations, shifted),
-        infos={
-            name: block("seen", name)[:T] if info.acted_on else block("infos", name)
-            for info in spec.infos
-            for name in info.names
-        },
-        next_infos={name: block("infos", name) for info in spec.infos for name in info.names},
+        **infos_of(spec, block),
     )
+
+
+def infos_of(spec: RolloutSpec, block: Callable[[str, str], Any]) -> dict[str, Any]:
+    """The two fields of a rollout that infos are in; ``block`` gives its part of an array, by field and key."""
+    following = {name: block("infos", name) for info in spec.infos for name in info.names}
+    acted_on = [name for info in spec.infos if info.acted_on for name in info.names]
+    seen = {name: block("seen", name)[: spec.rollout_length] for name in acted_on}
+    return {"infos": {**following, **seen}, "next_infos": following}
 
 
 def _ends_of(

@@ -19,17 +19,14 @@ MAX_DEPTH, MAX_DIMENSIONS, MAX_ITEMS = 64, 32, 1 << 32
 FINAL_OBSERVATION = "final_obs"
 BY_MESSAGE = -1
 
-_NUMPY_SCALARS: dict[type, str] = {
-    np.dtype(name).type: np.dtype(name).str
-    for name in ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
-}
-_SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool", type(None): "none", **_NUMPY_SCALARS}
 FORMATS = {
     "int": "q", "float": "d", "bool": "?7x", "none": "",
     "|b1": "?7x", "|i1": "b7x", "<i2": "h6x", "<i4": "i4x", "<i8": "q",
     "|u1": "B7x", "<u2": "H6x", "<u4": "I4x", "<u8": "Q",
     "<f4": "f4x", "<f8": "d",
 }  # fmt: skip
+_SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool", type(None): "none"}
+_SCALARS.update((np.dtype(name).type, name) for name in FORMATS if name[0] in "<|")
 DTYPES = {"int": "<i8", "float": "<f8", "bool": "?", "none": "?"}
 OBJECTS = {"none", "|b1"}
 """Scalars for which Gymnasium makes arrays of objects."""

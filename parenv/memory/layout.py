@@ -150,7 +150,8 @@ def sized_leaves(of: Sequence[Leaf]) -> Values:
     return [(i, leaf.shape, leaf.dtype) for i, leaf in enumerate(of) if leaf.dtype is not None]
 
 
-def _infos(of: Iterable[Info]) -> Values:
+def info_values(of: Iterable[Info]) -> Values:
+    """The two arrays of each info."""
     return [value for info in of for value in zip(info.names, (info.shape, ()), (info.dtype, "?"), strict=True)]
 
 
@@ -176,8 +177,8 @@ ROLLOUT_FIELDS: dict[str, RolloutField] = {
     "restarted": RolloutField(Axes.COLUMNS, "?"),
     "resetting": RolloutField(Axes.COLUMNS, "?"),
     "extras": RolloutField(Axes.STEPS, lambda spec: [(one.name, one.shape, one.dtype) for one in spec.extras]),
-    "infos": RolloutField(Axes.STEPS, lambda spec: _infos(spec.infos)),
-    "seen": RolloutField(Axes.OBSERVATIONS, lambda spec: _infos(info for info in spec.infos if info.acted_on)),
+    "infos": RolloutField(Axes.STEPS, lambda spec: info_values(spec.infos)),
+    "seen": RolloutField(Axes.OBSERVATIONS, lambda spec: info_values(info for info in spec.infos if info.acted_on)),
     "carry": RolloutField(Axes.COLUMNS, lambda spec: sized_leaves(spec.carry)),
     "gradients": RolloutField(Axes.WORKERS, _gradients),
     "ends": RolloutField(Axes.ENDS, END_DTYPE),

@@ -34,7 +34,6 @@ class Slots:
 
     def __post_init__(self) -> None:
         self._free = list(range(self.count))[::-1]
-        self._leased = 0
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._returned: deque[int] = deque()
         self._buffer_type = ctypes.c_char * self.stride
@@ -43,7 +42,7 @@ class Slots:
     def leased(self) -> int:
         """How many slots the user holds arrays of."""
         self._collect()
-        return self._leased
+        return len(self._leases)
 
     @property
     def free(self) -> int:
@@ -73,7 +72,6 @@ class Slots:
         The collector may run at any point and in any thread, so all it does is to append to a queue.
         """
         root = self.peek(slot)
-        self._leased += 1
         returned = self._returned
         self._leases[slot] = weakref.ref(root, lambda _: returned.append(slot))
         return root
@@ -87,5 +85,6 @@ class Slots:
 
     def _collect(self) -> None:
         while self._returned:
-            self._free.append(self._returned.popleft())
-            self._leased -= 1
+            slot = self._returned.popleft()
+            del self._leases[slot]
+            self._free.append(slot)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from parenv.envs.fitting import Fit
 from parenv.envs.stepping import End
 from parenv.envs.values import row_writer
 from parenv.experience.assembly import Columns, assemble
@@ -66,7 +67,7 @@ def write_columns(writer: RolloutWriter, ended: Any, numbers: Iterator[int], see
             followed_by[step, column] = seen[step + 1, column] = number = next(numbers)
             if ended[step, column]:
                 final = {"x": [float(number), -float(number)], "deep": (number, f"nr {number}")}
-                row_writer(OBSERVATIONS)(writer.finals, len(writer.ends), final)
+                row_writer(OBSERVATIONS, Fit())(writer.finals, len(writer.ends), final)
                 writer.ends.append(End(step, column, True, False, 0.25))
                 seen[step + 1, column] = next(numbers)
         for block, row in zip(writer.observations[step + 1], shown(seen[step + 1]), strict=True):
