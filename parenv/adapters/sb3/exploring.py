@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 from stable_baselines3.common.utils import obs_as_tensor
 
-from parenv.adapters.sb3.told_env import OWN
+from parenv.adapters.sb3.told_env import OWN, set_random_state
 from parenv.adapters.sb3.transforms import Transform
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy
@@ -84,11 +84,9 @@ class OnPolicyActor(WrappedPolicy):
 
     def begin(self) -> None:
         """Take over the model's random numbers."""
-        import torch
-
         self.policy.set_training_mode(False)
         if "random_state" in self.settings:
-            torch.set_rng_state(torch.from_numpy(np.frombuffer(self.settings["random_state"], np.uint8).copy()))
+            set_random_state(self.settings["random_state"])
         if (matrices := self.settings.get("noise_matrices")) is not None:
             self.policy.action_dist.exploration_mat, self.policy.action_dist.exploration_matrices = matrices
         elif self.policy.use_sde:
