@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from parenv.adapters.sb3.told_env import OWN, set_random_state
 from parenv.adapters.sb3.transforms import Transform
+from parenv.experience.rollout import map_trees
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy
 
@@ -50,7 +51,8 @@ class WrappedPolicy(Policy):
         else:
             self._round, self._step = self.settings.get("round"), 0
             self.begin()
-        observations, kept = _copied(observations), {}
+        # Copies, which may be written to, as torch wants them to be.
+        observations, kept = map_trees(np.array, observations), {}
         for i, transform in enumerate(self.transforms):
             before = (carry or {}).get(str(i))
             observations, after = transform(observations, before, self.settings)
@@ -209,10 +211,3 @@ def acting_part(policy: Any) -> Any:
         if (part := getattr(policy, name, None)) is not None:
             return part
     return policy
-
-
-def _copied(observations: Any) -> Any:
-    """Observations that may be written to, as torch wants them to be."""
-    if isinstance(observations, dict):
-        return {name: _copied(part) for name, part in observations.items()}
-    return np.array(observations)
