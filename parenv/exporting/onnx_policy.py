@@ -54,7 +54,7 @@ class OnnxPolicy(Policy):
 
     def act(self, observations: Any, carry: Any) -> Action:
         """Choose actions; the extras are those of the policy that was exported."""
-        values = [*flatten(self.observations, observations), *(flatten(self._carry, carry) if self._carry else ())]
+        values = [*flatten(self.observations, observations), *flatten(self._carry, carry)]
         inputs = zip(self._inputs, values, strict=True)
         found = dict(zip(self._outputs, self._session.run(None, dict(inputs)), strict=True))
         actions = unflatten(self._actions, [found.pop(name) for name in names_of("actions", self._actions)])
