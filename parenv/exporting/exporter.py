@@ -157,13 +157,10 @@ def _write_onnx(graph: Graph, path: Path) -> None:
 def _quiet() -> Iterator[None]:
     """Without what torch says of its own parts and of libraries that are not there."""
     logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logger.setLevel(before)
+    with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as undo:
+        undo.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+        yield
 
 
 def _write_torch(graph: Graph, path: Path) -> None:
