@@ -110,9 +110,7 @@ def export(
     one_of("format", format, get_args(Format))
     at_least("parity", parity, 0)
     target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        why = "it is a directory" if target.is_dir() else "no such directory"
-        raise ConfigurationError(f"cannot write {target}: {why}")
+    _check_target(target)
     graph = graph_of(policy, observation_space)
     rows = _observations(graph, observation_space, parity, on)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
@@ -125,6 +123,12 @@ def export(
         draft.unlink(missing_ok=True)
     count = len(rows) * len(rows[0][0]) if rows else 0
     return ExportReport(target, format, graph.inputs, graph.outputs, count, differences)
+
+
+def _check_target(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a directory" if path.is_dir() else "no such directory"
+        raise ConfigurationError(f"cannot write {path}: {why}")
 
 
 def _write_onnx(graph: Graph, path: Path) -> None:
