@@ -1,9 +1,30 @@
-"""Whether a library is there in a version that an adapter was made for."""
+"""Whether a library is there, in a version that an adapter was made for."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def needed(adapter: str, library: str, install: str) -> Iterator[None]:
+    """While an adapter imports its library: where that cannot be imported, the error says how to install it.
+
+    Args:
+        adapter: name of its module.
+        library: as it calls itself.
+        install: what pip takes.
+
+    Raises:
+        ImportError: it cannot be imported.
+    """
+    try:
+        yield
+    except ImportError as error:
+        what = f"parenv.adapters.{adapter} needs {library}, which is not installed"
+        raise ImportError(f"{what}: pip install {install}") from error
 
 
 def check_version(package: str, least: str, install: str) -> None:

@@ -109,7 +109,8 @@ def export(
     """
     one_of("format", format, get_args(Format))
     at_least("parity", parity, 0)
-    target = _checked_target(Path(path))
+    target = Path(path)
+    _check_target(target)
     graph = graph_of(policy, observation_space)
     rows = _observations(graph, observation_space, parity, on)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
@@ -124,12 +125,10 @@ def export(
     return ExportReport(target, format, graph.inputs, graph.outputs, count, differences)
 
 
-def _checked_target(path: Path) -> Path:
-    if not path.parent.is_dir() or path.is_dir():
-        raise ConfigurationError(
-            f"cannot write {path}: {'it is a directory' if path.is_dir() else 'no such directory'}"
-        )
-    return path
+def _check_target(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a directory" if path.is_dir() else "no such directory"
+        raise ConfigurationError(f"cannot write {path}: {why}")
 
 
 def _write_onnx(graph: Graph, path: Path) -> None:
@@ -162,14 +161,10 @@ def _write_onnx(graph: Graph, path: Path) -> None:
 def _quiet() -> Iterator[None]:
     """Without what torch says of its own parts and of libraries that are not there."""
     logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
+    with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as undo:
+        undo.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+        yield
 
 
 def _write_torch(graph: Graph, path: Path) -> None:

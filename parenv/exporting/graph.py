@@ -15,7 +15,7 @@ from parenv.exporting.onnx_policy import names_of
 from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, leaves, stacked, unflatten
 from parenv.policy.distributions import unchecked_distributions
-from parenv.policy.policy import Policy, apply_settings, as_policy
+from parenv.policy.policy import Action, Policy, apply_settings, as_policy
 from parenv.policy.snapshots import module_of
 from parenv.worker.acting import arrays_in, carry_of, rows_as_leaves
 from parenv.worker.writing import to_array
@@ -89,20 +89,20 @@ def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
     policy = _policy(given)
     carry = policy.initial_carry(1)
     carry_leaves = carry_of(carry, 1)
-    rows = [np.asarray(to_array(value)) for value in flatten(carry_leaves, carry)] if carry_leaves else []
+    rows = [np.asarray(to_array(value)) for value in flatten(carry_leaves, carry)]
     module = _module(policy, of, carry_leaves)
     example = _example(of, rows)
     first = _acted(module, example, observation_space)
-    module.actions = actions = rows_as_leaves(arrays_in(first["actions"]))
-    _check_same(actions, first["actions"], module.named(example)["actions"])
-    outputs = (*names_of("actions", actions), *first["extras"], *names_of("next_carry", carry_leaves))
+    module.actions = actions = rows_as_leaves(arrays_in(first.actions))
+    _check_same(actions, first.actions, module.acted(example).actions)
+    outputs = (*names_of("actions", actions), *first.extras, *names_of("next_carry", carry_leaves))
     inputs = (*names_of("observations", of), *names_of("carry", carry_leaves))
     return Graph(module, example, inputs, outputs, of, actions, carry_leaves, [row[0] for row in rows])
 
 
-def _acted(module: Any, example: Sequence[Any], space: Space[Any]) -> dict[str, Any]:
+def _acted(module: Any, example: Sequence[Any], space: Space[Any]) -> Action:
     try:
-        return module.named(example)  # type: ignore[no-any-return]
+        return module.acted(example)  # type: ignore[no-any-return]
     except Exception as error:
         raise ConfigurationError(
             f"the policy raised {type(error).__name__} while it acted on {BATCH} observations of {space}: {error}"
@@ -157,17 +157,15 @@ def _module(policy: Policy, observations: Sequence[Leaf], carry: Sequence[Leaf])
             self.actions: Sequence[Leaf] = ()
 
         def forward(self, *values: Any) -> tuple[Any, ...]:
-            found = self.named(values)
-            following = flatten(carry, found["carry"]) if carry else ()
-            return (*flatten(self.actions, found["actions"]), *found["extras"].values(), *following)
+            actions, extras, following = self.acted(values)
+            return (*flatten(self.actions, actions), *extras.values(), *flatten(carry, following))
 
-        def named(self, values: Sequence[Any]) -> dict[str, Any]:
+        def acted(self, values: Sequence[Any]) -> Action:
             count = len(observations)
             before = unflatten(carry, values[count:]) if carry else None
             with unchecked_distributions():
                 actions, extras, following = policy.act(unflatten(observations, values[:count]), before)
-            extras = {name: torch.as_tensor(value) for name, value in extras.items()}
-            return {"actions": actions, "extras": extras, "carry": following}
+            return Action(actions, {name: torch.as_tensor(value) for name, value in extras.items()}, following)
 
     return Exported().eval()
 

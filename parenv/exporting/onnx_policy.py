@@ -50,11 +50,26 @@ class OnnxPolicy(Policy):
 
     def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
         self._path, self._threads = Path(path), threads
-        self._open()
+        self._session = opened(self._path, threads)
+        found = self._session.get_modelmeta().custom_metadata_map.get(METADATA)
+        about = json.loads(found) if found else {}
+        if about.get("format") != FORMAT:
+            raise ConfigurationError(
+                f"{self._path} does not say what it acts on: it is no file of parenv.export in format {FORMAT}"
+            )
+        self.observations, self._actions, self._carry = (
+            leaves_from_data(about[name]) for name in ("observations", "actions", "carry")
+        )
+        self._initial = [
+            np.array(row, leaf.dtype).reshape(leaf.shape)
+            for row, leaf in zip(about["initial_carry"], self._carry, strict=True)
+        ]
+        self._inputs = [*names_of("observations", self.observations), *names_of("carry", self._carry)]
+        self._outputs = [one.name for one in self._session.get_outputs()]
 
     def act(self, observations: Any, carry: Any) -> Action:
         """Choose actions; the extras are those of the policy that was exported."""
-        values = [*flatten(self.observations, observations), *(flatten(self._carry, carry) if self._carry else ())]
+        values = [*flatten(self.observations, observations), *flatten(self._carry, carry)]
         inputs = zip(self._inputs, values, strict=True)
         found = dict(zip(self._outputs, self._session.run(None, dict(inputs)), strict=True))
         actions = unflatten(self._actions, [found.pop(name) for name in names_of("actions", self._actions)])
@@ -80,30 +95,8 @@ class OnnxPolicy(Policy):
                 "needs the environment, with its wrappers, that the agent was trained in"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path.absolute(), "_threads": self._threads}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._open()
-
-    def _open(self) -> None:
-        self._session = opened(self._path, self._threads)
-        found = self._session.get_modelmeta().custom_metadata_map.get(METADATA)
-        about = json.loads(found) if found else {}
-        if about.get("format") != FORMAT:
-            raise ConfigurationError(
-                f"{self._path} does not say what it acts on: it is no file of parenv.export in format {FORMAT}"
-            )
-        self.observations, self._actions, self._carry = (
-            leaves_from_data(about[name]) for name in ("observations", "actions", "carry")
-        )
-        self._initial = [
-            np.array(row, leaf.dtype).reshape(leaf.shape)
-            for row, leaf in zip(about["initial_carry"], self._carry, strict=True)
-        ]
-        self._inputs = [*names_of("observations", self.observations), *names_of("carry", self._carry)]
-        self._outputs = [one.name for one in self._session.get_outputs()]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._path.absolute(), self._threads)
 
 
 def opened(path: Path, threads: int = 1) -> Any:

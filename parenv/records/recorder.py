@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,7 +23,7 @@ import numpy as np
 from parenv.envs.values import as_array
 from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import AgentRollout, RolloutsByPolicy
-from parenv.experience.rollout import NAMED, TREES
+from parenv.experience.rollout import NAMED, TREES, map_trees
 from parenv.libraries import installed_version
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
@@ -151,7 +151,9 @@ def digest(arrival: Arrival) -> dict[str, Any]:
 
 def _hash(tree: Any) -> str:
     found = hashlib.blake2b(digest_size=8)
-    for value in _values(tree):
+    values: list[Any] = []
+    map_trees(values.append, tree)
+    for value in values:
         if isinstance(value, np.ndarray) or hasattr(value, "detach"):
             found.update(as_array(value).tobytes())
         else:
@@ -159,16 +161,6 @@ def _hash(tree: Any) -> str:
             for part in (text, *buffers):
                 found.update(part)
     return found.hexdigest()
-
-
-def _values(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, Mapping):
-        tree = tuple(tree.values())
-    if isinstance(tree, tuple):
-        for part in tree:
-            yield from _values(part)
-    else:
-        yield tree
 
 
 def versions() -> str:

@@ -59,8 +59,7 @@ class TraceWriter(Observer):
         self._ended: dict[int, int] = {}
         self._file = _opened(Path(path))
         # Not the file's own buffer, which a child that the user forks would write once more at its exit.
-        self._unwritten: list[str] = []
-        self._write(f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}')
+        self._unwritten = [f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}']
         date = datetime.now().isoformat(" ", "seconds")
         self._learning_since = self._waiting_since = self._flushed = now = time.perf_counter()
         self._event("parenv", "M", DRIVER, now, args={"parenv trace": FORMAT, "date": date, **about})
@@ -68,7 +67,7 @@ class TraceWriter(Observer):
             name = "driver" if track == DRIVER else f"worker {track - DRIVER - 1}"
             self._event("thread_name", "M", track, now, args={"name": name})
             self._event("thread_sort_index", "M", track, now, args={"sort_index": track})
-        self._write("", flush=True)
+        self._flush()
 
     def hear(self, event: Event) -> None:
         """Write it down."""
@@ -97,7 +96,8 @@ class TraceWriter(Observer):
     def close(self) -> None:
         """Finish the file. Idempotent."""
         if not self._file.closed:
-            self._write("\n]\n", flush=True)
+            self._unwritten.append("\n]\n")
+            self._flush()
             self._file.close()
 
     def _delivered(self, now: float, arrival: Arrival | None) -> None:
@@ -108,7 +108,7 @@ class TraceWriter(Observer):
         # Somebody may want to see how a run goes on whose rollouts are long.
         if now - self._flushed > FLUSH_S:
             self._flushed = now
-            self._write("", flush=True)
+            self._flush()
 
     def _arrived(self, now: float, arrival: Arrival) -> None:
         episodes, env_steps = arrival.rollout.episodes, sum(arrival.samples)
@@ -150,16 +150,13 @@ class TraceWriter(Observer):
         # Formatted by hand: there are several in each rollout, and json.dumps takes four times as long.
         times = f'"ts": {since / TICKS:.3f}, "dur": {(until - since) / TICKS:.3f}'
         place = f'"pid": {PROCESS}, "tid": {track}'
-        self._write(f',\n{{"name": "{name}", "ph": "X", {place}, {times}, "args": {args}}}')
+        self._unwritten.append(f',\n{{"name": "{name}", "ph": "X", {place}, {times}, "args": {args}}}')
 
     def _event(self, name: str, phase: str, track: int, at: float, **more: Any) -> None:
         event = {"name": name, "ph": phase, "pid": PROCESS, "tid": track, "ts": _ticks(at) / TICKS, **more}
-        self._write(",\n" + json.dumps(event))
+        self._unwritten.append(",\n" + json.dumps(event))
 
-    def _write(self, text: str, flush: bool = False) -> None:
-        self._unwritten.append(text)
-        if not flush:
-            return
+    def _flush(self) -> None:
         text = "".join(self._unwritten)
         self._unwritten.clear()
         try:

@@ -187,8 +187,7 @@ def _run_from(make: Callable[[], Any], seed: int, steps: int = 20) -> list[Any]:
         is_disabled = env.metadata.get("autoreset_mode") in (AutoresetMode.DISABLED, AutoresetMode.DISABLED.value)
         space = env.single_action_space  # Some make another one each time they are asked.
         space.seed(0)
-        seen = [env.reset(seed=seed)[0]]
-        copies = [as_array(part).copy() for part in flatten(of, seen[0])]
+        copies = [as_array(part).copy() for part in flatten(of, env.reset(seed=seed)[0])]
         for _ in range(steps):
             observations, _, *flags = env.step(random_actions(space, env.num_envs))
             copies += [as_array(part).copy() for part in flatten(of, observations)]

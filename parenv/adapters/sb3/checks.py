@@ -16,7 +16,6 @@ from parenv.adapters.sb3.transforms import unknown_wrapper
 from parenv.argument_checks import at_least, one_of
 from parenv.errors import ConfigurationError
 
-_FITS = (2, 4)
 _QUESTIONS = {"env_method", "get_attr", "set_attr", "get_images"}
 
 
@@ -49,10 +48,10 @@ def check_version(version: str) -> None:
         ConfigurationError: it is not.
     """
     major, minor, *_ = (int(part) for part in version.split(".")[:2])
-    if major != _FITS[0] or minor < _FITS[1]:
+    if major != 2 or minor < 4:
         raise ConfigurationError(
-            f"accelerate knows Stable-Baselines3 from {_FITS[0]}.{_FITS[1]} on and below {_FITS[0] + 1}, but {version} "
-            f'is installed: pip install "stable-baselines3>={_FITS[0]}.{_FITS[1]},<{_FITS[0] + 1}"'
+            f"accelerate knows Stable-Baselines3 from 2.4 on and below 3, but {version} is installed: "
+            'pip install "stable-baselines3>=2.4,<3"'
         )
 
 

@@ -11,8 +11,9 @@ from gymnasium.spaces import Box
 from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 from stable_baselines3.common.utils import obs_as_tensor
 
-from parenv.adapters.sb3.told_env import OWN
+from parenv.adapters.sb3.told_env import OWN, set_random_state
 from parenv.adapters.sb3.transforms import Transform
+from parenv.experience.rollout import map_trees
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy
 
@@ -50,7 +51,8 @@ class WrappedPolicy(Policy):
         else:
             self._round, self._step = self.settings.get("round"), 0
             self.begin()
-        observations, kept = _copied(observations), {}
+        # Copies, which may be written to, as torch wants them to be.
+        observations, kept = map_trees(np.array, observations), {}
         for i, transform in enumerate(self.transforms):
             before = (carry or {}).get(str(i))
             observations, after = transform(observations, before, self.settings)
@@ -84,11 +86,9 @@ class OnPolicyActor(WrappedPolicy):
 
     def begin(self) -> None:
         """Take over the model's random numbers."""
-        import torch
-
         self.policy.set_training_mode(False)
         if "random_state" in self.settings:
-            torch.set_rng_state(torch.from_numpy(np.frombuffer(self.settings["random_state"], np.uint8).copy()))
+            set_random_state(self.settings["random_state"])
         if (matrices := self.settings.get("noise_matrices")) is not None:
             self.policy.action_dist.exploration_mat, self.policy.action_dist.exploration_matrices = matrices
         elif self.policy.use_sde:
@@ -211,10 +211,3 @@ def acting_part(policy: Any) -> Any:
         if (part := getattr(policy, name, None)) is not None:
             return part
     return policy
-
-
-def _copied(observations: Any) -> Any:
-    """Observations that may be written to, as torch wants them to be."""
-    if isinstance(observations, dict):
-        return {name: _copied(part) for name, part in observations.items()}
-    return np.array(observations)

@@ -68,14 +68,10 @@ class PlayedVecEnv(VecEnv):
         return [self._current_round().acted(name) for name in names]
 
     @property
-    def random_state_behind(self) -> Any:
+    def random_state_behind(self) -> bytes | None:
         """Torch's random state behind the round whose last step comes next; ``None`` before others."""
-        import torch
-
         found = self._round
-        if found is None or not found.is_last or found.random_state is None:
-            return None
-        return torch.from_numpy(np.frombuffer(found.random_state, np.uint8).copy())
+        return found.random_state if found is not None and found.is_last else None
 
     def reset(self) -> VecEnvObs:
         """Begin an episode in every environment, with the seeds that were set since the last reset."""

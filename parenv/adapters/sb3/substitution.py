@@ -94,14 +94,11 @@ def _pickled(env_id: int, env: Env[Any, Any]) -> PickledEnv:
 @contextlib.contextmanager
 def others_for_a_while(holders: Sequence[Any], name: str, others: Sequence[Any]) -> Iterator[None]:
     """Other values of an attribute of several objects, which have their own back afterwards."""
-    own = [getattr(holder, name) for holder in holders]
-    try:
+    with contextlib.ExitStack() as undo:
         for holder, other in zip(holders, others, strict=True):
+            undo.callback(setattr, holder, name, getattr(holder, name))
             setattr(holder, name, other)
         yield
-    finally:
-        for holder, value in zip(holders, own, strict=True):
-            setattr(holder, name, value)
 
 
 def _monitors(env: Any) -> Iterator[Monitor[Any, Any]]:

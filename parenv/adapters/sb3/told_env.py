@@ -61,7 +61,7 @@ class ToldEnv(Wrapper[Any, Any, Any, Any]):
         for env in OWN:
             env._step = 0
         resets = [plain_info(env._of_reset)[0] for env in OWN]
-        return _INFOS.take(), resets, _random_state() if with_random_state else None
+        return _INFOS.take(), resets, random_state() if with_random_state else None
 
     def set_outermost(self, name: str, value: Any) -> None:
         """Set an attribute on the outermost wrapper that the user knows."""
@@ -78,7 +78,15 @@ def told_env(pickled: PickledEnv, env_id: int) -> ToldEnv:
     return ToldEnv(pickled(), env_id)
 
 
-def _random_state() -> bytes:
+def random_state() -> bytes:
+    """Torch's random state as plain data."""
     import torch
 
     return bytes(torch.get_rng_state().numpy().tobytes())
+
+
+def set_random_state(state: bytes) -> None:
+    """Bring torch's random state into one of :func:`random_state`."""
+    import torch
+
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))

@@ -36,17 +36,15 @@ class Transform:
 class Transposed(Transform):
     """As ``VecTransposeImage``.
 
-    >>> Transposed(False, [])(np.zeros((1, 4, 5, 3)), None, {})[0].shape
+    >>> Transposed([])(np.zeros((1, 4, 5, 3)), None, {})[0].shape
     (1, 3, 4, 5)
     """
 
-    def __init__(self, skip: bool, keys: Sequence[str]) -> None:
-        self._skip, self._keys = skip, keys
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
 
     def __call__(self, observations: Any, kept: Any, settings: Mapping[str, Any]) -> tuple[Any, Any]:
         """Transpose images."""
-        if self._skip:
-            return observations, kept
         transposed = VecTransposeImage.transpose_image
         if isinstance(observations, dict):
             return observations | {key: transposed(observations[key]) for key in self._keys}, kept
@@ -146,7 +144,7 @@ def _transform_of(wrapper: Any, name: str, exact: bool) -> Transform | None:
     if kind in (VecMonitor, VecCheckNan):
         return Transform()
     if kind is VecTransposeImage:
-        return Transposed(wrapper.skip, getattr(wrapper, "image_space_keys", []))
+        return Transform() if wrapper.skip else Transposed(getattr(wrapper, "image_space_keys", []))
     if kind is VecExtractDictObs:
         return Extracted(wrapper.key)
     if kind is VecFrameStack and not hasattr(wrapper.stacked_obs, "sub_stacked_observations"):

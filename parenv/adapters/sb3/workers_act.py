@@ -17,7 +17,7 @@ from parenv.adapters.sb3.checks import check_callbacks
 from parenv.adapters.sb3.exploring import OffPolicyActor, OnPolicyActor, WrappedPolicy, acting_part
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.adapters.sb3.substitution import others_for_a_while, results_writers, wrappers_of
-from parenv.adapters.sb3.told_env import told_env
+from parenv.adapters.sb3.told_env import random_state, set_random_state, told_env
 from parenv.adapters.sb3.transforms import Transform, statistics_of, transforms_of
 from parenv.options import WorkerOptions
 from parenv.pool.pool import AsyncWorkerPool
@@ -98,20 +98,17 @@ def playing_forward(model: BaseAlgorithm, envs: PlayedVecEnv) -> Callable[..., A
     def forward(observations: Any, deterministic: bool = False) -> Any:
         acted = [torch.from_numpy(value).to(model.device) for value in envs.acted("actions", "values", "log_probs")]
         if (state := envs.random_state_behind) is not None:
-            torch.set_rng_state(state)
+            set_random_state(state)
         return tuple(acted)
 
     return forward
 
 
 def _on_policy(model: Any, transforms: Sequence[Transform]) -> tuple[WrappedPolicy, Callable[[int], Mapping[str, Any]]]:
-    import torch
-
     actor = OnPolicyActor(_copied(model.policy), model.action_space, **_common(model, transforms))
 
     def settings(steps_ahead: int) -> Mapping[str, Any]:
-        random_state = torch.get_rng_state().numpy().tobytes()
-        return {"random_state": random_state, "noise_matrices": _matrices(model) if model.use_sde else None}
+        return {"random_state": random_state(), "noise_matrices": _matrices(model) if model.use_sde else None}
 
     return actor, settings
 

@@ -10,17 +10,13 @@ from gymnasium import Env, Space
 from gymnasium.spaces import Tuple
 from gymnasium.vector import AutoresetMode
 
-from parenv.adapters.library_version import check_version
+from parenv.adapters.library_version import check_version, needed
 from parenv.errors import ConfigurationError
 from parenv.options import WorkerOptions
 from parenv.vector.env import ParallelVectorEnv
 
-try:
+with needed("tianshou", "Tianshou", "tianshou"):
     from tianshou.env import BaseVectorEnv
-except ImportError as error:
-    raise ImportError(
-        "parenv.adapters.tianshou needs Tianshou, which is not installed: pip install tianshou"
-    ) from error
 
 check_version("tianshou", "1.0", "pip install --upgrade tianshou")
 _EACH = "each"

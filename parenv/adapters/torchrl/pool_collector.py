@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from parenv.adapters.library_version import check_version
+from parenv.adapters.library_version import check_version, needed
 from parenv.errors import ConfigurationError
 from parenv.options import Stop
 from parenv.policy.policy import Action, Policy, is_module
 from parenv.pool.pool import AsyncWorkerPool
 
-try:
+with needed("torchrl", "TorchRL", '"parenv[torchrl]"'):
     import tensordict as _tensordict  # noqa: F401
     import torchrl as _torchrl  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        'parenv.adapters.torchrl needs TorchRL, which is not installed: pip install "parenv[torchrl]"'
-    ) from error
 
 check_version("torchrl", "0.9", 'pip install --upgrade "parenv[torchrl]"')
 
