@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.pool.arrival import Arrival
@@ -56,6 +56,11 @@ class PoolSession:
     def is_over(self) -> bool:
         """Whether a worker is gone that is not replaced."""
         return self._supervisor.over
+
+    @property
+    def evaluation(self) -> EvaluationResult | None:
+        """What the last evaluation has found."""
+        return self.evaluator.last
 
     @property
     def version(self) -> int:
@@ -169,7 +174,7 @@ class PoolSession:
             bytes_received=traffic.received,
             refused_connections=dict(traffic.refused),
             evaluations=self.evaluator.begun,
-            evaluation=self.evaluator.last,
+            evaluation=self.evaluation,
             frozen_policies=self.versions.frozen,
         )
 

@@ -7,9 +7,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from parenv.errors import ParenvError, PoolBusyError, PoolClosedError, ProtocolError, without_own_frames
+from parenv.experience.episodes import EvaluationResult
 from parenv.process.forks import Owner
 from parenv.transport.interrupts import Deferred
 
@@ -53,9 +54,13 @@ class OneThread:
 
 class _Session(Protocol):
     owner: Owner
+    undelivered: Any
 
     @property
     def is_over(self) -> bool: ...
+
+    @property
+    def evaluation(self) -> EvaluationResult | None: ...
 
     def close(self, timeout_s: float) -> None: ...
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from parenv.errors import ConfigurationError, HostLostError
+from parenv.experience.episodes import EvaluationResult
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
@@ -42,7 +43,12 @@ class PopulationSession:
     Attributes:
         owner: the process that may use and close it.
         evolution: where the members stand.
+        evaluation: none, since members are measured by scores.
+        undelivered: the report that was taken when Ctrl-C came before it could be yielded; the next stream has it.
     """
+
+    evaluation: EvaluationResult | None = None
+    undelivered: Any = None
 
     def __init__(self, plan: PopulationPlan) -> None:
         self.plan, self.owner = plan, Owner("the population")
