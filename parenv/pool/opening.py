@@ -19,6 +19,7 @@ from parenv.policy.snapshots import modules_of
 from parenv.pool.agents_opening import agents_memory, lay_out_agents
 from parenv.pool.arena import Arena, weights_places
 from parenv.pool.dispatch import Dispatch, Rounds
+from parenv.pool.events import Observers
 from parenv.pool.gradients import Accumulator
 from parenv.pool.laying_out import lay_out
 from parenv.pool.loading import Loading
@@ -30,33 +31,35 @@ from parenv.pool.versions import Versions
 from parenv.protocol.messages import Layout
 from parenv.supervision.launch import inline_placement, local_launch, worker_placement
 from parenv.supervision.pickling import pickled
-from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
+from parenv.supervision.supervisor import Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.worker.job import AgentsJob
 
-Parts = tuple[Arena, Versions | PolicyVersions, Supervisor, RolloutQueue, Accumulator | None, Spaces]
-"""What a pool at work consists of."""
+Parts = tuple[
+    contextlib.ExitStack, Arena, Versions | PolicyVersions, Supervisor, RolloutQueue, Accumulator | None, Spaces
+]
+"""What a pool at work consists of, and first what closes it all."""
 
 
-def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]) -> Parts:
+def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
     """Start the workers of a pool and wait until all are ready. Where that fails, nothing is left.
 
     Args:
         plan: checked.
         counters: counts.
-        tell: is told of workers that are lost and that are back.
+        observers: are told of workers that are lost and that are back, and closed with the pool.
     """
     job = plan.job
     with_launch = _launch_for(plan)
     with contextlib.ExitStack() as stack:
-        stack.callback(plan.recorder.close)
+        stack.callback(observers.close)
         plan.recorder.begin(plan.about)
         arena, versions, weights = agents_memory(plan, job) if isinstance(job, AgentsJob) else _memory(plan)
         stack.callback(arena.close)
         placement = _placement_for(plan, weights)
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
-        product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
+        product = Product(lambda _: launch, lambda worker: [layouts[worker]], observers.tell, processes=not plan.inline)
         if isinstance(placement, LocalPlacement):
             arena.loading = loading = Loading(arena.memory.map(), len(job.shares), placement)
             launch = replace(launch, descriptors=loading.descriptors)
@@ -83,8 +86,7 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
         accumulator = (
             Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
         )
-        stack.pop_all()
-    return arena, versions, supervisor, queue, accumulator, spaces
+        return stack.pop_all(), arena, versions, supervisor, queue, accumulator, spaces
 
 
 def _memory(plan: Plan) -> tuple[Arena, Versions, WeightsMap | None]:

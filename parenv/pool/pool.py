@@ -115,7 +115,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
         plan = make_plan(by_name(locals()))
-        super().__init__("the pool", lambda: PoolSession(plan), plan.job.options.close_timeout_s)
+        super().__init__("the pool", lambda: PoolSession(plan))
 
     @property
     def num_envs(self) -> int:

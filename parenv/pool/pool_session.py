@@ -15,7 +15,7 @@ from parenv.pool.arrival import Arrival
 from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.env_questions import EnvQuestion
 from parenv.pool.evaluating import Evaluator
-from parenv.pool.events import Asked, Delivered, Observer, Published, Questioned, telling
+from parenv.pool.events import Asked, Delivered, Observer, Observers, Published, Questioned
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics
@@ -30,6 +30,7 @@ class PoolSession:
 
     Attributes:
         owner: the process that may use and close it.
+        closing: ends the workers, by themselves within their limit or by force after it, and closes all else.
         observation_space: of a sub-environment.
         action_space: likewise.
         versions: of the policy, or of each by name.
@@ -44,10 +45,10 @@ class PoolSession:
         self.owner = Owner("the pool")
         self._counters = Counters()
         self._timer = DriverTimer(self._counters.driver_s, self._counters.driver_processor_s)
-        self._observers = [plan.recorder, Observer()]  # The second one can be exchanged: see observe.
-        self._tell = telling(self._observers)
-        parts = opened(plan, self._counters, self._tell)
-        self._arena, self.versions, self._supervisor, self._queue, self._accumulator, spaces = parts
+        self._observers = Observers([plan.recorder, Observer()])  # The second one can be exchanged: see observe.
+        self._tell = self._observers.tell
+        parts = opened(plan, self._counters, self._observers)
+        self.closing, self._arena, self.versions, self._supervisor, self._queue, self._accumulator, spaces = parts
         self.workers = self._supervisor.workers
         self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._tell)
         self.observation_space, self.action_space = spaces
@@ -199,17 +200,6 @@ class PoolSession:
         self.evaluator.begun, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])
         self._timer.resume(state["seconds"], state["collecting_seconds"])
-
-    def close(self, timeout_s: float) -> None:
-        """End the workers, by themselves within the limit or by force after it. Idempotent."""
-        if not self.owner.is_here:
-            return
-        try:
-            self._supervisor.close(timeout_s)
-        finally:
-            for observer in self._observers:
-                observer.close()
-            self._arena.close()
 
     def _versions_in_use(self) -> set[int]:
         return self._queue.scheduler.versions_in_use() | self.evaluator.versions_in_use()

@@ -96,7 +96,7 @@ class Population(SessionHolder[PopulationSession]):
         lineage: str | os.PathLike[str] | None = None,
     ) -> None:
         plan = make_plan(by_name(locals()))
-        super().__init__("the population", lambda: PopulationSession(plan), plan.job.options.close_timeout_s)
+        super().__init__("the population", lambda: PopulationSession(plan))
 
     @property
     def size(self) -> int:

@@ -42,6 +42,7 @@ class PopulationSession:
 
     Attributes:
         owner: the process that may use and close it.
+        closing: ends the workers, by themselves within their limit or by force after it, and closes all else.
         evolution: where the members stand.
         evaluation: none, since members are measured by scores.
         undelivered: the report that was taken when Ctrl-C came before it could be yielded; the next stream has it.
@@ -58,7 +59,8 @@ class PopulationSession:
         self._reports: deque[Report] = deque()
         self._under_way: dict[int, tuple[Turn, Question]] = {}
         self._died_of: Exception | None = None
-        self._memory, self._places, self._supervisor = _opened(plan, self.evolution.num_places)
+        self.closing, self._memory, self._places, self._supervisor = _opened(plan, self.evolution.num_places)
+        self.closing.callback(self._lineage.close)
         self._idle = set(range(len(plan.job.shares)))
 
     @property
@@ -120,16 +122,6 @@ class PopulationSession:
         self._figures = PopulationStatistics(**state["statistics"])
         self._supervisor.restarts = self._figures.worker_restarts
         self._reports.extend(map(Report.of_data, state["reports"]))
-
-    def close(self, timeout_s: float) -> None:
-        """End the workers, by themselves within the limit or by force after it. Idempotent."""
-        if not self.owner.is_here:
-            return
-        try:
-            self._supervisor.close(timeout_s)
-        finally:
-            self._lineage.close()
-            self._memory.close()
 
     def _begin_turns(self) -> None:
         began = time.perf_counter()
@@ -235,8 +227,10 @@ def _died_of(error: Exception) -> TurnOutcome:
     return TurnOutcome(float("nan"), 0, f"{type(error).__name__}: {error}", error)
 
 
-def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, MemberPlaces, Supervisor]:
-    """Start the workers and wait until all are ready. Where that fails, nothing is left."""
+def _opened(
+    plan: PopulationPlan, num_places: int
+) -> tuple[contextlib.ExitStack, SharedMemory, MemberPlaces, Supervisor]:
+    """Start the workers and wait until all are ready; first what closes it all. Where that fails, nothing is left."""
     job = plan.job
     with_launch = _launch_for(plan)
     with contextlib.ExitStack() as stack:
@@ -258,8 +252,7 @@ def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, Member
         supervisor.start()
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
-        stack.pop_all()
-    return memory, places, supervisor
+        return stack.pop_all(), memory, places, supervisor
 
 
 def _launch_for(plan: PopulationPlan) -> Any:
