@@ -119,7 +119,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.autoreset_mode = plan.job.autoreset_mode
         self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
         plan, session, self.measured_step_s = begin(plan, copy)
-        self._session = session
+        self._session, self._owner = session, session.owner
         self._pending, self._is_closed = _IDLE, False
         self._close_timeout_s = plan.job.options.close_timeout_s
         self._end = weakref.finalize(self, session.close, plan.job.options.close_timeout_s)
@@ -353,7 +353,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._pending = _IDLE
 
     def _check_open(self) -> None:
-        if refusal := self._session.owner.refusal:
-            raise ClosedEnvironmentError(refusal)
+        if self._owner.refusal:
+            raise ClosedEnvironmentError(self._owner.refusal)
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
