@@ -15,7 +15,6 @@ from parenv.experience.episodes import EvaluationResult
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
-from parenv.placement.base import Launch
 from parenv.population.evolution import NOWHERE, Copied, Evolution, Turn, TurnEnded, TurnOutcome
 from parenv.population.lineage_file import Lineage
 from parenv.population.population_plan import PopulationPlan
@@ -25,7 +24,6 @@ from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure, Layout
 from parenv.supervision.failures import from_failure
 from parenv.supervision.launch import inline_placement, local_launch, worker_placement
-from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Event, Lost, Product, Supervisor
 from parenv.supervision.workers import FOREVER_S, Workers
@@ -232,7 +230,8 @@ def _opened(
 ) -> tuple[contextlib.ExitStack, SharedMemory, MemberPlaces, Supervisor]:
     """Start the workers and wait until all are ready; first what closes it all. Where that fails, nothing is left."""
     job = plan.job
-    with_launch = _launch_for(plan)
+    named = {"env_fn": job.factories, "make_member": job.make_member, "learn": job.learn, "fitness": job.fitness}
+    with_launch = local_launch(job, named, inline=plan.inline, optimizers=True)
     with contextlib.ExitStack() as stack:
         places = MemberPlaces(len(job.shares))
         memory = SharedMemory(places.offset(num_places))
@@ -253,20 +252,3 @@ def _opened(
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
         return stack.pop_all(), memory, places, supervisor
-
-
-def _launch_for(plan: PopulationPlan) -> Any:
-    job = plan.job
-    if plan.inline:
-        return lambda memory_fd: Launch(memory_fd, b"", (), {}, job.options.threads)
-    named = {
-        "env_fn": job.factories,
-        "make_member": job.make_member,
-        "learn": job.learn,
-        "fitness": job.fitness,
-        "workers": job.options,
-    }
-    payload = pickled(named, job)
-    # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
-    more = ("torch._dynamo",) if b"torch" in payload else ()
-    return local_launch(payload, replace(job.options, preload=(*job.options.preload, *more)))
