@@ -20,7 +20,6 @@ from parenv.pool.agents_opening import agents_memory, lay_out_agents
 from parenv.pool.arena import Arena, weights_places
 from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.events import Observers
-from parenv.pool.gradients import Accumulator
 from parenv.pool.laying_out import lay_out
 from parenv.pool.loading import Loading
 from parenv.pool.policy_versions import PolicyVersions
@@ -34,9 +33,7 @@ from parenv.supervision.supervisor import Product, Supervisor
 from parenv.supervision.workers import Workers
 from parenv.worker.job import AgentsJob, Job
 
-Parts = tuple[
-    contextlib.ExitStack, Arena, Versions | PolicyVersions, Supervisor, RolloutQueue, Accumulator | None, Spaces
-]
+Parts = tuple[contextlib.ExitStack, Arena, Versions | PolicyVersions, Supervisor, RolloutQueue, Spaces]
 """What a pool at work consists of, and first what closes it all."""
 
 
@@ -74,19 +71,10 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         layouts += room.layouts
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
-        queue = RolloutQueue(
-            _scheduler(plan, len(workers.shares)),
-            arrival_of,
-            room,
-            plan.max_policy_lag if plan.on_stale == "drop" else None,
-            supervisor,
-            versions,
-            counters,
-        )
-        accumulator = (
-            Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
-        )
-        return stack.pop_all(), arena, versions, supervisor, queue, accumulator, spaces
+        scheduler = _scheduler(plan, len(workers.shares))
+        drop_lag = plan.max_policy_lag if plan.on_stale == "drop" else None
+        queue = RolloutQueue(scheduler, arrival_of, room, drop_lag, supervisor, versions, counters)
+        return stack.pop_all(), arena, versions, supervisor, queue, spaces
 
 
 def _memory(plan: Plan) -> tuple[Arena, Versions, WeightsMap | None]:

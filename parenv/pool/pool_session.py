@@ -16,6 +16,7 @@ from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.env_questions import EnvQuestion
 from parenv.pool.evaluating import Evaluator
 from parenv.pool.events import Asked, Delivered, Observer, Observers, Published, Questioned
+from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics
@@ -47,8 +48,10 @@ class PoolSession:
         self._timer = DriverTimer(self._counters.driver_s, self._counters.driver_processor_s)
         self._observers = Observers([plan.recorder, Observer()])  # The second one can be exchanged: see observe.
         self._tell = self._observers.tell
+        job = plan.job.gradient
+        self._accumulator = Accumulator(plan.gradient, job.layout, self._counters) if plan.gradient and job else None
         parts = opened(plan, self._counters, self._observers)
-        self.closing, self._arena, self.versions, self._supervisor, self._queue, self._accumulator, spaces = parts
+        self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
         self.workers = self._supervisor.workers
         self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._tell)
         self.observation_space, self.action_space = spaces
