@@ -243,9 +243,7 @@ def _opened(
         launch = with_launch(memory.fd)
         # They say that workers may begin; the fields are for rollouts.
         layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
-        product = Product(
-            lambda _: launch, lambda worker: [layouts[worker]], lambda event: None, processes=not plan.inline
-        )
+        product = Product(lambda _: launch, lambda worker: [layouts[worker]], processes=not plan.inline)
         supervisor = Supervisor(workers, job.options, product)
         stack.callback(supervisor.close, job.options.close_timeout_s)
         supervisor.start()
