@@ -47,13 +47,12 @@ class PoolSession:
         self._counters = Counters()
         self._timer = DriverTimer(self._counters.driver_s, self._counters.driver_processor_s)
         self._observers = Observers([plan.recorder, Observer()])  # The second one can be exchanged: see observe.
-        self._tell = self._observers.tell
         job = plan.job.gradient
         self._accumulator = Accumulator(plan.gradient, job.layout, self._counters) if plan.gradient and job else None
         parts = opened(plan, self._counters, self._observers)
         self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
         self.workers = self._supervisor.workers
-        self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._tell)
+        self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._observers.tell)
         self.observation_space, self.action_space = spaces
 
     @property
@@ -103,7 +102,7 @@ class PoolSession:
             while not self.versions.has_room(self._versions_in_use()):
                 self._queue.listen()
             version = self.versions.add(policy, settings, self._queue.scheduler.publish)
-        self._tell(Published(version, began))
+        self._observers.tell(Published(version, began))
         return version
 
     def moved(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> Any:
@@ -143,7 +142,7 @@ class PoolSession:
         question = EnvQuestion(self.workers, method, env_ids, arguments)
         while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
             self._queue.listen()
-        self._tell(Questioned(method))
+        self._observers.tell(Questioned(method))
         with self._timer.during("calling"):
             return question.ask(self._supervisor)
 
@@ -210,8 +209,8 @@ class PoolSession:
     def _next(self, deadline: float) -> Arrival | None:
         self.evaluator.collect()
         self._timer.asked()
-        self._tell(Asked())
+        self._observers.tell(Asked())
         with self._timer.during("waiting"):
             arrival = None if self.plan.recorder.is_over else self._queue.next(deadline)
-        self._tell(Delivered(arrival))
+        self._observers.tell(Delivered(arrival))
         return arrival
