@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+import secrets
 import sys
 from typing import Any
 
 import numpy as np
 
+from parenv.argument_checks import at_least
+
 _SUB_ENVIRONMENT, _WORKER, _EVALUATION, _EPISODE = 0, 1, 2, 3
 _MEMBER, _EVOLUTION = 100, 101
+
+
+def root_seed(seed: Any, recorded: int | None = None) -> int:
+    """The root of all seeds: the one that is given, or else that of a recorded run, or else one that is drawn."""
+    if seed is not None:
+        return at_least("seed", seed, 0)
+    return secrets.randbits(63) if recorded is None else recorded
 
 
 def environment_seed(seed: int, env_id: int, generation: int = 0, replaced: int = 0) -> int:

@@ -12,7 +12,7 @@ from parenv.memory.agent_layout import AgentsSpec, agents_spec
 from parenv.memory.maps import WeightsByName
 from parenv.policy.snapshots import modules_of
 from parenv.pool.arena import Arena
-from parenv.pool.arrival import Arrival, ArrivalOf
+from parenv.pool.arrival import Arrival, ArrivalOf, arrived
 from parenv.pool.blocks import Block
 from parenv.pool.laying_out import Room, checked_spaces, make_room
 from parenv.pool.policy_versions import PolicyVersions
@@ -65,15 +65,4 @@ def _arrival_of(
     samples = [said.report[0] for said in commits]
     widths = [len(env_ids) for env_ids in block.env_ids_of]
     rollouts = assemble_agents(spec, arrays, widths, played, block.env_ids, block.worker, policy_version, sum(samples))
-    stamps = arrays[0]["commits", 0].copy()
-    return Arrival(
-        cast(Any, rollouts),
-        workers=block.workers,
-        env_ids=block.env_ids_of,
-        samples=samples,
-        gradients=arrays[0].get(("gradients", 0)),
-        norms=stamps["gradient_norm"].tolist(),
-        metrics=[said.report[3] for said in commits],
-        commits=stamps,
-        replaced=[said.replaced for said in commits],
-    )
+    return arrived(rollouts, block, arrays[0], commits, samples, [said.report[3] for said in commits])

@@ -37,7 +37,6 @@ def check_policies(given: SimpleNamespace) -> None:
     is_callable("policy_of", given.policy_of, "a callable (agent, episode) -> name")
     if given.parallelism == "gradient":
         _check_parameters(given.policy)
-    _check_settings(given.settings)
     _check_not_yet(given)
 
 
@@ -89,11 +88,6 @@ def _check_parameters(policies: Mapping[str, Any]) -> None:
                     f"the policies {other!r} and {name!r} share parameters, and a gradient is that of one policy: have "
                     f"policy_of name one of them for the agents of both, or give {name!r} a copy of its own"
                 )
-
-
-def _check_settings(settings: Any) -> None:
-    if settings is not None and not isinstance(settings, Mapping):
-        raise ConfigurationError(f"settings must be a dict by name, got {settings!r}")
 
 
 def _check_not_yet(given: SimpleNamespace) -> None:

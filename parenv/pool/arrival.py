@@ -83,15 +83,28 @@ def arrival_of(
     if spec.rollout_length == WHOLE_EPISODES:
         episodes = [EpisodeStatistics.of(*ended) for _, _, ended in reports]
         rollout = replace(rollout, episodes=EpisodeStatistics.joined(episodes))
+    samples, metrics, _ = zip(*reports, strict=True)
+    return arrived(rollout, block, arrays, commits, samples, metrics)
+
+
+def arrived(
+    rollout: Any,
+    block: Block,
+    arrays: Arrays,
+    commits: Sequence[Commit],
+    samples: Sequence[int],
+    metrics: Sequence[dict[str, float]],
+) -> Arrival:
+    """A rollout with what else came of the credits for its slot."""
     stamps = arrays["commits", 0].copy()
     return Arrival(
         rollout,
         workers=block.workers,
         env_ids=block.env_ids_of,
-        samples=[samples for samples, _, _ in reports],
+        samples=samples,
         gradients=arrays.get(("gradients", 0)),
         norms=stamps["gradient_norm"].tolist(),
-        metrics=[metrics for _, metrics, _ in reports],
+        metrics=metrics,
         commits=stamps,
         replaced=[said.replaced for said in commits],
     )

@@ -5,7 +5,7 @@ The core emits the events and knows nothing of those who hear them: they stand i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from parenv.experience.episodes import EvaluationResult
@@ -73,11 +73,15 @@ class Observer:
         """There will be no more. Idempotent."""
 
 
-def telling(observers: Sequence[Observer]) -> Callable[[Event], None]:
-    """A function that tells all of them of an event; it knows nobody else, so that nobody is kept by whoever has it."""
+class Observers(list[Observer]):
+    """All who are told. They know nobody else, so that nobody is kept by whoever tells them."""
 
-    def tell(event: Event) -> None:
-        for observer in observers:
+    def tell(self, event: Event) -> None:
+        """Something has happened."""
+        for observer in self:
             observer.hear(event)
 
-    return tell
+    def close(self) -> None:
+        """There will be no more. Idempotent."""
+        for observer in self:
+            observer.close()

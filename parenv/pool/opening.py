@@ -19,7 +19,7 @@ from parenv.policy.snapshots import modules_of
 from parenv.pool.agents_opening import agents_memory, lay_out_agents
 from parenv.pool.arena import Arena, weights_places
 from parenv.pool.dispatch import Dispatch, Rounds
-from parenv.pool.gradients import Accumulator
+from parenv.pool.events import Observers
 from parenv.pool.laying_out import lay_out
 from parenv.pool.loading import Loading
 from parenv.pool.policy_versions import PolicyVersions
@@ -29,34 +29,34 @@ from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Layout
 from parenv.supervision.launch import inline_placement, local_launch, worker_placement
-from parenv.supervision.pickling import pickled
-from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
+from parenv.supervision.supervisor import Product, Supervisor
 from parenv.supervision.workers import Workers
-from parenv.worker.job import AgentsJob
+from parenv.worker.job import AgentsJob, Job
 
-Parts = tuple[Arena, Versions | PolicyVersions, Supervisor, RolloutQueue, Accumulator | None, Spaces]
-"""What a pool at work consists of."""
+Parts = tuple[contextlib.ExitStack, Arena, Versions | PolicyVersions, Supervisor, RolloutQueue, Spaces]
+"""What a pool at work consists of, and first what closes it all."""
 
 
-def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]) -> Parts:
+def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
     """Start the workers of a pool and wait until all are ready. Where that fails, nothing is left.
 
     Args:
         plan: checked.
         counters: counts.
-        tell: is told of workers that are lost and that are back.
+        observers: are told of workers that are lost and that are back, and closed with the pool.
     """
     job = plan.job
-    with_launch = _launch_for(plan)
+    for_workers = replace(job, policy=on_device(job.policy, "cpu"))
+    with_launch = _launch_for(plan, for_workers)
     with contextlib.ExitStack() as stack:
-        stack.callback(plan.recorder.close)
+        stack.callback(observers.close)
         plan.recorder.begin(plan.about)
         arena, versions, weights = agents_memory(plan, job) if isinstance(job, AgentsJob) else _memory(plan)
         stack.callback(arena.close)
-        placement = _placement_for(plan, weights)
+        placement = _placement_for(plan, for_workers, weights)
         workers = Workers(placement, arena.progress, job.shares, job.first_env_id, job.first_worker)
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
-        product = Product(lambda _: launch, lambda worker: [layouts[worker]], tell, processes=not plan.inline)
+        product = Product(lambda _: launch, lambda worker: [layouts[worker]], observers.tell, processes=not plan.inline)
         if isinstance(placement, LocalPlacement):
             arena.loading = loading = Loading(arena.memory.map(), len(job.shares), placement)
             launch = replace(launch, descriptors=loading.descriptors)
@@ -71,20 +71,10 @@ def opened(plan: Plan, counters: Counters, tell: Callable[[Lost | Back], object]
         layouts += room.layouts
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
-        queue = RolloutQueue(
-            _scheduler(plan, len(workers.shares)),
-            arrival_of,
-            room,
-            plan.max_policy_lag if plan.on_stale == "drop" else None,
-            supervisor,
-            versions,
-            counters,
-        )
-        accumulator = (
-            Accumulator(plan.gradient, job.gradient.layout, counters) if plan.gradient and job.gradient else None
-        )
-        stack.pop_all()
-    return arena, versions, supervisor, queue, accumulator, spaces
+        scheduler = _scheduler(plan, len(workers.shares))
+        drop_lag = plan.max_policy_lag if plan.on_stale == "drop" else None
+        queue = RolloutQueue(scheduler, arrival_of, room, drop_lag, supervisor, versions, counters)
+        return stack.pop_all(), arena, versions, supervisor, queue, spaces
 
 
 def _memory(plan: Plan) -> tuple[Arena, Versions, WeightsMap | None]:
@@ -100,37 +90,26 @@ def _scheduler(plan: Plan, num_workers: int) -> Dispatch | Rounds:
     return plan.recorder.dispatch(num_workers, plan.prefetch, plan.max_policy_lag, pace=plan.on_stale == "pace")
 
 
-def _launch_for(plan: Plan) -> Callable[[int], Launch]:
-    """Pickle the job; a function that makes the launch from the descriptor of the pool's memory.
-
-    Raises:
-        NotPicklableError: something of the user's cannot travel.
-    """
-    job = plan.job
-    if plan.inline:
-        return lambda memory_fd: Launch(memory_fd, b"", (), {}, job.options.threads)
+def _launch_for(plan: Plan, job: Job) -> Callable[[int], Launch]:
     named = {
         "env_fn": job.factories,
         "policy": job.policy,
         "postprocess": job.postprocess,
         "loss_fn": job.gradient and job.gradient.loss_fn,
-        "workers": job.options,
     }
-    payload = pickled(named, replace(job, policy=on_device(job.policy, "cpu")))
     needs_torch = job.postprocess is not None or job.options.rollout_device is not None
-    return local_launch(payload, job.options, torch=needs_torch)
+    return local_launch(job, named, inline=plan.inline, torch=needs_torch)
 
 
-def _placement_for(plan: Plan, weights: AnyWeights) -> Placement:
+def _placement_for(plan: Plan, job: Job, weights: AnyWeights) -> Placement:
     """In this process, in processes on this machine, or on others.
 
     Raises:
         ConfigurationError: nobody can listen where hosts are to join.
     """
     if not plan.inline:
-        return worker_placement(plan.placement, weights, plan.job.options)
-    policy = on_device(plan.job.policy, "cpu")
-    return inline_placement(lambda: replace(plan.job, policy=_another(policy)))
+        return worker_placement(plan.placement, weights, job.options)
+    return inline_placement(lambda: replace(job, policy=_another(job.policy)))
 
 
 def _another(policy: Any) -> Any:

@@ -15,7 +15,7 @@ from parenv.policy.assignment import PolicyRow, PolicyTable
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of
 from parenv.pool.moving import has_moved
-from parenv.pool.versions import Version
+from parenv.pool.versions import Version, source_of
 
 
 class PolicyVersions:
@@ -122,9 +122,8 @@ class PolicyVersions:
             mine, place = {**rows[name].settings, **settings}, self._free_place(name)
             if name in self._weights:
                 snapshot = cloudpickle.dumps((mine, None)) if mine else b""
-                source = policy if isinstance(policy, Mapping) else module_of(policy)
                 try:
-                    self._weights[name].write(source, place, rows[name].place)
+                    self._weights[name].write(source_of(policy), place, rows[name].place)
                 except ConfigurationError as error:
                     raise ConfigurationError(f"policy {name!r}: {error}") from error
             else:
@@ -252,11 +251,8 @@ class PolicyVersions:
             self._check_name(name)
             if name not in self._weights:
                 as_policy(policy)
-            elif not isinstance(policy, Mapping) and module_of(policy) is None:
-                raise ConfigurationError(
-                    f"publish needs the module of policy {name!r}, the policy that holds it or its state dict, got "
-                    f"{policy!r}"
-                )
+            else:
+                source_of(policy, f" of policy {name!r}")
 
     def _check_name(self, name: Any) -> None:
         if isinstance(name, str) and "@" in name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gymnasium import Space
 
@@ -21,7 +21,7 @@ from parenv.pool.pool_plan import make_plan
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder
 from parenv.pool.statistics import PoolStatistics
-from parenv.pool.streams import Item, stream
+from parenv.pool.streams import mean_over, stream
 from parenv.supervision.partition import by_name
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
         plan = make_plan(by_name(locals()))
-        super().__init__("the pool", lambda: PoolSession(plan), plan.job.options.close_timeout_s)
+        super().__init__("the pool", lambda: PoolSession(plan))
 
     @property
     def num_envs(self) -> int:
@@ -184,7 +184,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         Raises:
             GradientError: ``loss_fn`` gave nothing to learn from, or a gradient is not finite.
         """
-        return cast(Iterator[Gradient], self._stream("gradient", "gradients", PoolSession.next_gradient, stop))
+        return self._stream("gradient", "gradients", PoolSession.next_gradient, stop)
 
     def publish(self, policy: Any, *, min_kl: float | None = None, on: Rollout | None = None, **settings: Any) -> int:
         """Make a new version, by which every rollout that begins from now on acts.
@@ -389,15 +389,16 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         self,
         parallelism: Parallelism,
         name: str,
-        take: Callable[[PoolSession, float], Item | None],
+        take: Callable[[PoolSession, float], Rollout | Gradient | None],
         stop: Stop | None,
         wait: Callable[[], bool] | None = None,
-    ) -> Iterator[Item | None]:
+    ) -> Iterator[Any]:
         mine = "gradient" if self._session.plan.gradient is not None else "experience"
         if mine != parallelism:
             raise ConfigurationError(f'{name}() needs parallelism="{parallelism}"; this pool has "{mine}"')
         self._check_open()
-        return stream(options_of("stop", stop, Stop), self._using, take, wait)
+        criteria = options_of("stop", stop, Stop)
+        return stream(criteria, self._using, take, mean_over(criteria.window), wait)
 
     def _finish_evaluation(self) -> None:
         with self._using() as session:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
+from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
 from parenv.experience.gradient import GradientLayout
 from parenv.memory.device_memory import check_memory
@@ -134,7 +134,7 @@ def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None,
         gradient=None if gradient is None else _gradient_job(given.policy, given.loss_fn, gradient, given.mode),
         infos=_names(given.infos),
         settings=_settings(given.settings),
-        seed=_seed(given.seed, seed),
+        seed=root_seed(given.seed, seed),
     )
 
 
@@ -214,12 +214,6 @@ def _max_policy_lag(given: Given) -> int | None:
             'max_policy_lag is for mode="async": with mode="sync" every batch is by the newest version'
         )
     return at_least("max_policy_lag", given.max_policy_lag, 0)
-
-
-def _seed(seed: Any, recorded: int | None) -> int:
-    if seed is not None:
-        return at_least("seed", seed, 0)
-    return secrets.randbits(63) if recorded is None else recorded
 
 
 def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parenv.errors import ConfigurationError
-from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.pool.arrival import Arrival
 from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.env_questions import EnvQuestion
 from parenv.pool.evaluating import Evaluator
-from parenv.pool.events import Asked, Delivered, Observer, Published, Questioned, telling
+from parenv.pool.events import Asked, Delivered, Observer, Observers, Published, Questioned
+from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics
@@ -30,6 +31,7 @@ class PoolSession:
 
     Attributes:
         owner: the process that may use and close it.
+        closing: ends the workers, by themselves within their limit or by force after it, and closes all else.
         observation_space: of a sub-environment.
         action_space: likewise.
         versions: of the policy, or of each by name.
@@ -44,18 +46,24 @@ class PoolSession:
         self.owner = Owner("the pool")
         self._counters = Counters()
         self._timer = DriverTimer(self._counters.driver_s, self._counters.driver_processor_s)
-        self._observers = [plan.recorder, Observer()]  # The second one can be exchanged: see observe.
-        self._tell = telling(self._observers)
-        parts = opened(plan, self._counters, self._tell)
-        self._arena, self.versions, self._supervisor, self._queue, self._accumulator, spaces = parts
+        self._observers = Observers([plan.recorder, Observer()])  # The second one can be exchanged: see observe.
+        job = plan.job.gradient
+        self._accumulator = Accumulator(plan.gradient, job.layout, self._counters) if plan.gradient and job else None
+        parts = opened(plan, self._counters, self._observers)
+        self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
         self.workers = self._supervisor.workers
-        self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._tell)
+        self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._observers.tell)
         self.observation_space, self.action_space = spaces
 
     @property
     def is_over(self) -> bool:
         """Whether a worker is gone that is not replaced."""
         return self._supervisor.over
+
+    @property
+    def evaluation(self) -> EvaluationResult | None:
+        """What the last evaluation has found."""
+        return self.evaluator.last
 
     @property
     def version(self) -> int:
@@ -94,7 +102,7 @@ class PoolSession:
             while not self.versions.has_room(self._versions_in_use()):
                 self._queue.listen()
             version = self.versions.add(policy, settings, self._queue.scheduler.publish)
-        self._tell(Published(version, began))
+        self._observers.tell(Published(version, began))
         return version
 
     def moved(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> Any:
@@ -134,7 +142,7 @@ class PoolSession:
         question = EnvQuestion(self.workers, method, env_ids, arguments)
         while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
             self._queue.listen()
-        self._tell(Questioned(method))
+        self._observers.tell(Questioned(method))
         with self._timer.during("calling"):
             return question.ask(self._supervisor)
 
@@ -169,7 +177,7 @@ class PoolSession:
             bytes_received=traffic.received,
             refused_connections=dict(traffic.refused),
             evaluations=self.evaluator.begun,
-            evaluation=self.evaluator.last,
+            evaluation=self.evaluation,
             frozen_policies=self.versions.frozen,
         )
 
@@ -195,25 +203,14 @@ class PoolSession:
         self._counters.load(state["statistics"])
         self._timer.resume(state["seconds"], state["collecting_seconds"])
 
-    def close(self, timeout_s: float) -> None:
-        """End the workers, by themselves within the limit or by force after it. Idempotent."""
-        if not self.owner.is_here:
-            return
-        try:
-            self._supervisor.close(timeout_s)
-        finally:
-            for observer in self._observers:
-                observer.close()
-            self._arena.close()
-
     def _versions_in_use(self) -> set[int]:
         return self._queue.scheduler.versions_in_use() | self.evaluator.versions_in_use()
 
     def _next(self, deadline: float) -> Arrival | None:
         self.evaluator.collect()
         self._timer.asked()
-        self._tell(Asked())
+        self._observers.tell(Asked())
         with self._timer.during("waiting"):
             arrival = None if self.plan.recorder.is_over else self._queue.next(deadline)
-        self._tell(Delivered(arrival))
+        self._observers.tell(Delivered(arrival))
         return arrival

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
 
 from parenv.pool.arrival import Arrival, ArrivalOf
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
@@ -129,10 +129,7 @@ class RolloutQueue:
             self._counters.copied += 1
         self._counters.add_seconds(arrival.commits)
         self._counters.add(arrival.rollout, sum(arrival.samples))
-        self._tell([cause for causes in arrival.replaced for cause in causes])
-        return arrival
-
-    def _tell(self, replaced: Sequence[Sequence[Any]]) -> None:
-        for env_id, doing, error in replaced:
+        for env_id, doing, error in chain.from_iterable(arrival.replaced):
             _log.warning("env_id %s raised while %s and was replaced: %s", env_id, doing, error)
-        self._counters.env_restarts += len(replaced)
+            self._counters.env_restarts += 1
+        return arrival

@@ -7,9 +7,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from parenv.errors import ParenvError, PoolBusyError, PoolClosedError, ProtocolError, without_own_frames
+from parenv.experience.episodes import EvaluationResult
 from parenv.process.forks import Owner
 from parenv.transport.interrupts import Deferred
 
@@ -53,11 +54,14 @@ class OneThread:
 
 class _Session(Protocol):
     owner: Owner
+    closing: contextlib.ExitStack
+    undelivered: Any
 
     @property
     def is_over(self) -> bool: ...
 
-    def close(self, timeout_s: float) -> None: ...
+    @property
+    def evaluation(self) -> EvaluationResult | None: ...
 
 
 S = TypeVar("S", bound=_Session)
@@ -69,17 +73,16 @@ class SessionHolder(Generic[S]):
     Args:
         what: it is, in words.
         open_session: opens it.
-        close_timeout_s: seconds that it may take to end by itself.
     """
 
-    def __init__(self, what: str, open_session: Callable[[], S], close_timeout_s: float) -> None:
+    def __init__(self, what: str, open_session: Callable[[], S]) -> None:
         self._what, self._one_thread = what, OneThread()
         try:
             self._session = open_session()
         except BaseException as error:
             _shorten(error)
             raise
-        self._close = weakref.finalize(self, self._session.close, close_timeout_s)
+        self._close = weakref.finalize(self, _close, self._session.owner, self._session.closing)
 
     @property
     def closed(self) -> bool:
@@ -136,6 +139,11 @@ class _Use(Generic[S]):
             self._deferred.__exit__(kind)
         if error is not None:
             _shorten(error)
+
+
+def _close(owner: Owner, closing: contextlib.ExitStack) -> None:
+    if owner.is_here:
+        closing.close()
 
 
 def _shorten(error: BaseException) -> None:

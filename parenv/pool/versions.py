@@ -77,7 +77,7 @@ class Versions:
             snapshot = cloudpickle.dumps((settings, given))
         else:
             snapshot = cloudpickle.dumps((settings, None)) if settings else b""
-            self._weights.write(self._source(given), place, self.newest.place)
+            self._weights.write(source_of(given), place, self.newest.place)
         self.settings = settings
         self.newest = Version(number(), place, bytes(snapshot))
         self._kept[self.newest.number] = self.newest
@@ -109,10 +109,16 @@ class Versions:
         self.newest = Version(number, 0, bytes(snapshot))
         self._kept = {number: self.newest}
 
-    def _source(self, given: Any) -> Any:
-        source = module_of(given) if not isinstance(given, Mapping) else given
-        if source is None:
-            raise ConfigurationError(
-                f"publish needs the module, the policy that holds it or its state dict, got {given!r}"
-            )
-        return source
+
+def source_of(given: Any, of: str = "") -> Any:
+    """What the weights of a version are read from, a module or a state dict.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    source = given if isinstance(given, Mapping) else module_of(given)
+    if source is None:
+        raise ConfigurationError(
+            f"publish needs the module{of}, the policy that holds it or its state dict, got {given!r}"
+        )
+    return source

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from parenv.argument_checks import at_least
 from parenv.errors import ConfigurationError
 
 Scores = Mapping[int, float]
@@ -43,7 +44,7 @@ class Tournament:
 
     def __post_init__(self) -> None:
         _check(self)
-        _check_whole(self, "size")
+        at_least("Tournament.size", self.size, 1)
 
     def check_fits(self, size: int) -> None:
         """Check that a population is large enough.
@@ -145,15 +146,9 @@ def _beats(score: float, other: float) -> bool:
 
 
 def _check(evolve: Any) -> None:
-    _check_whole(evolve, "every")
     kind = type(evolve).__name__
+    at_least(f"{kind}.every", evolve.every, 1)
     if not 0.0 < evolve.perturb < 1.0:
         raise ConfigurationError(f"{kind}.perturb must be between 0 and 1, got {evolve.perturb!r}")
     if not 0.0 <= evolve.resample <= 1.0:
         raise ConfigurationError(f"{kind}.resample must be a probability, got {evolve.resample!r}")
-
-
-def _check_whole(evolve: Any, name: str) -> None:
-    value = getattr(evolve, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{type(evolve).__name__}.{name} must be an integer of at least 1, got {value!r}")

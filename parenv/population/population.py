@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +10,8 @@ from parenv.argument_checks import options_of
 from parenv.errors import ConfigurationError
 from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, Stop, WorkerOptions
-from parenv.pool.session_holder import SessionHolder, StreamKey
+from parenv.pool.session_holder import SessionHolder
+from parenv.pool.streams import stream
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range
 from parenv.population.population_plan import make_plan
@@ -97,7 +96,7 @@ class Population(SessionHolder[PopulationSession]):
         lineage: str | os.PathLike[str] | None = None,
     ) -> None:
         plan = make_plan(by_name(locals()))
-        super().__init__("the population", lambda: PopulationSession(plan), plan.job.options.close_timeout_s)
+        super().__init__("the population", lambda: PopulationSession(plan))
 
     @property
     def size(self) -> int:
@@ -135,7 +134,8 @@ class Population(SessionHolder[PopulationSession]):
                 they were measured, and a score for ``mean_return``, whatever the window.
         """
         self._check_open()
-        return self._stream(options_of("stop", stop, Stop))
+        # Who has reached what is wanted ends the stream at once: the best score is the last one's, or not enough.
+        return stream(options_of("stop", stop, Stop), self._using, PopulationSession.next, lambda report: report.score)
 
     def member(self, number: int) -> Member:
         """A member as it was after its last turn, or its parent after its own if it has been copied since.
@@ -178,21 +178,3 @@ class Population(SessionHolder[PopulationSession]):
         plan = self._session.plan
         where = "in this process" if plan.inline else f"on {len(plan.job.shares)} workers"
         return f"<Population of {self.size} members {where}: {plan.evolve}{', closed' if self.closed else ''}>"
-
-    def _stream(self, stop: Stop) -> Iterator[Report]:
-        key, began = StreamKey(), time.monotonic()
-        deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
-        env_steps = episodes = 0
-        best = float("nan")
-        while True:
-            seconds = time.monotonic() - began
-            if stop.reason(env_steps=env_steps, episodes=episodes, mean_return=best, seconds=seconds):
-                return
-            with self._using(key) as session:
-                report = session.next(deadline)
-            if report is None:
-                return
-            env_steps += report.num_steps
-            episodes += len(report.episodes)
-            best = report.score if not best >= report.score else best
-            yield report

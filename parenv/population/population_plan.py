@@ -10,7 +10,7 @@ import numpy as np
 
 from parenv.argument_checks import at_least, one_of, options_of
 from parenv.envs.factories import Factories, as_factories
-from parenv.envs.seeding import evolution_seed
+from parenv.envs.seeding import evolution_seed, root_seed
 from parenv.errors import ConfigurationError
 from parenv.options import Mode, Placing, RemotePlacement, WorkerOptions
 from parenv.policy.devices import check_devices
@@ -82,7 +82,7 @@ def make_plan(given: Given) -> PopulationPlan:
     _check_callables(given)
     evolve = _evolve(given.evolve, size)
     ranges = checked_ranges(given.hyperparameters)
-    seed = _seed(given.seed)
+    seed = root_seed(given.seed)
     first = _first(given.initial, ranges, size, seed)
     return PopulationPlan(
         job=_job(given, evolve, first, seed),
@@ -113,10 +113,6 @@ def _evolve(evolve: Any, size: int) -> Evolve:
         raise ConfigurationError(f"evolve must be a Tournament(...) or a Generational(...), got {evolve!r}")
     evolve.check_fits(size)
     return evolve
-
-
-def _seed(seed: Any) -> int:
-    return int(np.random.SeedSequence().entropy) % 2**63 if seed is None else at_least("seed", seed, 0)  # type: ignore[arg-type]
 
 
 def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list[dict[str, float]]:

@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from parenv.errors import ConfigurationError, HostLostError
+from parenv.experience.episodes import EvaluationResult
 from parenv.memory.member_places import MemberPlaces
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
-from parenv.placement.base import Launch
 from parenv.population.evolution import NOWHERE, Copied, Evolution, Turn, TurnEnded, TurnOutcome
 from parenv.population.lineage_file import Lineage
 from parenv.population.population_plan import PopulationPlan
@@ -24,7 +24,6 @@ from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import Failure, Layout
 from parenv.supervision.failures import from_failure
 from parenv.supervision.launch import inline_placement, local_launch, worker_placement
-from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Event, Lost, Product, Supervisor
 from parenv.supervision.workers import FOREVER_S, Workers
@@ -41,8 +40,14 @@ class PopulationSession:
 
     Attributes:
         owner: the process that may use and close it.
+        closing: ends the workers, by themselves within their limit or by force after it, and closes all else.
         evolution: where the members stand.
+        evaluation: none, since members are measured by scores.
+        undelivered: the report that was taken when Ctrl-C came before it could be yielded; the next stream has it.
     """
+
+    evaluation: EvaluationResult | None = None
+    undelivered: Any = None
 
     def __init__(self, plan: PopulationPlan) -> None:
         self.plan, self.owner = plan, Owner("the population")
@@ -52,7 +57,8 @@ class PopulationSession:
         self._reports: deque[Report] = deque()
         self._under_way: dict[int, tuple[Turn, Question]] = {}
         self._died_of: Exception | None = None
-        self._memory, self._places, self._supervisor = _opened(plan, self.evolution.num_places)
+        self.closing, self._memory, self._places, self._supervisor = _opened(plan, self.evolution.num_places)
+        self.closing.callback(self._lineage.close)
         self._idle = set(range(len(plan.job.shares)))
 
     @property
@@ -114,16 +120,6 @@ class PopulationSession:
         self._figures = PopulationStatistics(**state["statistics"])
         self._supervisor.restarts = self._figures.worker_restarts
         self._reports.extend(map(Report.of_data, state["reports"]))
-
-    def close(self, timeout_s: float) -> None:
-        """End the workers, by themselves within the limit or by force after it. Idempotent."""
-        if not self.owner.is_here:
-            return
-        try:
-            self._supervisor.close(timeout_s)
-        finally:
-            self._lineage.close()
-            self._memory.close()
 
     def _begin_turns(self) -> None:
         began = time.perf_counter()
@@ -229,10 +225,13 @@ def _died_of(error: Exception) -> TurnOutcome:
     return TurnOutcome(float("nan"), 0, f"{type(error).__name__}: {error}", error)
 
 
-def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, MemberPlaces, Supervisor]:
-    """Start the workers and wait until all are ready. Where that fails, nothing is left."""
+def _opened(
+    plan: PopulationPlan, num_places: int
+) -> tuple[contextlib.ExitStack, SharedMemory, MemberPlaces, Supervisor]:
+    """Start the workers and wait until all are ready; first what closes it all. Where that fails, nothing is left."""
     job = plan.job
-    with_launch = _launch_for(plan)
+    named = {"env_fn": job.factories, "make_member": job.make_member, "learn": job.learn, "fitness": job.fitness}
+    with_launch = local_launch(job, named, inline=plan.inline, optimizers=True)
     with contextlib.ExitStack() as stack:
         places = MemberPlaces(len(job.shares))
         memory = SharedMemory(places.offset(num_places))
@@ -244,30 +243,10 @@ def _opened(plan: PopulationPlan, num_places: int) -> tuple[SharedMemory, Member
         launch = with_launch(memory.fd)
         # They say that workers may begin; the fields are for rollouts.
         layouts = [Layout(0, 0, share, 1, 0, 0, workers.env_ids(i)[0], [], []) for i, share in enumerate(job.shares)]
-        product = Product(
-            lambda _: launch, lambda worker: [layouts[worker]], lambda event: None, processes=not plan.inline
-        )
+        product = Product(lambda _: launch, lambda worker: [layouts[worker]], processes=not plan.inline)
         supervisor = Supervisor(workers, job.options, product)
         stack.callback(supervisor.close, job.options.close_timeout_s)
         supervisor.start()
         for worker, layout in enumerate(layouts):
             workers.say(worker, layout)
-        stack.pop_all()
-    return memory, places, supervisor
-
-
-def _launch_for(plan: PopulationPlan) -> Any:
-    job = plan.job
-    if plan.inline:
-        return lambda memory_fd: Launch(memory_fd, b"", (), {}, job.options.threads)
-    named = {
-        "env_fn": job.factories,
-        "make_member": job.make_member,
-        "learn": job.learn,
-        "fitness": job.fitness,
-        "workers": job.options,
-    }
-    payload = pickled(named, job)
-    # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
-    more = ("torch._dynamo",) if b"torch" in payload else ()
-    return local_launch(payload, replace(job.options, preload=(*job.options.preload, *more)))
+        return stack.pop_all(), memory, places, supervisor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from parenv.memory.maps import AnyWeights
@@ -13,6 +13,8 @@ from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
 from parenv.process.launcher import occupy_standard_descriptors
+from parenv.supervision.pickling import pickled
+from parenv.worker.job import WorkerJob
 from parenv.worker.process import WORKER_ENTRY
 from parenv.worker.worker import Worker
 
@@ -21,22 +23,36 @@ PRELOAD = (WORKER_ENTRY.partition(":")[0], "gymnasium.envs.classic_control")
 than to make one."""
 
 
-def local_launch(job: bytes, options: WorkerOptions, torch: bool = False) -> Callable[[int], Launch]:
-    """A function that makes the launch from the descriptor of the shared memory, which is to be made after this call.
+def local_launch(
+    job: WorkerJob, named: Mapping[str, Any], *, inline: bool = False, torch: bool = False, optimizers: bool = False
+) -> Callable[[int], Launch]:
+    """Pickle a job; a function that makes the launch from the descriptor of the shared memory, to be made after this.
 
     Args:
-        job: pickled.
-        options: the user's.
+        job: of the workers.
+        named: what the user gave that is in it beside the options, by the names of the arguments.
+        inline: whether the only worker runs in this process, and needs nothing of all that.
         torch: whether workers need torch even though the job does not mention it.
+        optimizers: whether they make optimizers of torch, if it does.
+
+    Raises:
+        NotPicklableError: something of the user's cannot travel.
     """
+    options = job.options
+    if inline:
+        return lambda memory_fd: Launch(memory_fd, b"", (), {}, options.threads)
+    payload = pickled({**named, "workers": options}, job)
     occupy_standard_descriptors()
-    with_torch = ("torch",) if torch or b"torch" in job else ()
+    has_torch = b"torch" in payload
+    with_torch = ("torch",) if torch or has_torch else ()
+    # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
+    with_dynamo = ("torch._dynamo",) if optimizers and has_torch else ()
     on_cpu = {*options.devices, options.rollout_device or "cpu"} == {"cpu"}
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
     return lambda memory_fd: Launch(
         memory_fd=memory_fd,
-        job=job,
-        preload=(*PRELOAD, *with_torch, *options.preload),
+        job=payload,
+        preload=(*PRELOAD, *with_torch, *options.preload, *with_dynamo),
         environment={**hidden, **_shared_device(), **options.environment},
         threads=options.threads,
         spawn=options.start_method == "spawn",

@@ -77,7 +77,7 @@ class Product(NamedTuple):
 
     launch: Callable[[int | None], Launch]
     briefing: Callable[[int], Iterable[Message]]
-    tell: Callable[[Lost | Back], object]
+    tell: Callable[[Lost | Back], object] = lambda event: None
     asked: Callable[[int], object] = lambda worker: None
     processes: bool = True
     await_hosts: bool = True

@@ -12,12 +12,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.argument_checks import at_least
 from parenv.options import Placing, WorkerOptions
-from parenv.process.forks import Owner
 from parenv.supervision.partition import by_name
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
 from parenv.vector.vector_plan import CallerSteps, ObservationMode, OnWorkerDeath, SpinUs, make_vector_plan
-from parenv.vector.vector_session import StepResults, VectorSession
+from parenv.vector.vector_session import StepResults
 from parenv.vector.vector_statistics import VectorStatistics
 
 RESERVED = ("reset", "step", "close", "_setattr", "_check_spaces")
@@ -120,11 +119,10 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self.autoreset_mode = plan.job.autoreset_mode
         self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
         plan, session, self.measured_step_s = begin(plan, copy)
-        self._session = session
+        self._session, self._owner = session, session.owner
         self._pending, self._is_closed = _IDLE, False
         self._close_timeout_s = plan.job.options.close_timeout_s
-        self._owner = Owner("the vector env")
-        self._end = weakref.finalize(self, _close, self._owner, session, plan.job.options.close_timeout_s)
+        self._end = weakref.finalize(self, session.close, plan.job.options.close_timeout_s)
         self.num_workers = 0 if plan.inline else len(plan.worker_shares)
         self.num_caller_envs = plan.caller_rows
         self.metadata, self.render_mode = session.metadata, session.render_mode
@@ -330,7 +328,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
         self._end.detach()
         within_s = 0.0 if terminate else self._close_timeout_s if timeout is None else timeout
-        _close(self._owner, self._session, within_s)
+        self._session.close(within_s)
 
     def _check_free(self, name: str) -> None:
         self._check_idle(name)
@@ -359,8 +357,3 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             raise ClosedEnvironmentError(self._owner.refusal)
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-
-
-def _close(owner: Owner, session: VectorSession, timeout_s: float) -> None:
-    if owner.is_here:
-        session.close(timeout_s)

@@ -22,7 +22,6 @@ from parenv.process.doorbell import Doorbell
 from parenv.process.spinning import Spinner
 from parenv.protocol.messages import Actions, Message, Rows, StepReady
 from parenv.supervision.launch import local_launch, worker_placement
-from parenv.supervision.pickling import pickled
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Back, Lost, Product, Supervisor
 from parenv.supervision.workers import Workers
@@ -50,8 +49,7 @@ class ProcessBackend:
     def __init__(self, plan: VectorPlan) -> None:
         self._plan, self._shares = plan, plan.worker_shares
         num_workers = len(self._shares)
-        payload = pickled({"env_fns": plan.job.factories, "workers": plan.job.options}, plan.job)
-        self._with_launch = local_launch(payload, plan.job.options)
+        self._with_launch = local_launch(plan.job, {"env_fns": plan.job.factories})
         self._placement = worker_placement(plan.placement, None, plan.job.options)
         self._memory = SharedMemory(header_bytes(num_workers))
         head = self._memory.map()

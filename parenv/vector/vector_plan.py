@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from parenv.argument_checks import at_least, one_of, options_of, positive
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
+from parenv.envs.seeding import root_seed
 from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
@@ -89,7 +89,7 @@ def make_vector_plan(given: Given) -> VectorPlan:
         options=options,
         shares=(num_envs,),
         autoreset_mode=AutoresetMode(given.autoreset_mode),
-        seed=int(np.random.SeedSequence().entropy) % 2**63,  # type: ignore[arg-type]
+        seed=root_seed(None),
     )
     plan = VectorPlan(
         job=job,
@@ -210,10 +210,8 @@ def _workers(num_workers: int | str | None, num_envs: int, max_concurrency: int 
     if max_concurrency is not None:
         at_least("max_concurrency", max_concurrency, 1)
     most = min(num_envs, max_concurrency or num_envs)
-    if num_workers is None:
-        return min(usable_cores(), most)
-    if num_workers == "auto":
-        return 0 if usable_cores() == 1 else min(usable_cores(), most)
+    if num_workers is None or num_workers == "auto":
+        return 0 if num_workers == "auto" and usable_cores() == 1 else min(usable_cores(), most)
     if isinstance(num_workers, str):
         raise ConfigurationError(f'num_workers must be an integer, None or "auto", got {num_workers!r}')
     at_least("num_workers", num_workers, 0)

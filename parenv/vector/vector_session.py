@@ -14,6 +14,7 @@ import numpy as np
 
 from parenv.errors import SubEnvironmentError
 from parenv.placement.base import drained
+from parenv.process.forks import Owner
 from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
@@ -41,12 +42,13 @@ class VectorSession:
         copy: whether observations of all rows are copies, or arrays over the board.
 
     Attributes:
+        owner: the process that may use and close it.
         under_way: how many sub-environments were sent an action whose results were not received.
         read_infos: gives the infos of all, or of some, in Gymnasium's form unless somebody sets another.
     """
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
-        self._plan = plan
+        self._plan, self.owner = plan, Owner("the vector env")
         self.backend = _backend(plan)
         try:
             first, mode = self.backend.first, plan.job.autoreset_mode
@@ -206,8 +208,9 @@ class VectorSession:
         return float(self._answers(timeout, "the measurement of a step")[0][0])
 
     def close(self, timeout_s: float) -> None:
-        """End the workers. Idempotent."""
-        self.backend.close(timeout_s)
+        """End the workers, unless this is a child that was forked from the process that has them. Idempotent."""
+        if self.owner.is_here:
+            self.backend.close(timeout_s)
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
         """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
