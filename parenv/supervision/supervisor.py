@@ -176,7 +176,7 @@ class Supervisor:
             self.over = self.over or not (self._product.processes or self.workers.placement.alive())
             raise
         finally:
-            self._events.extend(drained(self.workers.commits))
+            self._take_commits()
         try:
             if failure is not None:
                 self._failed(failure)
@@ -191,6 +191,10 @@ class Supervisor:
             del failure
             killed = [pending.deadline for pending in self._pending_kills.values()]
             self.next_s = min([self._watch.next_s, *killed, *self._due.values(), *self._starting.values()])
+
+    def _take_commits(self) -> None:
+        self._events.extend(self.workers.commits)
+        self.workers.commits.clear()
 
     def _failed(self, error: Exception) -> None:
         worker, operation = failing_worker(error)
@@ -235,7 +239,7 @@ class Supervisor:
         lost = Lost(worker, error)
         self._product.tell(lost)
         # Commits that came before the end are events before it.
-        self._events.extend(drained(self.workers.commits))
+        self._take_commits()
         # That a host is gone is no fault of the worker's, and there must be another first.
         is_without_fault = isinstance(error, HostLostError) and self._options.restart is not None
         wait_s = 0.0 if is_without_fault else self._restart_limit.died(worker, time.monotonic())

@@ -43,8 +43,8 @@ class AgentsTask(CollectingTask[AgentsJob]):
 
     def lay_out(self, layout: Layout, mapping: Any) -> None:
         """Be told where everything lies in shared memory, all of which is mapped there."""
-        job = self._job
-        spec = agents_spec(job.rollout_length, *self._spaces, list(job.policy), layout.extras, job.gradient_bytes)
+        job, (observed, acted) = self._job, self._spaces
+        spec = agents_spec(job.rollout_length, observed, acted, list(job.policy), layout.extras, job.gradient_bytes)
         self._writers = SlotWriters(AgentWriter, agents_layout, spec, layout, len(self._envs), mapping)
 
         def make_cast(job: AgentsJob) -> Cast:

@@ -112,7 +112,7 @@ class Admission:
         self._monitor.rcvhwm = MAX_EVENTS_WAITING
         listener.monitor("inproc://parenv.monitor", _EVENTS)
         self._monitor.connect("inproc://parenv.monitor")
-        self._end = Doorbell()
+        self._ending = Doorbell()
         self._thread = threading.Thread(target=self._run, name="parenv admission", daemon=True)
         self._thread.start()
 
@@ -188,20 +188,20 @@ class Admission:
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
         if self._thread.is_alive():
-            self._end.ring(1)
+            self._ending.ring(1)
             self._thread.join()
         for ours in (self._zap, self._monitor):
             ours.close(0)
-        for bell in (self._bell, self._end):
+        for bell in (self._bell, self._ending):
             bell.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
         for ours in (self._zap, self._monitor):
             poller.register(ours, zmq.POLLIN)
-        poller.register(self._end.fileno(), zmq.POLLIN)
+        poller.register(self._ending.fileno(), zmq.POLLIN)
         checked_s = time.monotonic()
-        while self._end.fileno() not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
+        while self._ending.fileno() not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
             try:
                 # In this order: connections are judged behind their beginning.
                 self._follow()
