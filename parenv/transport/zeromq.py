@@ -101,9 +101,8 @@ def terminate(context: zmq.Context[Any]) -> None:
     thread = threading.Thread(target=context.term, name="parenv terminate", daemon=True)
     try:
         thread.start()
-    except (
-        RuntimeError
-    ):  # The interpreter is ending, which takes no more threads from 3.12 on, and the context with it.
+    except RuntimeError:
+        # The interpreter is ending, which from 3.12 on takes no new threads, and the context ends with it.
         return
     thread.join(TERM_S)
     if thread.is_alive():
