@@ -99,7 +99,7 @@ class PopulationSession:
             "evolution": self.evolution.state(),
             "states": {place: self._places.read_bytes(place) for place in sorted(places)},
             "statistics": asdict(self.statistics()),
-            "reports": [report.as_data() for report in self._reports],
+            "reports": [report.as_data() for report in (self.undelivered, *self._reports) if report is not None],
             "lineage": self._lineage.lines,
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,3 +18,11 @@ def torch_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in ("parenv.pool.opening", "parenv.population.population_session", "parenv.vector.process_backend"):
         monkeypatch.setattr(f"{module}.local_launch", with_torch)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Does what it does in a script; a runner of tests may have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

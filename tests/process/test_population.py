@@ -91,6 +91,33 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_bit(evolve: Any, turns: int, tmp
     assert (first_turns(path, 42), known) == whole
 
 
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_interrupt_between_two_waits_loses_no_report(
+    num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed, known = after(tmp_path / "undisturbed", 12), []
+    checkpoint = tmp_path / "checkpoint"
+    with population(lineage=tmp_path / "interrupted", num_workers=num_workers) as members:
+        hear = members._session._hear
+
+        def interrupted() -> None:
+            signal.raise_signal(signal.SIGINT)
+            hear()
+
+        while len(known) < 6:
+            known.append(known_of(next(members.reports())))
+            with monkeypatch.context() as patched:
+                patched.setattr(members._session, "_hear", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    known += map(known_of, members.reports(Stop(env_steps=32 * 20)))
+        parenv.save_checkpoint(checkpoint, members.state_dict())
+    with population(lineage=tmp_path / "interrupted", num_workers=num_workers) as members:
+        members.load_state_dict(parenv.load_checkpoint(checkpoint))
+        known += [known_of(report) for report in members.reports(Stop(env_steps=32 * (12 - len(known))))]
+    assert (first_turns(tmp_path / "interrupted", 12), known) == undisturbed
+
+
 def test_a_checkpoint_of_another_population_is_refused(tmp_path: Path) -> None:
     with population(num_workers=0) as members:
         next(members.reports())

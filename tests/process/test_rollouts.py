@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -361,14 +360,6 @@ def test_whoever_is_interrupted_while_waiting_for_a_rollout_goes_on_with_the_nex
         rollouts += pool.rollouts(Stop(env_steps=256))
     expected: dict[int, tuple[int, ...]] = {}
     assert all(check_ledger(rollout, expected) for rollout in rollouts)
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Does what it does in a script; a runner of tests may have it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("ctrl_c")
