@@ -35,7 +35,6 @@ class RolloutWriter:
         observations: rows of the observations at every step, 0 to T, one array or list ``[B, ...]`` per leaf.
         action_rows: likewise those of the actions, 0 to T - 1.
         infos: rows of the infos that were named.
-        restarted: columns whose first row does not follow the rollout before.
     """
 
     def __init__(self, spec: RolloutSpec, arrays: Arrays, columns: Columns) -> None:
