@@ -25,7 +25,7 @@ from parenv.options import WorkerOptions
 from parenv.placement.base import KILL_TIMEOUT_S, Launch, drained
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
-from parenv.protocol.messages import Message
+from parenv.protocol.messages import Message, Ready, StepReady
 from parenv.supervision.failures import failing_worker
 from parenv.supervision.questions import NO_WEIGHTS, Questions
 from parenv.supervision.stacks import shown_stack, timeout_error
@@ -193,8 +193,8 @@ class Supervisor:
             self.next_s = min([self._watch.next_s, *killed, *self._due.values(), *self._starting.values()])
 
     def _take_commits(self) -> None:
-        self._events.extend(self.workers.commits)
-        self.workers.commits.clear()
+        commits = drained(self.workers.commits)
+        self._events.extend(commits)
 
     def _failed(self, error: Exception) -> None:
         worker, operation = failing_worker(error)
@@ -266,10 +266,11 @@ class Supervisor:
                 raise self._given_up(self.deaths[worker].pop()) from failure
             self._starting[worker] = now + self._options.start_timeout_s
             self.restarts += 1
-        for worker in [worker for worker in self._starting if self.workers.ready(worker)]:
-            del self._starting[worker]
-            self._away.discard(worker)
-            self._welcome(worker)
+        for worker in list(self._starting):
+            if (ready := self.workers.ready(worker)) is not None:
+                del self._starting[worker]
+                self._away.discard(worker)
+                self._welcome(worker, ready)
 
     def _end_the_late(self, now: float) -> None:
         for worker, pending in self._pending_kills.items():
@@ -296,9 +297,8 @@ class Supervisor:
             **self.workers.about(worker),
         )
 
-    def _welcome(self, worker: int) -> None:
-        workers = self.workers
-        ready, before = workers.ready(worker), self._ready[worker]
+    def _welcome(self, worker: int, ready: Ready | StepReady) -> None:
+        workers, before = self.workers, self._ready[worker]
         if pack([ready.spaces, ready.num_envs]) != pack([before.spaces, before.num_envs]):
             error = WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
             raise self._given_up(error)

@@ -153,7 +153,7 @@ class Workers:
         process.stands_for = max(generation, process.stands_for) + 1
         return process.stands_for
 
-    def ready(self, worker: int) -> Any:
+    def ready(self, worker: int) -> Ready | StepReady | None:
         """What the present process of a worker has said of itself when it was ready; ``None`` before that."""
         return self._processes[worker].ready
 
