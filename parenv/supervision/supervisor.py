@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import time
 from collections import deque
@@ -22,14 +21,14 @@ from parenv.errors import (
 )
 from parenv.memory.status_slot import WAITING_FOR_A_HOST
 from parenv.options import WorkerOptions
-from parenv.placement.base import KILL_TIMEOUT_S, Launch, drained
+from parenv.placement.base import Launch, drained
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Message, Ready, StepReady
 from parenv.supervision.failures import failing_worker
 from parenv.supervision.questions import NO_WEIGHTS, Questions
 from parenv.supervision.stacks import shown_stack, timeout_error
-from parenv.supervision.watch import Watch
+from parenv.supervision.watch import KILLED, STARTING, Watch
 from parenv.supervision.workers import FOREVER_S, Committed, Workers
 
 _IN_ENVIRONMENT = {"step", "reset", "making the environment"}
@@ -53,13 +52,6 @@ class Back(NamedTuple):
 
 
 Event = Committed | Lost | Back
-
-
-class _PendingKill(NamedTuple):
-    """A worker that has been killed, why, and until when that must have taken effect."""
-
-    reason: Exception
-    deadline: float
 
 
 class Product(NamedTuple):
@@ -101,12 +93,12 @@ class Supervisor:
         self.workers, self._options = workers, options
         self._product = product
         self._restart_limit = RestartLimit(options.restart, len(workers.shares))
-        self._watch = Watch(workers, options, product.asked, product.processes)
+        self._watch = Watch(workers, options, product.asked, self._changing, product.processes)
         self.next_s = self._watch.next_s
         self._events: deque[Event] = deque()
-        self._pending_kills: dict[int, _PendingKill] = {}
+        self._killed: dict[int, Exception] = {}
         self._due: dict[int, float] = {}
-        self._starting: dict[int, float] = {}
+        self._starting: set[int] = set()
         self._away: set[int] = set()
         self.questions = Questions(workers, self._away)
         self.deaths: list[deque[Exception]] = [deque(maxlen=MAX_DEATHS_KEPT) for _ in workers.shares]
@@ -181,16 +173,14 @@ class Supervisor:
             if failure is not None:
                 self._failed(failure)
             now = time.monotonic()
-            if self._due or self._starting or self._pending_kills:
+            if self._due or self._starting:
                 self._start_those_due(now)
-                self._end_the_late(now)
             for worker, limit in self._watch.hung(now):
-                self.time_out(worker, limit)
+                self._late(worker, limit)
         finally:
             # Its traceback leads here, and holds what the frames on the way hold.
             del failure
-            killed = [pending.deadline for pending in self._pending_kills.values()]
-            self.next_s = min([self._watch.next_s, *killed, *self._due.values(), *self._starting.values()])
+            self.next_s = min([self._watch.next_s, *self._due.values()])
 
     def _take_commits(self) -> None:
         commits = drained(self.workers.commits)
@@ -199,8 +189,8 @@ class Supervisor:
     def _failed(self, error: Exception) -> None:
         worker, operation = failing_worker(error)
         if isinstance(error, WorkerDiedError):
-            pending = self._pending_kills.pop(worker, None)
-            self._lost(worker, pending.reason if pending else self._with_likely_cause(error))
+            reason = self._killed.pop(worker, None)
+            self._lost(worker, reason or self._with_likely_cause(error))
         elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error, operation):
             self._kill(worker, self._with_likely_cause(error))
         else:
@@ -229,10 +219,8 @@ class Supervisor:
     def _kill(self, worker: int, reason: Exception) -> None:
         # Remembered without a traceback, whose frames would keep the pool's memory for as long. The first counts:
         # what a worker says while it is being killed comes of it.
-        # Of one on a host that says nothing it is known once the host is lost.
-        deadline = time.monotonic() + KILL_TIMEOUT_S + 2.0 * self.workers.placement.silence_s
         self._away.add(worker)
-        self._pending_kills.setdefault(worker, _PendingKill(reason.with_traceback(None), deadline))
+        self._killed.setdefault(worker, reason.with_traceback(None))
         self.workers.signal(worker, signal.SIGKILL, alone=False)
 
     def _lost(self, worker: int, error: Exception) -> None:
@@ -252,7 +240,7 @@ class Supervisor:
         _log.warning("%s Worker %s is restarted.", str(error), worker)
         if worker not in self._starting:
             self._events.append(lost)
-        self._starting.pop(worker, None)
+        self._starting.discard(worker)
         self._away.add(worker)
         self._due[worker] = time.monotonic() + wait_s
         self.questions.lost(worker, error)
@@ -264,30 +252,35 @@ class Supervisor:
                 self.workers.restart(self._product.launch(worker), worker)
             except Exception as failure:
                 raise self._given_up(self.deaths[worker].pop()) from failure
-            self._starting[worker] = now + self._options.start_timeout_s
+            self._starting.add(worker)
             self.restarts += 1
         for worker in list(self._starting):
             if (ready := self.workers.ready(worker)) is not None:
-                del self._starting[worker]
+                self._starting.discard(worker)
                 self._away.discard(worker)
                 self._welcome(worker, ready)
 
-    def _end_the_late(self, now: float) -> None:
-        for worker, pending in self._pending_kills.items():
-            if pending.deadline <= now:
-                error = WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker)
-                raise self._given_up(error) from pending.reason
-        for worker, deadline in list(self._starting.items()):
-            if self.workers.doing(worker) == WAITING_FOR_A_HOST:
-                if deadline <= now and not self._product.await_hosts:
-                    raise self._given_up(self._without_host(worker))
-                if self._product.await_hosts:
-                    self._starting[worker] = math.inf
-            elif deadline == math.inf:  # Its time begins when it has a host.
-                self._starting[worker] = now + self._options.start_timeout_s
-            elif deadline <= now and worker not in self._pending_kills:
-                limit = f"start_timeout_s={self._options.start_timeout_s:g}"
-                self._kill(worker, timeout_error(self.workers, worker, limit))
+    def _changing(self, worker: int) -> str:
+        if worker in self._killed:
+            return KILLED
+        if worker not in self._starting or (self._product.await_hosts and self._waits_for_a_host(worker)):
+            return ""
+        return STARTING
+
+    def _waits_for_a_host(self, worker: int) -> bool:
+        return self.workers.doing(worker) == WAITING_FOR_A_HOST
+
+    def _late(self, worker: int, limit: str) -> None:
+        changing = self._changing(worker)
+        if changing == KILLED:
+            error = WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker)
+            raise self._given_up(error) from self._killed[worker]
+        if changing != STARTING:
+            self.time_out(worker, limit)
+        elif self._waits_for_a_host(worker):
+            raise self._given_up(self._without_host(worker))
+        else:
+            self._kill(worker, timeout_error(self.workers, worker, limit))
 
     def _without_host(self, worker: int) -> WorkerTimeoutError:
         return WorkerTimeoutError(

@@ -17,6 +17,7 @@ from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Messa
 from parenv.supervision.calls import Calls
 from parenv.supervision.failures import from_end, from_failure, say_where, where_it_happened
 from parenv.supervision.warning import Warner
+from parenv.supervision.watchdog import Watchdog
 
 _log = logging.getLogger("parenv")
 FOREVER_S = 3600.0
@@ -122,14 +123,13 @@ class Workers:
             WorkerTimeoutError: some are not, in time.
             ProtocolError: they have neither as many sub-environments as planned nor all equally many.
         """
-        deadline = time.monotonic() + timeout_s
         self.placement.start(launch, [process.sender for process in self._processes])
+        watchdog = Watchdog(1, timeout_s)
         while not all(process.ready for process in self._processes):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if watchdog.look(0, time.monotonic(), "starting", timeout_s):
                 raise self._late(timeout_s)
             try:
-                self.listen(left)
+                self.listen(watchdog.interval_s)
             except HostLostError as lost:
                 _log.warning("%s It is started elsewhere.", str(lost))
                 self.restart(launch, lost.worker)

@@ -530,7 +530,7 @@ def test_a_replacement_that_hangs_before_its_first_observation_is_cut_too(where:
         assert truncated[0]
         assert infos["worker_restarted"][0]
         assert observations.tolist() == [[0, 0, 0]]
-        assert envs._session.backend.workers.generation(0) == 2  # type: ignore[attr-defined]
+        assert envs._session.backend.workers.generation(0) >= 2  # type: ignore[attr-defined]
         assert envs.step(np.zeros(1, np.int64))[0].tolist() == [[0, 1, 0]]
 
 

@@ -111,11 +111,12 @@ def test_a_worker_waits_for_a_host_for_as_long_as_none_comes(hosts: Any) -> None
         audit = Audit(pool)
         audit.take(100)
         host.kill()
-        pool._session._supervisor._options = replace(options, start_timeout_s=0.2)
+        watch = pool._session._supervisor._watch
+        watch._options = replace(options, start_timeout_s=0.2)
         audit.until(lambda: pool.statistics().workers_alive == 1)
         waited_enough = time.monotonic() + 2.0
         audit.until(lambda: time.monotonic() > waited_enough)
-        pool._session._supervisor._options = options
+        watch._options = options
         before = audit.expected.get(1)
         hosts.start(1)
         audit.until(lambda: audit.expected.get(1) != before)

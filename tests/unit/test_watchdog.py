@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parenv import WorkerOptions
+from parenv.supervision.watch import KILLED, STARTING, Watch
 from parenv.supervision.watchdog import LOOKS_PER_LIMIT, MIN_INTERVAL_S, Watchdog
 
 limits = st.floats(0.05, 1000.0)
@@ -76,3 +81,16 @@ def test_a_pause_of_what_is_asked_begins_its_limit_anew(limit_s: float) -> None:
 def test_nobody_is_looked_at_without_rest() -> None:
     assert Watchdog(1, 1e-6).interval_s == MIN_INTERVAL_S
     assert Watchdog(1, math.inf).interval_s == math.inf
+
+
+@pytest.mark.parametrize("changing", [STARTING, KILLED])
+def test_a_process_that_begins_or_ends_is_not_late_by_time_in_which_nobody_looked(changing: str) -> None:
+    """As while the learner learns, or the machine is suspended and all its processes with it."""
+    workers: Any = SimpleNamespace(
+        shares=[1], generation=lambda worker: 0, placement=SimpleNamespace(silence_s=0.0), busy_with=lambda *_: ""
+    )
+    watch = Watch(workers, WorkerOptions(start_timeout_s=60.0), lambda _: None, lambda _: changing, processes=True)
+    assert watch.hung(0.0) == watch.hung(1000.0) == []
+    times_s = [1000.0 + look * watch._watchdog.interval_s for look in range(1, LOOKS_PER_LIMIT - 4)]
+    assert not any(watch.hung(now_s) for now_s in times_s)
+    assert watch.hung(1100.0) == [] != watch.hung(1200.0)
