@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from parenv.cli.plot import check_plotting
-from parenv.cli.writable import check_writable
+from parenv.cli.writable import check_writable, writing
 from parenv.errors import ConfigurationError
 
 WIDTH, HEIGHT = 9.0, 2.4
@@ -49,7 +49,8 @@ def lineage(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
     panels[-1].set_xlabel("env steps of the population")
     survivors = {row["ancestor"] for row in last_turns(rows).values()}
     panels[0].set_title(f"{about['size']} members, {len(survivors)} ancestors in the end", fontsize=11)
-    figure.savefig(where, dpi=130)
+    with writing(where):
+        figure.savefig(where, dpi=130)
     return where
 
 

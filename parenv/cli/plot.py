@@ -9,6 +9,7 @@ from typing import Any
 from parenv.advice.recommendations import in_steps
 from parenv.cli.bench_report import BenchReport, Throughput
 from parenv.cli.tables import label
+from parenv.cli.writable import writing
 from parenv.errors import ConfigurationError
 from parenv.libraries import require
 
@@ -66,7 +67,8 @@ def plot(report: BenchReport, path: Path) -> None:
         fontsize=8,
         color="#555555",
     )
-    figure.savefig(path, dpi=130)
+    with writing(path):
+        figure.savefig(path, dpi=130)
 
 
 def _draw(panel: Any, rows: Sequence[str], throughput: Sequence[Throughput]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from parenv.cli.page import page
 from parenv.cli.plot import check_plotting
 from parenv.cli.trace_file import find_traces, read_timeline
-from parenv.cli.writable import check_writable
+from parenv.cli.writable import check_writable, write_text
 
 NAME = "report.html"
 
@@ -31,5 +31,5 @@ def report(path: str | os.PathLike[str], output: str | os.PathLike[str] | None =
     where = Path(output) if output is not None else traces[0].parent / NAME
     check_writable(where)
     check_plotting()
-    where.write_text(page(f"parenv: {path.name}", [read_timeline(trace) for trace in traces]), encoding="utf-8")
+    write_text(where, page(f"parenv: {path.name}", [read_timeline(trace) for trace in traces]))
     return where

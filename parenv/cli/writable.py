@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from parenv.errors import ConfigurationError, ParenvError
@@ -23,13 +25,20 @@ def check_writable(*paths: Path | None) -> None:
             raise ConfigurationError(f"cannot write {path}: it may not be written")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file, after all.
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within it a file is written, after all.
 
     Raises:
         ParenvError: it cannot be written any more, such as on a full disk.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
         raise ParenvError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text; raises as :func:`writing` does."""
+    with writing(path):
+        path.write_text(text, encoding="utf-8")

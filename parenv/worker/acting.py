@@ -258,7 +258,7 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
 
 
 def arrays_in(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The arrays in dicts and tuples that are nested, each behind its path; what is no array is made one."""
+    """The arrays and tensors in dicts and tuples that are nested, and what else is there, each behind its path."""
     if isinstance(tree, Mapping):
         for key, part in tree.items():
             yield from arrays_in(part, (*path, str(key)))
@@ -266,7 +266,7 @@ def arrays_in(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
         for i, part in enumerate(tree):
             yield from arrays_in(part, (*path, i))
     else:
-        yield path, np.asarray(to_array(tree))
+        yield path, tree
 
 
 def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
@@ -276,18 +276,21 @@ def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
         PolicyOutputError: it is something else than numeric arrays with a row for each of ``batch`` sub-environments.
     """
     found = [] if carry is None else list(arrays_in(carry))
-    for path, array in found:
-        if array.shape[:1] != (batch,) or array.dtype.kind not in "?biufc":
+    for path, value in found:
+        array = np.asarray(to_array(value))
+        if isinstance(value, list) or array.shape[:1] != (batch,) or array.dtype.kind not in "?biufc":
             raise PolicyOutputError(
-                f"the policy's carry{Leaf(path).name} has shape {array.shape} and dtype {array.dtype}; it must be "
-                f"numeric, with one row for each of the {batch} sub-environments, in dicts and tuples only"
+                f"the policy's carry{Leaf(path).name} is a {type(value).__name__} of shape {array.shape} and dtype "
+                f"{array.dtype}; it must be numeric, with one row for each of the {batch} sub-environments, in arrays "
+                "or tensors that are nested in dicts and tuples only"
             )
     return rows_as_leaves(found)
 
 
 def rows_as_leaves(found: Iterable[tuple[tuple[str | int, ...], Any]]) -> tuple[Leaf, ...]:
     """The leaves of which these arrays have rows."""
-    return tuple(Leaf(path, array.shape[1:], array.dtype.str) for path, array in found)
+    arrays = [(path, np.asarray(to_array(value))) for path, value in found]
+    return tuple(Leaf(path, array.shape[1:], array.dtype.str) for path, array in arrays)
 
 
 def _read_only(value: Any) -> Any:

@@ -16,11 +16,13 @@ import pytest
 import torch
 
 from parenv import (
+    Action,
     AsyncWorkerPool,
     ConfigurationError,
     NotPicklableError,
     ObservationError,
     ParallelVectorEnv,
+    Policy,
     PolicyOutputError,
     PoolBusyError,
     PoolClosedError,
@@ -304,6 +306,16 @@ def test_an_unpicklable_policy_is_named() -> None:
         next(pool.rollouts())
 
 
+class Listed(Policy):
+    """Its carry has lists."""
+
+    def initial_carry(self, batch: int) -> Any:
+        return {"h": [0.0] * batch}
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(zeros(observations), {}, carry)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
     ("policy", "words"),
@@ -313,6 +325,7 @@ def test_an_unpicklable_policy_is_named() -> None:
         (lambda o: np.full(len(o), 5), "not in Discrete"),
         (torch.nn.Linear(4, 2), "TorchPolicy"),
         (TorchPolicy(torch.nn.Linear(4, 2), "forward", ("actions", "value")), r"shape \(2, 2\)"),
+        (Listed(), r"carry\['h'\] is a list of shape \(2,\).*in arrays or tensors"),
     ],
 )
 def test_a_policy_that_does_not_fit_the_action_space_is_refused_at_the_start(

@@ -57,6 +57,13 @@ def test_the_command_draws_it(path: Path, tmp_path: Path, capsys: pytest.Capture
     assert (tmp_path / "other.svg").read_text().startswith("<?xml")
 
 
+def test_a_full_disk_is_an_error_in_one_line(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full = tmp_path / "full.png"
+    full.symlink_to("/dev/full")
+    assert main(["lineage", str(path), "--output", str(full)]) == 1
+    assert capsys.readouterr().err == f"parenv lineage: cannot write {full}: No space left on device\n"
+
+
 @pytest.mark.parametrize("text", ["", "[1]", '{"event": "turn"}', "no lineage"])
 def test_what_is_no_lineage_is_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text(text)

@@ -21,7 +21,7 @@ from parenv.cli.pictures import NARROW, pictures, windows
 from parenv.cli.report import report
 from parenv.cli.timeline import UNRECORDED, Episodes
 from parenv.cli.trace_file import find_traces, read_timeline
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, ParenvError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.layout import COMMIT_DTYPE
 from parenv.pool.arrival import Arrival
@@ -352,6 +352,11 @@ def test_a_directory_without_a_trace_or_for_the_page_is_an_error(tmp_path: Path)
         report(tmp_path, tmp_path)
     with pytest.raises(ConfigurationError, match=r"there is no directory .*nowhere"):
         report(tmp_path, tmp_path / "nowhere" / "report.html")
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ParenvError, match=r"cannot write /dev/full: No space left on device"):
+        report(two_workers(tmp_path / "trace.json"), "/dev/full")
 
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
