@@ -197,6 +197,7 @@ def test_bad_arguments_are_refused_before_anything_starts(arguments: dict[str, A
 
 
 def test_native_code_is_seen_and_python_is_not() -> None:
+    pytest.importorskip("Box2D", reason="box2d has no wheel for Python 3.14")
     for env_id, package in (("CartPole-v1", ""), ("LunarLander-v3", "Box2D"), ("HalfCheetah-v5", "mujoco")):
         with contextlib.closing(gym.make(env_id)) as env:
             assert native_package(env) == package
@@ -205,7 +206,7 @@ def test_native_code_is_seen_and_python_is_not() -> None:
 
 def test_auto_leaves_native_code_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.vector.choosing.usable_cores", lambda: 8)
-    makers = {"CartPole-v1": 2, "LunarLander-v3": 0}
+    makers = {"CartPole-v1": 2, "HalfCheetah-v5": 0}
     for env_id, own in makers.items():
         make = lambda env_id=env_id: gym.make(env_id)  # noqa: E731
         envs = ParallelVectorEnv([make] * 4, num_workers=1, caller_steps="auto")

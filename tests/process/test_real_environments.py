@@ -45,6 +45,8 @@ def policy_for(space: Any) -> Any:
     "name", ["CartPole-v1 of 5 steps", "LunarLander-v3", "Pendulum-v1", "HalfCheetah-v5", "Taxi-v4", "ALE/Pong-v5"]
 )
 def test_a_real_environment_runs_as_in_a_plain_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.startswith("LunarLander"):
+        pytest.importorskip("Box2D", reason="box2d has no wheel for Python 3.14")
     monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log where it runs.
     env = make(name)
     policy = policy_for(env.action_space)

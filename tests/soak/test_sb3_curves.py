@@ -53,6 +53,8 @@ def mean_return(
 def test_async_ends_within_the_noise_of_seeds(
     kind: Any, env_id: str, n_envs: int, steps: int, settings: dict[str, Any]
 ) -> None:
+    if env_id.startswith("LunarLander"):
+        pytest.importorskip("Box2D", reason="box2d has no wheel for Python 3.14")
     plain, on_workers = (
         np.array([mean_return(kind, env_id, n_envs, steps, seed, how, **settings) for seed in SEEDS])
         for how in ({}, {"mode": "async"})
