@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,7 +44,7 @@ def local_launch(
         return lambda memory_fd: Launch(memory_fd, b"", (), {}, options.threads)
     payload = pickled({**named, "workers": options}, job)
     occupy_standard_descriptors()
-    has_torch = b"torch" in payload
+    has_torch = _mentions_torch(payload)
     with_torch = ("torch",) if torch or has_torch else ()
     # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
     with_dynamo = ("torch._dynamo",) if optimizers and has_torch else ()
@@ -58,6 +59,15 @@ def local_launch(
         spawn=options.start_method == "spawn",
         entry=WORKER_ENTRY,
     )
+
+
+def _mentions_torch(payload: bytes) -> bool:
+    """Whether a job has something of torch, or of a module that imports it, which workers would do one by one."""
+    if b"torch" in payload or (torch := sys.modules.get("torch")) is None:
+        return b"torch" in payload
+    # What is in the script itself travels by value.
+    modules = [module for name, module in list(sys.modules.items()) if name != "__main__" and name.encode() in payload]
+    return any(value is torch for module in modules for value in list(getattr(module, "__dict__", {}).values()))
 
 
 def _shared_device() -> dict[str, str]:

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from scripts import printed_by
 
 from parenv import AsyncWorkerPool, ConfigurationError, NotDataError, Policy, Stop, SubEnvironmentError, TorchPolicy
 from parenv.options import WorkerOptions
@@ -236,6 +237,23 @@ def test_setup_environment_preload_threads_and_cleanup(tmp_path: Path) -> None:
         facts = pool.call("facts")
     assert facts == tuple(["yes", f"set up {worker}", "2", "", 2, True] for worker in range(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned 0", "cleaned 1"]
+
+
+def test_torch_is_there_before_a_module_that_imports_it(tmp_path: Path) -> None:
+    """Imported once for all workers, where each would take seconds and have it in memory of its own."""
+    (tmp_path / "mine.py").write_text(
+        "import sys\nTOLD = ['torch' in sys.modules]\nimport torch as th\nfrom parenv.testing import LedgerEnv\n"
+        "class Mine(LedgerEnv):\n    def told(self):\n        return TOLD\n"
+    )
+    script = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import mine, numpy as np
+from parenv import AsyncWorkerPool
+with AsyncWorkerPool(lambda: mine.Mine(0), lambda seen: np.zeros(len(seen), np.int64), num_workers=2) as pool:
+    print(pool.call("told"))
+"""
+    assert printed_by(script, str(tmp_path)) == "([True], [True])\n"
 
 
 def test_a_worker_has_one_thread_unless_told_otherwise() -> None:
