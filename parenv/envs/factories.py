@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -98,6 +99,17 @@ def _as_factory(env_fn: Any) -> EnvFactory:
         )
     if not callable(env_fn):
         raise ConfigurationError(f"env_fn must be a callable, an env id or a sequence of those, got {env_fn!r}")
+    try:
+        signature = inspect.signature(env_fn)
+    except ValueError:  # What is written in C may not say what it takes.
+        return env_fn  # type: ignore[no-any-return]
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ConfigurationError(
+            f"env_fn is called without arguments, but {env_fn!r} takes {signature}: {error}. If it makes each "
+            "sub-environment in another way, give a list: [functools.partial(make, i) for i in range(8)]"
+        ) from None
     return env_fn  # type: ignore[no-any-return]
 
 

@@ -101,3 +101,13 @@ def test_a_vector_env_is_refused_as_an_environment_is() -> None:
     with pytest.raises(ConfigurationError, match="env_fn must make environments, but it is one"):
         as_factories(vector_env)
     vector_env.close()
+
+
+def test_a_factory_that_does_not_say_what_it_takes_is_taken() -> None:
+    assert as_factories(max).functions == (max,)
+
+
+@pytest.mark.parametrize("env_fn", [lambda config: None, [Small, lambda config: None]], ids=["one", "in a list"])
+def test_a_factory_that_needs_arguments_is_refused(env_fn: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"called without arguments, but .*takes \(config\): missing a req"):
+        as_factories(env_fn)
