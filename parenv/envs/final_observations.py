@@ -75,7 +75,7 @@ class FinalObservations:
         if self._fit.finite or is_one_by_one(given) or not known.all():
             for i, column in enumerate(columns.tolist()):
                 if known[i]:
-                    self._write_one(target.finals, begin + i, final_of(self._leaves, given, column))
+                    self._write_one(target.finals, begin + i, final_of(self._leaves, given, None, column))
                 else:
                     _write_nothing(self._leaves, target, begin + i)
             return
@@ -89,11 +89,11 @@ class FinalObservations:
     def _check_is_not_reset(self, columns: Any, observations: Any, infos: Any) -> None:
         """Where the final observation is given beside another one, the reset has happened in the same step."""
         self.first_time = False
-        given, _ = given_finals(infos)
+        given, there = given_finals(infos)
         if given is None:
             return
         for column in columns.tolist():
-            final = final_of(self._leaves, given, column)
+            final = final_of(self._leaves, given, there, column)
             if final is not None and not _are_equal(self._leaves, final, _row(self._leaves, observations, column)):
                 raise ConfigurationError(
                     f"{self._env} says that its autoreset mode is NEXT_STEP, but at the end of an episode it returns "
@@ -113,9 +113,11 @@ def given_finals(infos: Any) -> tuple[Any, Any]:
     return (None, None) if name is None else (infos[name], infos.get(f"_{name}"))
 
 
-def final_of(leaves: Sequence[Leaf], given: Any, column: int) -> Any:
-    """What final observations say of one column; ``None`` where that is nothing."""
-    return given[column] if is_one_by_one(given) else _row(leaves, given, column)
+def final_of(leaves: Sequence[Leaf], given: Any, there: Any, column: int) -> Any:
+    """What final observations say of one column; ``None`` where that is nothing, as it may be said beside a batch."""
+    if is_one_by_one(given):
+        return given[column]
+    return _row(leaves, given, column) if there is None or as_array(there)[column] else None
 
 
 def _row(leaves: Sequence[Leaf], batch: Any, column: int) -> Any:

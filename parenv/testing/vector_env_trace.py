@@ -94,10 +94,10 @@ class Trace:
         return Step([part.copy() for part in self._parts(observations)], flags[0], ended, self._finals(infos, ended))
 
     def _finals(self, infos: Any, ended: Any) -> dict[int, list[Any]]:
-        given, _ = given_finals(infos) if isinstance(infos, dict) else (None, None)
+        given, there = given_finals(infos) if isinstance(infos, dict) else (None, None)
         finals = {}
         for column in np.flatnonzero(ended).tolist() if given is not None else ():
-            final = final_of(self.leaves, given, column)
+            final = final_of(self.leaves, given, there, column)
             if final is not None:
                 finals[column] = [part.copy() for part in self._parts(final)]
         return finals

@@ -127,6 +127,12 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Broken(SAME, SAME, change=lambda o, r, t, u, i: (o, r, t, u, {})),
         "infos do not say the final observation",
     ),
+    "a batch of final observations of which it says that it is not": (
+        lambda: Broken(
+            SAME, SAME, change=lambda o, r, t, u, i: (o, r, t, u, {"final_obs": o, "_final_obs": np.zeros(3, bool)})
+        ),
+        "infos do not say the final observation",
+    ),
     "one array for all": (lambda: Broken(NEXT, copy=False), "arrays that it goes on writing to"),
     "seeds are ignored": (lambda: Unseeded(NEXT), r"reset\(seed=\) changes nothing"),
     "a reward for a reset": (
