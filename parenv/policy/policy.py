@@ -209,8 +209,10 @@ def as_policy(policy: Any) -> Policy:
         return TorchPolicy(policy, "forward", ("actions",))
     if callable(policy):
         return FunctionPolicy(policy)
+    predicts = ". One with predict goes through lambda observations: model.predict(observations)[0]"
     raise ConfigurationError(
         f"policy must be a Policy, a torch.nn.Module or a callable observations -> actions, got {policy!r}"
+        f"{predicts if hasattr(policy, 'predict') else ''}"
     )
 
 

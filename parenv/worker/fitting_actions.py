@@ -13,6 +13,11 @@ from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, is_single
 from parenv.worker.writing import to_array
 
+_WAYS_OUT = (
+    'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
+    'outputs=("actions", ...)) or a callable that picks the actions'
+)
+
 
 class ActionFit:
     """Makes what the policy returns fit the action space.
@@ -40,7 +45,7 @@ class ActionFit:
             PolicyOutputError: they do not fit the space.
         """
         if self.dtype is not None:
-            values = to_array(by_leaf[0])
+            values = _array(by_leaf[0])
             if type(values) is np.ndarray and values.dtype is self.dtype and values.shape == (batch, *self.shape):
                 return (values,)
         return [self._fitted(leaf, values, batch) for leaf, values in zip(self._actions, by_leaf, strict=True)]
@@ -69,7 +74,7 @@ class ActionFit:
     def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
         if leaf.dtype is None:
             return to_array(values)
-        array, wanted = np.asarray(to_array(values)), (batch, *leaf.shape)
+        array, wanted = np.asarray(_array(values)), (batch, *leaf.shape)
         if array.shape == wanted and array.dtype == leaf.dtype:
             return array
         problem: str | None = "its shape is another"
@@ -81,9 +86,17 @@ class ActionFit:
         raise PolicyOutputError(
             f"the policy returned actions{leaf.name} of shape {array.shape} and dtype {array.dtype}, but the space "
             f"needs shape {wanted} and dtype {np.dtype(leaf.dtype)} for {batch} sub-environments ({problem}). "
-            'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
-            'outputs=("actions", ...)) or a callable that picks the actions'
+            f"{_WAYS_OUT}"
         )
+
+
+def _array(values: Any) -> Any:
+    try:
+        return to_array(values)
+    except ValueError as error:
+        raise PolicyOutputError(
+            f"the policy returned a {type(values).__name__} that is no array. {_WAYS_OUT}"
+        ) from error
 
 
 def _is_fitting_tensor(leaf: Leaf, values: Any, batch: int) -> bool:

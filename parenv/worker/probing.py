@@ -43,7 +43,12 @@ def probe(
     """
     initial = actor.initial_carry(batch)
     carry = carry_of(initial, batch)
-    actions, extras, following = actor.act(rows, initial, infos)
+    try:
+        actions, extras, following = actor.act(rows, initial, infos)
+    except Exception as error:
+        shapes = ", ".join(str(getattr(part, "shape", f"({batch},)")) for part in rows)
+        error.add_note(f"The policy was given a batch, observations of shape {shapes}: a row for each sub-environment.")
+        raise
     check_actions(spec.actions, action_space, actor.actions.fitted(actions, batch), batch)
     if carry and carry_of(following, batch) != carry:
         raise PolicyOutputError(

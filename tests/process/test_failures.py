@@ -325,6 +325,7 @@ class Listed(Policy):
         (lambda o: np.full(len(o), 5), "not in Discrete"),
         (torch.nn.Linear(4, 2), "TorchPolicy"),
         (TorchPolicy(torch.nn.Linear(4, 2), "forward", ("actions", "value")), r"shape \(2, 2\)"),
+        (lambda o: (zeros(o), {"v": zeros(o)}), "returned a tuple that is no array.*TorchPolicy"),
         (Listed(), r"carry\['h'\] is a list of shape \(2,\).*in arrays or tensors"),
     ],
 )
@@ -333,6 +334,14 @@ def test_a_policy_that_does_not_fit_the_action_space_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(PolicyOutputError, match=words):
         AsyncWorkerPool("CartPole-v1", policy, num_workers=num_workers, num_envs=2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_a_policy_raises_at_the_start_says_that_it_was_given_a_batch(num_workers: int) -> None:
+    with pytest.raises(IndexError) as raised:
+        AsyncWorkerPool("CartPole-v1", lambda o: int(o[3] > 0), num_workers=num_workers, num_envs=2)
+    (note,) = raised.value.__notes__
+    assert note == "The policy was given a batch, observations of shape (2, 4): a row for each sub-environment."
 
 
 def test_different_spaces_are_refused() -> None:

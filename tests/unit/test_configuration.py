@@ -28,6 +28,13 @@ DEFAULTS = {one.name: one.default for one in ARGUMENTS if one.default is not one
 GOOD = {"env_fn": "CartPole-v1", "policy": len, "num_envs": 6, "num_workers": 2, "rollout_length": 8, "seed": 3}
 
 
+class Model:
+    """As those of libraries that have no function for a batch of observations but this."""
+
+    def predict(self, observations: Any) -> Any:
+        return observations, None
+
+
 def plan_with(**changes: Any) -> Plan:
     return make_plan(Given(**{**DEFAULTS, **GOOD, **changes}))
 
@@ -95,6 +102,7 @@ def test_without_a_seed_there_is_a_new_one_each_time() -> None:
         ("seed", -1, "seed must be an integer of at least 0, got -1"),
         ("seed", "3", "seed must be an integer of at least 0, got '3'"),
         ("postprocess", {}, "postprocess must be a callable (policy, rollout) -> dict, got {}"),
+        ("policy", Model(), "One with predict goes through lambda observations: model.predict(observations)[0]"),
         ("policy", None, "policy must be a Policy, a torch.nn.Module or a callable observations -> actions, got None"),
         ("env_fn", [], "env_fn is an empty sequence: give at least one factory"),
         ("env_fn", ["CartPole-v1"] * 4, "env_fn is a sequence of 4 factories, but num_envs=6"),
