@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from gymnasium import Env, Space, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
@@ -27,7 +27,7 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
     """Gymnasium's ``AsyncVectorEnv`` with many sub-environments per worker: same arguments, same behaviour.
 
     Results are those of ``SyncVectorEnv`` on the same seeds and actions. Beside :meth:`step` there are :meth:`send` and
-    :meth:`recv`, which step whoever is ready.
+    :meth:`recv`, which step whoever is ready. Used as a context manager it is closed at the end.
 
     Args:
         env_fns: one factory for each sub-environment.
@@ -138,6 +138,12 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
     @closed.setter
     def closed(self, closed: bool) -> None:
         self._is_closed = closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def statistics(self) -> VectorStatistics:
         """What has happened so far, and what waiting awake has taken."""

@@ -1178,3 +1178,10 @@ def test_workers_are_set_up_and_cleaned_up_in_process_too(tmp_path: Any) -> None
             envs.reset(seed=0)
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {f"{what} {worker}" for what in ("up", "down") for worker in range(max(1, num_workers))}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_with_statement_closes_it(num_workers: int) -> None:
+    with ParallelVectorEnv([lambda: LedgerEnv(0)], num_workers=num_workers) as envs:
+        assert envs.reset()[0].tolist() == [[0, 0, 0]]
+    assert envs.closed
