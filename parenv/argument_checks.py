@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, TypeVar
 
 from parenv.errors import ConfigurationError
@@ -43,9 +44,15 @@ def at_least(name: str, value: Any, least: int, hint: str = "") -> int:
 
 
 def positive(name: str, value: Any, unit: str = "") -> None:
-    """Refuse a number that is not above 0, and NaN."""
-    if not value > 0:
+    """Refuse what is no number above 0."""
+    if not isinstance(value, Real) or not float(value) > 0:
         raise ConfigurationError(f"{name} must be positive{unit}, got {value!r}")
+
+
+def number(name: str, value: Any) -> None:
+    """Refuse what is no number, as NaN."""
+    if not isinstance(value, Real) or value != value:
+        raise ConfigurationError(f"{name} must be a number, got {value!r}")
 
 
 def is_callable(name: str, value: Any, how: str = "callable") -> None:

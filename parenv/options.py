@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from parenv.argument_checks import at_least, is_callable, one_of, positive
+from parenv.argument_checks import at_least, is_callable, number, one_of, positive
 from parenv.errors import ConfigurationError
 
 Mode = Literal["sync", "async"]
@@ -371,9 +371,9 @@ class Stop:
     evaluation_return: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigurationError(f"Stop.window must be at least 1 episode, got {self.window}")
+        at_least("Stop.window", self.window, 1)
         _check(positive, self, "env_steps", "episodes", "seconds")
+        _check(number, self, "mean_return", "evaluation_return")
 
     def reason(
         self,

@@ -54,7 +54,7 @@ def _check(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     if state["seed"] != mine["seed"]:
         raise ConfigurationError(
             f"the state is of a pool with seed={state['seed']}, but this one has {mine['seed']}: make it with "
-            "the seed of the state"
+            'the seed of the state, AsyncWorkerPool(..., seed=state["seed"])'
         )
 
 

@@ -200,7 +200,7 @@ def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> 
     if not is_guise and not (leaf.integral and values.dtype.kind in "iub"):
         problem = fit.problem("action", leaf, values, "not")
         if problem is not None:
-            raise ConfigurationError(f"the actions{leaf.name} do not fit their space, which is {leaf.dtype}: {problem}")
+            raise ConfigurationError(f"the actions{leaf.name} do not fit their space: {problem}")
     for env_id, action in zip(env_ids, values, strict=True) if fit.finite else ():
         if not_finite(action):
             raise ConfigurationError(f"the action{leaf.name} for env_id {env_id} is not finite: {action!r}")

@@ -53,7 +53,10 @@ def test_a_mean_return_may_be_negative_and_does_not_hold_before_it_is_known() ->
         ({"episodes": -1}, "Stop.episodes must be positive, got -1"),
         ({"seconds": 0.0}, "Stop.seconds must be positive, got 0.0"),
         ({"seconds": math.nan}, "Stop.seconds must be positive, got nan"),
-        ({"window": 0}, "Stop.window must be at least 1 episode, got 0"),
+        ({"env_steps": "1000"}, "Stop.env_steps must be positive, got '1000'"),
+        ({"mean_return": "475"}, "Stop.mean_return must be a number, got '475'"),
+        ({"evaluation_return": math.nan}, "Stop.evaluation_return must be a number, got nan"),
+        ({"window": 0}, "Stop.window must be an integer of at least 1, got 0"),
     ],
 )
 def test_a_stop_that_makes_no_sense_is_refused(arguments: dict[str, Any], reason: str) -> None:
