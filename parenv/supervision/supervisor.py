@@ -190,7 +190,7 @@ class Supervisor:
         worker, operation = failing_worker(error)
         if isinstance(error, WorkerDiedError):
             reason = self._killed.pop(worker, None)
-            self._lost(worker, reason or self._with_likely_cause(error))
+            self._lost(worker, self._with_likely_cause(error) if reason is None else reason)
         elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error, operation):
             self._kill(worker, self._with_likely_cause(error))
         else:
