@@ -206,12 +206,13 @@ def test_native_code_is_seen_and_python_is_not() -> None:
 
 def test_auto_leaves_native_code_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parenv.vector.choosing.usable_cores", lambda: 8)
-    makers = {"CartPole-v1": 2, "HalfCheetah-v5": 0}
-    for env_id, own in makers.items():
+    makers = {"CartPole-v1": True, "HalfCheetah-v5": False}
+    for env_id, takes_some in makers.items():
         make = lambda env_id=env_id: gym.make(env_id)  # noqa: E731
         envs = ParallelVectorEnv([make] * 4, num_workers=1, caller_steps="auto")
         with contextlib.closing(envs):
-            assert (envs.num_workers, envs.num_caller_envs) == (1, own)
+            assert envs.num_workers == 1
+            assert (envs.num_caller_envs > 0) is takes_some
             assert envs.reset(seed=0)[0].shape[0] == 4
 
 
