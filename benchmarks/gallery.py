@@ -122,7 +122,7 @@ SUBJECTS = {
             ),
             "Stable-Baselines3": stable_baselines(
                 "PPO", "LunarLander-v3", 16, 1_000_000, 200.0, n_steps=1024, batch_size=64, gae_lambda=0.98,
-                gamma=0.999, n_epochs=4, ent_coef=0.01,
+                gamma=0.999, n_epochs=4, ent_coef=0.01, learning_rate=lambda left: 3e-4 * left,
             ),
         },
     ),
