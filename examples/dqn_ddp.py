@@ -169,7 +169,7 @@ def train(args: Args, device: torch.device) -> list[Row]:
                 if rank == 0:
                     print(*([TITLE] if len(rows) == 1 else []), rows[-1], sep="\n", flush=True)
                 started = time.perf_counter() - seconds
-    assert_all_learners_have_equal(agent)
+        assert_all_learners_have_equal(agent)
     if rank == 0:
         curve = Curve(window=args.evaluation_episodes)
         curve.points = [(row.env_steps, row.seconds, row.steps_balanced) for row in rows]

@@ -27,15 +27,19 @@ torch.manual_seed(0)
 module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 torch.manual_seed(1 + rank)
 """
+# Not by the interpreter's end: a thread of gloo that lets go of a tensor then aborts (pytorch/pytorch#190489). With
+# torch._dynamo, which every optimizer imports, destroy_process_group() leaves these threads running.
 END = """
+import os
 torch.save(result, f"{folder}/{rank}")
 dist.destroy_process_group()
+os._exit(0)
 """
 
 
 def on_two_ranks(folder: Path, script: str) -> list[dict]:
     """Run a script on both ranks; what each of them left in ``result``."""
-    command = [sys.executable, "-c", BEGIN + script + END]
+    command = [sys.executable, "-X", "faulthandler", "-c", BEGIN + script + END]
     ranks = [
         subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]
