@@ -81,7 +81,8 @@ def stable_baselines(
                     points.append((self.num_timesteps, time.perf_counter() - began, mean))
                 return len(episodes) < 100 or mean < goal
 
-        envs = make_vec_env(env_id, num_envs, seed)
+        # Not "rgb_array", the default of make_vec_env, with which LunarLander simulates the flames of its engines.
+        envs = make_vec_env(env_id, num_envs, seed, env_kwargs={"render_mode": None})
         model = getattr(stable_baselines3, algorithm)("MlpPolicy", envs, seed=seed, device="cpu", **settings)
         model.learn(env_steps, Note())
         envs.close()
