@@ -17,9 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 from lib.common import RESULTS, save
 
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "gallery.md"
 SEEDS = (1, 2, 3, 4, 5)
 SHORT = ("cartpole-ppo", "cartpole-dqn")
+BOXING, BOXING_STEPS = "ALE/Boxing-v5", 100_000
 POINTS = 200
 """Kept of each curve."""
 Point = tuple[float, float, float]
@@ -58,8 +61,14 @@ def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
     return run
 
 
+def boxing() -> Any:
+    """Atari's Boxing, as the example has it."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    return importlib.import_module("atari_ppo").env_maker(BOXING)()
+
+
 def stable_baselines(
-    algorithm: str, env_id: str, num_envs: int, env_steps: int, goal: float, **settings: Any
+    algorithm: str, env: str | Callable[[], Any], num_envs: int, env_steps: int, goal: float, **settings: Any
 ) -> Callable[[int], Sequence[Point]]:
     """An algorithm of Stable-Baselines3 in one process, with the settings of the example."""
 
@@ -81,9 +90,10 @@ def stable_baselines(
                     points.append((self.num_timesteps, time.perf_counter() - began, mean))
                 return len(episodes) < 100 or mean < goal
 
-        # Not "rgb_array", the default of make_vec_env, with which LunarLander simulates the flames of its engines.
-        envs = make_vec_env(env_id, num_envs, seed, env_kwargs={"render_mode": None})
-        model = getattr(stable_baselines3, algorithm)("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+        # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
+        envs = make_vec_env(partial(gym.make, env) if isinstance(env, str) else env, num_envs, seed)
+        settings.setdefault("policy", "MlpPolicy")
+        model = getattr(stable_baselines3, algorithm)(env=envs, seed=seed, device="cpu", **settings)
         model.learn(env_steps, Note())
         envs.close()
         return points
@@ -137,6 +147,19 @@ SUBJECTS = {
             "Stable-Baselines3": stable_baselines(
                 "SAC", "HalfCheetah-v5", 1, 100_000, float("inf"), learning_starts=5_000, batch_size=128,
                 learning_rate=1e-3, train_freq=2, gradient_steps=1,
+            ),
+        },
+    ),
+    "boxing-ppo": Subject(
+        "PPO on Atari's Boxing from pixels",
+        float("inf"),
+        {
+            "parenv, 2 workers": example(
+                "atari_ppo", "--env-id", BOXING, "--total-env-steps", str(BOXING_STEPS), "--stop-return", "inf"
+            ),
+            "Stable-Baselines3": stable_baselines(
+                "PPO", boxing, 8, BOXING_STEPS, float("inf"), policy="CnnPolicy", n_steps=128, batch_size=256,
+                n_epochs=4, clip_range=0.1, ent_coef=0.01, learning_rate=lambda left: 2.5e-4 * left,
             ),
         },
     ),

@@ -22,7 +22,7 @@ class EnvArrays:
 
     def __init__(self, env: Any, actions: Sequence[Leaf]) -> None:
         self._env, self._action_leaves, self._is_one_action = env, actions, is_single(actions)
-        self._devices: dict[str, str] = {}
+        self._devices: dict[str, Any] = {}
         self._like: Any = None
 
     def settle(self, observations: Sequence[Any]) -> None:
@@ -70,10 +70,10 @@ class EnvArrays:
         return as_array(values).copy() if hasattr(values, "detach") else values.copy()
 
     def _check_device(self, name: str, values: Any) -> None:
-        if type(values) is np.ndarray or not (device := str(getattr(values, "device", ""))):
+        if type(values) is np.ndarray or (device := getattr(values, "device", None)) is None:
             return
         before = self._devices.setdefault(name, device)
-        if device != before:
+        if device is not before and device != before:
             raise ObservationError(
                 f"the {name} of {self._env} were on {before} and are now on {device}: let the environment keep its "
                 "arrays on one device"

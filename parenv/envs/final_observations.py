@@ -72,19 +72,26 @@ class FinalObservations:
 
     def _write(self, target: Target, columns: Any, given: Any, known: Any) -> None:
         begin = target.num_ends
-        if self._fit.finite or is_one_by_one(given) or not known.all():
+        if known.any() and (self._fit.finite or is_one_by_one(given)):
             for i, column in enumerate(columns.tolist()):
                 if known[i]:
                     self._write_one(target.finals, begin + i, final_of(self._leaves, given, None, column))
                 else:
-                    _write_nothing(self._leaves, target, begin + i)
+                    _write_nothing(self._leaves, target, slice(begin + i, begin + i + 1))
+            return
+        rows = slice(begin, begin + len(columns))
+        if not known.all():
+            _write_nothing(self._leaves, target, rows)
+        if not known.any():
             return
         for finals, leaf, values in zip(target.finals, self._leaves, flatten(self._leaves, given), strict=True):
             if leaf.dtype is None:
-                finals[begin:] = [copied(values[column]) for column in columns.tolist()]
+                found = zip(columns.tolist(), known.tolist(), strict=True)
+                finals[rows] = [copied(values[column]) if is_known else None for column, is_known in found]
             else:
-                chosen = values[columns] if hasattr(values, "detach") else as_array(values)[columns]
-                finals[begin : begin + len(columns)] = as_array(chosen)
+                among = columns[known]
+                chosen = values[among] if hasattr(values, "detach") else as_array(values)[among]
+                finals[rows][known] = as_array(chosen)
 
     def _check_is_not_reset(self, columns: Any, observations: Any, infos: Any) -> None:
         """Where the final observation is given beside another one, the reset has happened in the same step."""
@@ -130,12 +137,12 @@ def _are_equal(leaves: Sequence[Leaf], one: Any, other: Any) -> bool:
     return all(np.array_equal(as_array(first), as_array(second)) for first, second in pairs)
 
 
-def _write_nothing(leaves: Sequence[Leaf], target: Target, i: int) -> None:
+def _write_nothing(leaves: Sequence[Leaf], target: Target, rows: slice) -> None:
     for finals, leaf in zip(target.finals, leaves, strict=True):
         if leaf.dtype is None:
-            finals[i:] = [None]
+            finals[rows] = [None] * (rows.stop - rows.start)
         else:
-            finals[i] = np.nan if np.dtype(leaf.dtype).kind == "f" else 0
+            finals[rows] = np.nan if np.dtype(leaf.dtype).kind == "f" else 0
 
 
 def _unknown(env: Any) -> str:

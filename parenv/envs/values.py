@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from operator import methodcaller
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,11 +22,14 @@ def as_array(value: Any) -> Any:
     """Arrays, tensors and numbers of any library as numpy's: on the CPU over the same memory."""
     if type(value) is np.ndarray:
         return value
-    if hasattr(value, "detach"):
-        return value.numpy(force=True)
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-        return np.from_dlpack(value)
-    return np.asarray(value)
+    return _array_maker(cast(Hashable, type(value)))(value)
+
+
+@functools.lru_cache(maxsize=64)
+def _array_maker(of: Hashable) -> Callable[[Any], Any]:
+    if hasattr(of, "detach"):
+        return methodcaller("numpy", force=True)
+    return np.from_dlpack if hasattr(of, "__dlpack__") and not hasattr(of, "__array__") else np.asarray
 
 
 def as_tensor(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import threading
@@ -18,8 +19,11 @@ from sb3_contrib import ARS, QRDQN, TQC, TRPO, MaskablePPO, RecurrentPPO
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3, HerReplayBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
+    CallbackList,
     CheckpointCallback,
+    ConvertCallback,
     EvalCallback,
+    EveryNTimesteps,
     StopTrainingOnMaxEpisodes,
     StopTrainingOnRewardThreshold,
 )
@@ -39,8 +43,9 @@ from stable_baselines3.common.vec_env import (
 )
 
 from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError
-from parenv.adapters.sb3 import accelerate, workers_act
+from parenv.adapters.sb3 import accelerate, filled_rollouts, workers_act
 from parenv.adapters.sb3.checks import check_version
+from parenv.adapters.sb3.filled_rollouts import fill
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 
 N, SEED = 3, 5
@@ -58,7 +63,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def rollouts_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of rollouts that are short: they are in two parts."""
-    monkeypatch.setattr(workers_act, "PART", 16)
+    monkeypatch.setattr(workers_act, "PLAYED_PART", 16)
+    monkeypatch.setattr(workers_act, "FILLED_PART", 16)
 
 
 class Sums(gym.Env[Any, Any]):
@@ -247,6 +253,77 @@ def test_a_model_learns_to_the_bit_what_it_would_have_learned(case: str) -> None
     assert_learns_the_same(lambda: model_of(kind, make, *wrap, **copy.deepcopy(settings)), steps, num_workers=2)
 
 
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where each rollout that is filled at once ended in its buffer."""
+    ends: list[int] = []
+
+    def noted(model: Any, envs: Any, callback: Any, buffer: Any) -> bool:
+        try:
+            return fill(model, envs, callback, buffer)
+        finally:
+            ends.append(buffer.pos)
+
+    monkeypatch.setattr(workers_act, "fill", noted)
+    return ends
+
+
+def evaluating(folder: Path, stop_at: float) -> list[BaseCallback]:
+    """Callbacks that have something to do in some steps, and do not look at what happened in any."""
+    stop = StopTrainingOnRewardThreshold(stop_at)
+    evaluate = EvalCallback(envs_of(cartpole, n=1), stop, eval_freq=24, n_eval_episodes=2, verbose=0)
+    return [evaluate, EveryNTimesteps(30, CheckpointCallback(1, str(folder)))]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("case", ["PPO, truncated", "PPO, Dict and infos", "A2C, longer", "TRPO"])
+def test_rollouts_at_whose_steps_nobody_looks_are_filled_at_once_and_the_same(case: str, filled: list[int]) -> None:
+    kind, make, settings = EXACT[case]
+    models = []
+    for options in (None, {"num_workers": 2}):
+        models.append(model := model_of(kind, make, **settings))
+        with accelerate(model, **options) if options else contextlib.nullcontext():
+            model.learn(100)
+            model.learn(100, reset_num_timesteps=False)
+    assert_same_models(*models)
+    assert len(models[0].ep_info_buffer) > 5
+    assert filled == [settings["n_steps"]] * len(filled) != []
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("stop_at", [1.0, 1000.0])
+def test_callbacks_that_look_at_no_step_are_called_in_every_one(
+    stop_at: float, filled: list[int], tmp_path: Path
+) -> None:
+    models, files, evaluated = [], [], []
+    for options in (None, {"num_workers": 2}):
+        models.append(model := model_of(PPO, cartpole, **PPO_SETTINGS))
+        callbacks = evaluating(tmp_path / str(options is None), stop_at)
+        with accelerate(model, **options) if options else contextlib.nullcontext():
+            model.learn(192, callbacks)
+        files.append(sorted(path.name for path in (tmp_path / str(options is None)).iterdir()))
+        evaluated.append([(callback.n_calls, callback.num_timesteps) for callback in callbacks])
+    assert filled == ([23] if stop_at == 1.0 else [32, 32])
+    assert_same(evaluated[0], evaluated[1])
+    assert files[0] == files[1] != []
+    assert_same_models(*models)
+
+
+@pytest.mark.parametrize(
+    ("callback", "is_blind"),
+    [
+        (ConvertCallback(None), True),
+        (CallbackList([ConvertCallback(None), CheckpointCallback(1, "")]), True),
+        (ConvertCallback(lambda found, names: True), False),
+        (StopTrainingOnMaxEpisodes(1), False),
+        (EveryNTimesteps(1, StopTrainingOnMaxEpisodes(1)), False),
+        (CallbackList([CheckpointCallback(1, ""), Steps()]), False),
+    ],
+)
+def test_who_looks_at_steps_is_known(callback: BaseCallback, is_blind: bool) -> None:
+    assert filled_rollouts._is_blind(callback) == is_blind
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_the_rollout_buffer_does_not_depend_on_the_number_of_workers(num_workers: int) -> None:
@@ -399,13 +476,15 @@ def test_a_callback_that_asks_the_environments_works_where_the_model_acts() -> N
 
 
 @pytest.mark.more
-def test_monitors_write_their_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_monitors_write_their_files(is_watched: bool, tmp_path: Path) -> None:
     lines = []
     for options in ({}, {"num_workers": 2}):
         folder = tmp_path / str(len(options))
         envs = make_vec_env(cartpole, N, SEED, monitor_dir=str(folder))
         model = PPO("MlpPolicy", envs, seed=SEED, device="cpu", **PPO_SETTINGS)
-        learned(model, 192, **options)
+        with accelerate(model, **options) if options else contextlib.nullcontext():
+            model.learn(192, Steps() if is_watched else None)
         envs.close()
         texts = [(folder / f"{env_id}.monitor.csv").read_text().splitlines()[1:] for env_id in range(N)]
         lines.append([[line.rpartition(",")[0] for line in text] for text in texts])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -169,8 +172,22 @@ class AcceleratedRun:
         model, kind = self._model, type(self._model)
         self._undo.callback(setattr, model, "__class__", kind)
         more = playing_methods(model, envs) if isinstance(envs, PlayedVecEnv) else {}
+        more["_setup_learn"] = _unwarned(more.get("_setup_learn") or kind._setup_learn)
         model.__class__ = timed(kind, self._seconds, **more)
         if isinstance(envs, PlayedVecEnv) and isinstance(model, OnPolicyAlgorithm):
             policy: Any = model.policy
             self._undo.callback(delattr, policy, "forward")
             policy.forward = playing_forward(model, envs)
+
+
+def _unwarned(setup_learn: Callable[..., Any]) -> Callable[..., Any]:
+    """Without the warning of an ``EvalCallback`` that has the kind of vec env that the model had."""
+
+    @functools.wraps(setup_learn)
+    def method(*arguments: Any, **more: Any) -> Any:
+        with warnings.catch_warnings():
+            kinds = r"<parenv\.adapters\.sb3\..* != <stable_baselines3\.common\.vec_env\.dummy_vec_env\."
+            warnings.filterwarnings("ignore", f"Training and eval env are not of the same type{kinds}", UserWarning)
+            return setup_learn(*arguments, **more)
+
+    return method

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -21,22 +23,32 @@ class Round:
         rollout: of all environments.
         told: of each worker, what :meth:`~parenv.adapters.sb3.told_env.ToldEnv.told` says.
         is_final: whether no other part of what the model takes for one rollout follows.
+
+    Attributes:
+        dones: bool ``[length, num_envs]``.
+        reset_infos: of the last reset of each environment.
+        random_state: torch's behind it, where it is brought along.
     """
 
     def __init__(self, rollout: Rollout, told: Sequence[Any], is_final: bool) -> None:
         self.rollout, self.is_final, self._played = rollout, is_final, 0
-        self._dones = rollout.terminated | rollout.truncated
+        self.dones = rollout.terminated | rollout.truncated
         self._by_limit = (rollout.truncated & ~rollout.terminated).tolist()
-        self._infos = infos_of(of_steps for of_steps, _, _ in told)
-        steps, columns = (index.tolist() for index in rollout.final_index)
-        self._finals = {place: k for k, place in enumerate(zip(steps, columns, strict=True))}
+        self._told = [of_steps for of_steps, _, _ in told]
+        self._finals: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for k, (step, column) in enumerate(zip(*(index.tolist() for index in rollout.final_index), strict=True)):
+            self._finals[step].append((column, k))
         self.reset_infos: list[dict[str, Any]] = [info for _, resets, _ in told for info in resets]
         self.random_state: bytes | None = told[0][2]
 
     @property
     def length(self) -> int:
         """Steps in it."""
-        return len(self._dones)
+        return len(self.dones)
+
+    @cached_property
+    def _infos(self) -> dict[int, dict[int, dict[str, Any]]]:
+        return infos_of(self._told)
 
     @property
     def is_over(self) -> bool:
@@ -52,19 +64,37 @@ class Round:
         """What the policy gave for the step that is to be played next, ``[num_envs, ...]``."""
         return self.rollout.extras[name][self._played].copy()
 
+    def pass_steps(self, number: int) -> None:
+        """Have the next steps behind us."""
+        self._played += number
+
+    def ended_at(self, step: int) -> list[int]:
+        """Where an episode ended in a step: env_ids."""
+        return [column for column, _ in self._finals[step]] if step in self._finals else []
+
+    def infos_with(self, *keys: str) -> dict[int, dict[int, dict[str, Any]]]:
+        """Infos that have one of some keys, by step and env_id."""
+        return infos_of(self._told, keys)
+
+    def cut_off(self) -> Iterator[tuple[int, int, Any]]:
+        """Where a limit ended an episode: step, env_id, final observation."""
+        for step, ends in self._finals.items():
+            for column, k in ends:
+                if self._by_limit[step][column]:
+                    yield step, column, copies_at(k, self.rollout.final_observations)
+
     def play(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
         """The next step: observations, rewards, dones, infos."""
         step, rollout = self._played, self.rollout
-        self._played += 1
-        observations = _copies_at(step, rollout.shifted_observations)
+        self.pass_steps(1)
+        observations = copies_at(step, rollout.shifted_observations)
         given, infos = self._infos.get(step, {}), []
         for env_id, by_limit in enumerate(self._by_limit[step]):
             infos.append(info := given.get(env_id) or {})
             info["TimeLimit.truncated"] = by_limit
-        for column in np.flatnonzero(self._dones[step]).tolist():
-            final = _copies_at(self._finals[step, column], rollout.final_observations)
-            infos[column]["terminal_observation"] = final
-        return observations, rollout.rewards[step].copy(), self._dones[step].copy(), infos
+        for column, k in self._finals.get(step, ()):
+            infos[column]["terminal_observation"] = copies_at(k, rollout.final_observations)
+        return observations, rollout.rewards[step].copy(), self.dones[step].copy(), infos
 
 
 class PlayedRounds:
@@ -127,5 +157,6 @@ class PlayedRounds:
         return [np.concatenate(parts) for parts in zip(*(answers[w] for w in sorted(answers)), strict=True)]
 
 
-def _copies_at(index: int, tree: Any) -> Any:
+def copies_at(index: int, tree: Any) -> Any:
+    """A row of every array in a tree."""
     return map_trees(lambda rows: np.array(rows[index]), tree)

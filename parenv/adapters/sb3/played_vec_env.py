@@ -65,7 +65,19 @@ class PlayedVecEnv(VecEnv):
 
     def acted(self, *names: str) -> list[Any]:
         """What the policy gave for the next step; where all have been played, after a wait for the next round."""
-        return [self._current_round().acted(name) for name in names]
+        return [self.current_round().acted(name) for name in names]
+
+    def current_round(self) -> Round:
+        """What is played now; at its end the next one, behind which workers go on meanwhile as far as they may."""
+        if self._round is None or self._round.is_over:
+            if not self.rounds.is_under_way:
+                self.rounds.begin(self._policy, self._settings(0))
+            self._round = self.rounds.take()
+            if self.rounds.is_under_way:
+                self.rounds.go_on()
+            elif self._ahead:
+                self.rounds.begin(self._policy, self._settings(self._round.length))
+        return self._round
 
     @property
     def random_state_behind(self) -> bytes | None:
@@ -88,14 +100,19 @@ class PlayedVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Play a step."""
-        current = self._current_round()
+        current = self.current_round()
         stepped = current.play()
+        if stepped[2].any():
+            self.note_ends(current, np.flatnonzero(stepped[2]).tolist(), dict(enumerate(stepped[3])))
         self.steps += 1
-        for env_id in np.flatnonzero(stepped[2]).tolist():
-            self.reset_infos[env_id] = current.reset_infos[env_id]
-            if env_id in self._writers and "episode" in stepped[3][env_id]:
-                self._writers[env_id].write_row(stepped[3][env_id]["episode"])
         return stepped
+
+    def note_ends(self, current: Round, env_ids: Sequence[int], infos: Mapping[int, Mapping[str, Any]]) -> None:
+        """Keep what comes of a step that ends episodes: infos of the resets behind it, and lines of Monitors."""
+        for env_id in env_ids:
+            self.reset_infos[env_id] = current.reset_infos[env_id]
+            if env_id in self._writers and "episode" in infos.get(env_id, {}):
+                self._writers[env_id].write_row(infos[env_id]["episode"])
 
     def close(self) -> None:
         """End the workers."""
@@ -139,18 +156,6 @@ class PlayedVecEnv(VecEnv):
             NotImplementedError: always.
         """
         raise NotImplementedError("workers that act for the model are ahead of it, so there is no image of this step")
-
-    def _current_round(self) -> Round:
-        """What is played now; at its end the next one, behind which workers go on meanwhile as far as they may."""
-        if self._round is None or self._round.is_over:
-            if not self.rounds.is_under_way:
-                self.rounds.begin(self._policy, self._settings(0))
-            self._round = self.rounds.take()
-            if self.rounds.is_under_way:
-                self.rounds.go_on()
-            elif self._ahead:
-                self.rounds.begin(self._policy, self._settings(self._round.length))
-        return self._round
 
     def _ask(self, name: str, *args: Any, indices: VecEnvIndices = None, **method_kwargs: Any) -> list[Any]:
         if self.is_between and not self._ahead:

@@ -16,14 +16,16 @@ def timed(of: type[Any], seconds: dict[str, float], **methods: Any) -> type[Any]
     """
 
     def counted(name: str) -> Any:
+        done = methods.get(name) or getattr(of, name)
+
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
-                return getattr(of, name)(self, *args, **kwargs)
+                return done(self, *args, **kwargs)
             finally:
                 seconds[name] += time.perf_counter() - began
 
         return method
 
     named = {"__module__": of.__module__, "__qualname__": of.__qualname__, "__doc__": of.__doc__}
-    return type(of.__name__, (of,), {**named, **{name: counted(name) for name in seconds}, **methods})
+    return type(of.__name__, (of,), {**named, **methods, **{name: counted(name) for name in seconds}})

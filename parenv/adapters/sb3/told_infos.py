@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,13 +71,16 @@ class InfoLog:
         return tables, single
 
 
-def infos_of(told: Iterable[Told]) -> dict[int, dict[int, Info]]:
-    """The infos by step and env_id, their values in the types that they had."""
+def infos_of(told: Iterable[Told], among: Collection[str] = ()) -> dict[int, dict[int, Info]]:
+    """The infos by step and env_id, their values in the types that they had; with keys, those that have one of them."""
     found: defaultdict[int, dict[int, Info]] = defaultdict(dict)
     for tables, single in told:
         for step, env_id, info in single:
-            found[step][env_id] = info
+            if not among or info.keys() & among:
+                found[step][env_id] = info
         for keys, kinds, steps, env_ids, columns in tables:
+            if among and not {key[0] if type(key) is list else key for key in keys}.intersection(among):
+                continue
             lists = [_ITEM_LISTS[kind](column) for kind, column in zip(kinds, columns, strict=True)]
             for step, env_id, *values in zip(steps.tolist(), env_ids.tolist(), *lists, strict=True):
                 found[step][env_id] = _info(keys, values)

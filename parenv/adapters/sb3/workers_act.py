@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from parenv.adapters.sb3.checks import check_callbacks
 from parenv.adapters.sb3.exploring import OffPolicyActor, OnPolicyActor, WrappedPolicy, acting_part
+from parenv.adapters.sb3.filled_rollouts import fill, fills
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.adapters.sb3.substitution import others_for_a_while, results_writers, wrappers_of
 from parenv.adapters.sb3.told_env import random_state, set_random_state, told_env
@@ -25,8 +26,12 @@ from parenv.worker.pickled_env import PickledEnv
 
 SHORT = 16
 """Steps below which a rollout is not worth a message."""
-PARTS, PART = 4, 64
-"""Into how many parts a rollout is cut at most, and how many steps a part has at least: each costs messages."""
+PARTS, PLAYED_PART, FILLED_PART = 4, 64, 512
+"""Into how many parts a rollout is cut at most, and how many steps a part has at least: each costs messages.
+
+What the driver does with a part is hidden behind the next one: much where steps are played, little where a buffer is
+filled at once.
+"""
 PRELOAD = ("parenv.adapters.sb3.exploring",)
 
 
@@ -73,7 +78,8 @@ def played_envs(
 
 def playing_methods(model: BaseAlgorithm, envs: PlayedVecEnv) -> dict[str, Callable[..., Any]]:
     """What the model does otherwise meanwhile."""
-    of = type(model)
+    of: Any = type(model)
+    n_steps = getattr(model, "n_steps", 0)
 
     def setup_learn(self: Any, total_timesteps: int, callback: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self, OnPolicyAlgorithm):
@@ -87,8 +93,14 @@ def playing_methods(model: BaseAlgorithm, envs: PlayedVecEnv) -> dict[str, Calla
         scales = hasattr(self.action_space, "low")
         return self.policy.unscale_action(actions) if scales else actions, actions
 
-    methods: dict[str, Callable[..., Any]] = {"_setup_learn": setup_learn}
-    return methods | ({"_sample_action": sample_action} if isinstance(model, OffPolicyAlgorithm) else {})
+    def collect_rollouts(self: Any, env: VecEnv, callback: Any, rollout_buffer: Any, n_rollout_steps: int) -> bool:
+        if n_rollout_steps == rollout_buffer.buffer_size == n_steps and fills(self, envs, callback, rollout_buffer):
+            return fill(self, envs, callback, rollout_buffer)
+        return bool(of.collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps))
+
+    if isinstance(model, OffPolicyAlgorithm):
+        return {"_setup_learn": setup_learn, "_sample_action": sample_action}
+    return {"_setup_learn": setup_learn, "collect_rollouts": collect_rollouts}
 
 
 def playing_forward(model: BaseAlgorithm, envs: PlayedVecEnv) -> Callable[..., Any]:
@@ -151,7 +163,8 @@ def _parts(model: Any) -> tuple[int, int]:
     if not isinstance(model, OnPolicyAlgorithm):
         return int(model.train_freq.frequency), 1
     steps = int(model.n_steps)
-    length = next(n for n in range(min(steps, max(PART, steps // PARTS)), steps + 1) if steps % n == 0)
+    least = PLAYED_PART if wrappers_of(model) else FILLED_PART
+    length = next(n for n in range(min(steps, max(least, steps // PARTS)), steps + 1) if steps % n == 0)
     return length, steps // length
 
 
