@@ -85,8 +85,8 @@ def stable_baselines(
         class Note(BaseCallback):
             def _on_step(self) -> bool:
                 episodes = self.model.ep_info_buffer
-                mean = float(np.mean([episode["r"] for episode in episodes])) if episodes else 0.0
-                if not points or self.num_timesteps - points[-1][0] >= env_steps / POINTS:
+                mean = float(np.mean([episode["r"] for episode in episodes])) if episodes else -np.inf
+                if episodes and (not points or self.num_timesteps - points[-1][0] >= env_steps / POINTS):
                     points.append((self.num_timesteps, time.perf_counter() - began, mean))
                 return len(episodes) < 100 or mean < goal
 
@@ -142,10 +142,10 @@ SUBJECTS = {
         float("inf"),
         {
             "parenv, 2 workers": example(
-                "sac", "--env-id", "HalfCheetah-v5", "--total-env-steps", "100000", "--learning-starts", "5000"
+                "sac", "--env-id", "HalfCheetah-v5", "--total-env-steps", "30000", "--learning-starts", "2000"
             ),
             "Stable-Baselines3": stable_baselines(
-                "SAC", "HalfCheetah-v5", 1, 100_000, float("inf"), learning_starts=5_000, batch_size=128,
+                "SAC", "HalfCheetah-v5", 1, 30_000, float("inf"), learning_starts=2_000, batch_size=128,
                 learning_rate=1e-3, train_freq=2, gradient_steps=1,
             ),
         },
