@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
     def run(seed: int) -> Sequence[Point]:
         sys.path.insert(0, str(ROOT / "examples"))
         curve: Sequence[Point] = importlib.import_module(name).main(["--seed", str(seed), *arguments]).points
-        return curve
+        return list(dropwhile(lambda point: point[2] == 0.0, curve))  # Before the end of the first episode.
 
     return run
 
@@ -146,7 +147,7 @@ SUBJECTS = {
             ),
             "Stable-Baselines3": stable_baselines(
                 "SAC", "HalfCheetah-v5", 1, 30_000, float("inf"), learning_starts=2_000, batch_size=128,
-                learning_rate=1e-3, train_freq=2, gradient_steps=1,
+                learning_rate=1e-3, train_freq=2, gradient_steps=1, policy_kwargs={"net_arch": [128, 128]},
             ),
         },
     ),

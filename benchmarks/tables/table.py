@@ -25,7 +25,7 @@ GUIDE, RESULTS, SCALING = HERE.parent / "docs" / "guides" / "performance.md", HE
 DRIVER = "driver's processor, rollout of a worker, "
 IN_GUIDE = (
     "1,024 CartPoles", "8 Pongs", "first pool", "memory per", "driver's work", "PPO on", "DQN on", "gradients of",
-    "pool,", "64 workers", "4,096", "a trace", "vector env, step, under",
+    "accelerate,", "a pool over", "pool,", "64 workers", "4,096", "a trace", "vector env, step, under",
     "vector env, send and recv, under", "a SIGKILLed", "a hung",
 )  # fmt: skip
 TABLES = """
@@ -133,6 +133,8 @@ def rows() -> list[tuple[str, str]]:
         read(name)["results"] for name in ("gradients", "gradient_curves", "learners")
     )
     scaling, tracing = read("scaling")["results"], read("tracing")["results"]
+    sb3, batches = read("sb3_accelerate")["results"], read("batches")["results"]
+    collecting, learning = ([case for case in sb3 if case.startswith(word)] for word in ("collecting", "PPO"))
     reduction = gradients["reduction, ms"]
     by_workers = gradients["samples per second by number of workers"]
     driver_share = gradients["driver's processor time over the time of a round"]
@@ -146,6 +148,10 @@ def rows() -> list[tuple[str, str]]:
 
     def last_row(name: str, column: str) -> float:
         return float(statistics.median(rows[-1][column] for rows in learners[name]))
+
+    def times_beside(cases: Iterable[str], system: str) -> str:
+        found = [1 / sb3[case][system]["ratio_to_accelerate"] for case in cases]
+        return " / ".join(f"{times:.2f}" for times in found)
 
     def share(found: Any, mode: str) -> str:
         return f"{found[mode]['ratio_to_ideal']:.2f}"
@@ -220,6 +226,21 @@ def rows() -> list[tuple[str, str]]:
                 f"{reduction['2 x 40 MB']['median']:.1f} ms / "
                 f"{reduction['gloo all_reduce, 2 processes, 40 MB']['median']:.0f} ms"
             ),
+        ),
+        (
+            "accelerate, PPO of Stable-Baselines3 collecting, 16 HalfCheetahs / 64 CartPoles",
+            (
+                f"{times_beside(collecting, 'DummyVecEnv')} times a DummyVecEnv, "
+                f"{times_beside(collecting, 'SubprocVecEnv')} times a SubprocVecEnv"
+            ),
+        ),
+        (
+            "accelerate, PPO of Stable-Baselines3 on CartPole to 475, 8 / 64 environments",
+            f"{times_beside(learning, 'DummyVecEnv')} times the seconds with a DummyVecEnv",
+        ),
+        (
+            "a pool over a native vector env, " + " / ".join(batches),
+            " / ".join(f"{found['pool']['ratio_to_bare loop']:.2f}" for found in batches.values()) + " of a bare loop",
         ),
         *((f"{name} on CartPole to 475, 4 seeds", all_to_475(name)) for name in gradient_curves),
         (
