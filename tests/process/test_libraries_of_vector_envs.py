@@ -18,6 +18,13 @@ SPAWNED = WorkerOptions(start_method="spawn", start_timeout_s=500.0)
 NEXT, SAME = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 
 
+@pytest.fixture(autouse=True)
+def imported(request: pytest.FixtureRequest) -> None:
+    """Before a test, whose frame with the pool in it EnvPool would keep from its first import on."""
+    cases = getattr(request.node, "callspec", None)
+    pytest.importorskip(cases.params["library"] if cases else "envpool")
+
+
 def native_cartpole() -> Any:
     return gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
 
@@ -100,7 +107,6 @@ ALL = pytest.mark.parametrize(("library", "make", "mode"), [*QUICK, SLOW])
 
 @ALL
 def test_they_are_as_they_say(library: str, make: Any, mode: AutoresetMode) -> None:
-    pytest.importorskip(library)
     report = check_vector_env(make, steps=200)
     assert report.problems == []
     assert report.found is mode
@@ -109,8 +115,6 @@ def test_they_are_as_they_say(library: str, make: Any, mode: AutoresetMode) -> N
 
 @ALL
 def test_they_fill_rollouts_of_transitions(library: str, make: Any, mode: AutoresetMode) -> None:
-    pytest.importorskip(library)
-
     def first_action(observations: Any) -> Any:
         size = make_action.shape
         return np.zeros((len(observations), *size), make_action.dtype)
@@ -134,8 +138,6 @@ def test_they_fill_rollouts_of_transitions(library: str, make: Any, mode: Autore
 
 
 def test_envpools_that_take_their_seed_from_the_worker_are_different_and_repeat() -> None:
-    pytest.importorskip("envpool")
-
     def lean(observations: Any) -> Any:
         return (observations[:, 2] > 0).astype(np.int64)
 
