@@ -51,12 +51,17 @@ class Subject(NamedTuple):
     systems: Mapping[str, Callable[[int], Sequence[Point]]]
 
 
+def program(name: str) -> Any:
+    """The module of a program under ``examples/``."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    return importlib.import_module(name)
+
+
 def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
     """A program under ``examples/``."""
 
     def run(seed: int) -> Sequence[Point]:
-        sys.path.insert(0, str(ROOT / "examples"))
-        curve: Sequence[Point] = importlib.import_module(name).main(["--seed", str(seed), *arguments]).points
+        curve: Sequence[Point] = program(name).main(["--seed", str(seed), *arguments]).points
         return list(dropwhile(lambda point: point[2] == 0.0, curve))  # Before the end of the first episode.
 
     return run
@@ -64,12 +69,17 @@ def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
 
 def boxing() -> Any:
     """Atari's Boxing, as the example has it."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    return importlib.import_module("atari_ppo").env_maker(BOXING)()
+    return program("atari_ppo").env_maker(BOXING)()
 
 
 def stable_baselines(
-    algorithm: str, env: str | Callable[[], Any], num_envs: int, env_steps: int, goal: float, **settings: Any
+    algorithm: str,
+    env: str | Callable[[], Any],
+    num_envs: int,
+    env_steps: int,
+    goal: float,
+    policy: str = "MlpPolicy",
+    **settings: Any,
 ) -> Callable[[int], Sequence[Point]]:
     """An algorithm of Stable-Baselines3 in one process, with the settings of the example."""
 
@@ -93,8 +103,7 @@ def stable_baselines(
 
         # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
         envs = make_vec_env(partial(gym.make, env) if isinstance(env, str) else env, num_envs, seed)
-        settings.setdefault("policy", "MlpPolicy")
-        model = getattr(stable_baselines3, algorithm)(env=envs, seed=seed, device="cpu", **settings)
+        model = getattr(stable_baselines3, algorithm)(policy, envs, seed=seed, device="cpu", **settings)
         model.learn(env_steps, Note())
         envs.close()
         return points

@@ -43,9 +43,9 @@ from stable_baselines3.common.vec_env import (
 )
 
 from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError
-from parenv.adapters.sb3 import accelerate, filled_rollouts, workers_act
+from parenv.adapters.sb3 import accelerate, workers_act
 from parenv.adapters.sb3.checks import check_version
-from parenv.adapters.sb3.filled_rollouts import fill
+from parenv.adapters.sb3.filled_rollouts import fill, is_blind
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 
 N, SEED = 3, 5
@@ -310,7 +310,7 @@ def test_callbacks_that_look_at_no_step_are_called_in_every_one(
 
 
 @pytest.mark.parametrize(
-    ("callback", "is_blind"),
+    ("callback", "expected"),
     [
         (ConvertCallback(None), True),
         (CallbackList([ConvertCallback(None), CheckpointCallback(1, "")]), True),
@@ -320,8 +320,8 @@ def test_callbacks_that_look_at_no_step_are_called_in_every_one(
         (CallbackList([CheckpointCallback(1, ""), Steps()]), False),
     ],
 )
-def test_who_looks_at_steps_is_known(callback: BaseCallback, is_blind: bool) -> None:
-    assert filled_rollouts._is_blind(callback) == is_blind
+def test_who_looks_at_steps_is_known(callback: BaseCallback, expected: bool) -> None:
+    assert is_blind(callback) == expected
 
 
 @pytest.mark.one_in(3)

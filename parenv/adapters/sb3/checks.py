@@ -79,7 +79,7 @@ def check_callbacks(callback: Any) -> None:
     Raises:
         ConfigurationError: one of them does.
     """
-    for one in _each(callback):
+    for one in each_callback(callback):
         code = getattr(getattr(one, "_on_step", one), "__code__", None)
         asked = _QUESTIONS.intersection(getattr(code, "co_names", ()))
         if asked and not type(one).__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
@@ -90,16 +90,16 @@ def check_callbacks(callback: Any) -> None:
             )
 
 
-def _each(callback: Any) -> Iterator[Any]:
+def each_callback(callback: Any) -> Iterator[Any]:
     """A callback, or those of a list, and those in them."""
     if callback is None:
         return
     parts = callback if isinstance(callback, list) else getattr(callback, "callbacks", [])
     if not isinstance(callback, list):
         yield callback
-        parts = [*parts, getattr(callback, "callback", None)]
+        parts = [*parts, getattr(callback, "callback", None), getattr(callback, "callback_on_new_best", None)]
     for part in parts:
-        yield from _each(part)
+        yield from each_callback(part)
 
 
 def _check_async(model: Any, name: str) -> None:

@@ -23,19 +23,22 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 
+from parenv.adapters.sb3.checks import each_callback
 from parenv.adapters.sb3.played_rounds import Round, copies_at
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.adapters.sb3.told_env import set_random_state
 
 _BLIND = (
+    CallbackList,
     CheckpointCallback,
+    ConvertCallback,
     EvalCallback,
     EveryNTimesteps,
     ProgressBarCallback,
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
-"""Callbacks that need to be called in every step, but do not look at its ``locals``."""
+"""Callbacks that need to be called in every step, but do not look at its ``locals``; what they hold is asked too."""
 
 
 def fills(model: OnPolicyAlgorithm, envs: PlayedVecEnv, callback: Any, buffer: Any) -> bool:
@@ -46,8 +49,13 @@ def fills(model: OnPolicyAlgorithm, envs: PlayedVecEnv, callback: Any, buffer: A
         and type(buffer) in (RolloutBuffer, DictRolloutBuffer)
         and not model.use_sde
         and type(model)._update_info_buffer is BaseAlgorithm._update_info_buffer
-        and _is_blind(callback)
+        and is_blind(callback)
     )
+
+
+def is_blind(callback: Any) -> bool:
+    """Whether none of these callbacks looks at the ``locals`` of a step."""
+    return all(type(one) in _BLIND for one in each_callback(callback))
 
 
 def fill(model: Any, envs: PlayedVecEnv, callback: BaseCallback, buffer: Any) -> bool:
@@ -72,15 +80,6 @@ def fill(model: Any, envs: PlayedVecEnv, callback: BaseCallback, buffer: Any) ->
     buffer.compute_returns_and_advantage(last_values=values, dones=model._last_episode_starts)
     callback.on_rollout_end()
     return True
-
-
-def _is_blind(callback: Any) -> bool:
-    if type(callback) is CallbackList:
-        return all(map(_is_blind, callback.callbacks))
-    if type(callback) is ConvertCallback:
-        return callback.callback is None
-    inner = (getattr(callback, name, None) for name in ("callback", "callback_on_new_best"))
-    return type(callback) in _BLIND and all(one is None or _is_blind(one) for one in inner)
 
 
 def _call_back(model: Any, envs: PlayedVecEnv, callback: BaseCallback, part: Round) -> int:

@@ -70,7 +70,7 @@ class Round:
 
     def ended_at(self, step: int) -> list[int]:
         """Where an episode ended in a step: env_ids."""
-        return [column for column, _ in self._finals[step]] if step in self._finals else []
+        return [column for column, _ in self._finals.get(step, ())]
 
     def infos_with(self, *keys: str) -> dict[int, dict[int, dict[str, Any]]]:
         """Infos that have one of some keys, by step and env_id."""
