@@ -1,7 +1,7 @@
 """Native vector envs: rollouts of a pool with one worker against a bare loop over the same vector env.
 
-The loop acts by the same policy and keeps nothing; ``keeping`` copies observations and rewards into arrays of a
-rollout, as whoever learns from them must. Those whose library is not installed are left out.
+The loop acts by the same policy and keeps nothing; ``keeping`` copies what a learner needs into arrays of a rollout.
+Those whose library is not installed are left out.
 
 On a GPU: a simulator whose frames are tensors there, and a learner there, which gets rollouts that lie in shared memory
 of the host, or on the GPU.
@@ -77,14 +77,18 @@ def bare(make: Any, policy: Any, keeping: bool) -> float:
     with contextlib.closing(make()) as env:
         observations = np.asarray(env.reset(seed=0)[0])
         kept = np.zeros((5, ROWS, *observations.shape), observations.dtype)
-        rewards = np.zeros((5, ROWS, len(observations)), np.float32)
+        rewards, taken = (np.zeros((5, ROWS, len(observations)), dtype) for dtype in (np.float32, np.int64))
+        flags = np.zeros((2, 5, ROWS, len(observations)), bool)
         began, used, rollouts = 0.0, 0.0, 0
         while not began or time.perf_counter() - began < SECONDS:
             for row in range(ROWS):
-                stepped = env.step(policy(observations))
-                observations = stepped[0]
+                actions = policy(observations)
                 if keeping:
-                    kept[rollouts % 5, row], rewards[rollouts % 5, row] = observations, stepped[1]
+                    kept[rollouts % 5, row], taken[rollouts % 5, row] = observations, actions
+                observations, gained, terminated, truncated, _ = env.step(actions)
+                if keeping:
+                    rewards[rollouts % 5, row] = gained
+                    flags[0, rollouts % 5, row], flags[1, rollouts % 5, row] = terminated, truncated
             rollouts += 1
             if rollouts == 8:
                 began, used = time.perf_counter(), time.process_time()

@@ -1,7 +1,7 @@
 """What accelerate brings Stable-Baselines3: collecting beside its own vec envs, PPO to 475, learning curves over seeds.
 
-python benchmarks/sb3_accelerate.py                collecting, and PPO on CartPole-v1 to a mean return of 475
-python benchmarks/sb3_accelerate.py curves SEEDS   learning curves: CartPole (PPO), Pendulum (SAC), LunarLander (DQN)
+python benchmarks/sb3_accelerate.py                 collecting, and PPO on CartPole-v1 to a mean return of 475
+python benchmarks/sb3_accelerate.py curves [NAME]   learning curves, over seeds: "CartPole, PPO", "Pendulum, SAC" ...
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from lib.common import interleaved, keep, summary
@@ -81,7 +83,8 @@ STOPS = 1_000_000_000
 def learner(kind: type[Any], env_id: str, n_envs: int, how: str, seed: int, **settings: Any) -> Iterator[Any]:
     """A model on environments of one kind, closed behind it."""
     of = SubprocVecEnv if how == "SubprocVecEnv" else DummyVecEnv
-    envs = make_vec_env(env_id, n_envs, seed, vec_env_cls=of)
+    # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
+    envs = make_vec_env(partial(gym.make, env_id), n_envs, seed, vec_env_cls=of)
     model = kind("MlpPolicy", envs, seed=seed, device="cpu", **settings)
     mode = how.partition(" ")[2] or "sync"
     try:
@@ -112,19 +115,19 @@ def to_475(how: str, seed: int, n_envs: int, settings: dict[str, Any]) -> float:
     return curve.solved_s
 
 
-def curves(seeds: int) -> None:
+def curves(name: str) -> None:
     """Learning curves of SB3 and of both modes, seed by seed."""
-    for name, (kind, env_id, n_envs, total, settings) in CURVES.items():
-        hows = ["DummyVecEnv", "accelerate", *(["accelerate async"] if kind is not PPO else [])]
-        found: dict[str, list[Any]] = {how: [] for how in hows}
-        for seed in range(1, seeds + 1):
-            for how in hows:
-                curve = Curve(total // 20)
-                with learner(kind, env_id, n_envs, how, seed, **settings) as model:
-                    model.learn(total, curve)
-                found[how].append(curve.points)
-                print(f"  {name}, {how}, seed {seed}: {curve.points[-1][1]:.1f}", flush=True)
-        keep("sb3_accelerate", f"curves: {name}", found)
+    kind, env_id, n_envs, total, settings = CURVES[name]
+    hows = ["DummyVecEnv", "accelerate", *(["accelerate async"] if kind is not PPO else [])]
+    found: dict[str, list[Any]] = {how: [] for how in hows}
+    for seed in range(1, SEEDS + 1):
+        for how in hows:
+            curve = Curve(total // 20)
+            with learner(kind, env_id, n_envs, how, seed, **settings) as model:
+                model.learn(total, curve)
+            found[how].append(curve.points)
+            print(f"  {name}, {how}, seed {seed}: {curve.points[-1][1]:.1f}", flush=True)
+    keep("sb3_accelerate", f"curves: {name}", found)
 
 
 def main() -> None:
@@ -150,6 +153,7 @@ def main() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1:2] == ["curves"]:
-        curves(int(sys.argv[2]) if sys.argv[2:] else SEEDS)
+        for name in sys.argv[2:] or CURVES:
+            curves(name)
     else:
         main()

@@ -179,7 +179,12 @@ class VectorStepper:
         if self._is_plain and type(observations) is type(rows[0]) is np.ndarray:
             row = rows[0]
             if observations.dtype is row.dtype and observations.shape == row.shape:
-                row[:] = observations
+                if observations.ndim == 2 and len(row) > row.shape[1] and not observations.flags.c_contiguous:
+                    # NumPy would walk along each short row of what lies column by column, as in Gymnasium's CartPole.
+                    for column in range(row.shape[1]):
+                        row[:, column] = observations[:, column]
+                else:
+                    row[:] = observations
                 return
         for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
             if leaf.dtype is None:

@@ -12,7 +12,7 @@ from parenv import ParallelVectorEnv
 
 pytest.importorskip("skrl", reason="needs pip install skrl")
 # Of skrl and of what it brings.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
 
 from skrl.envs.wrappers.torch import wrap_env  # noqa: E402
 

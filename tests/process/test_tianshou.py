@@ -14,7 +14,7 @@ from parenv import ConfigurationError
 
 pytest.importorskip("tianshou", reason="needs pip install tianshou")
 # Of Tianshou and of what it brings.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
 
 from tianshou.env import DummyVectorEnv  # noqa: E402
 

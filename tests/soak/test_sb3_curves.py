@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,8 @@ def mean_return(
     kind: Any, env_id: str, n_envs: int, steps: int, seed: int, how: dict[str, Any], **settings: Any
 ) -> Any:
     """Of the last episodes of a training."""
-    envs = make_vec_env(env_id, n_envs, seed)
+    # Given an id, make_vec_env makes environments that can be drawn, of which LunarLander simulates the flames too.
+    envs = make_vec_env(partial(gym.make, env_id), n_envs, seed)
     model = kind("MlpPolicy", envs, seed=seed, device="cpu", stats_window_size=20, **settings)
     if how:
         with accelerate(model, num_workers=2, **how):
