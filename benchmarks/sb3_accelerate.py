@@ -42,7 +42,7 @@ CURVES: dict[str, tuple[Any, str, int, int, dict[str, Any]]] = {
     "LunarLander, DQN": (
         DQN, "LunarLander-v3", 4, 100_000,
         {"learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 1000, "gamma": 0.99,
-         "target_update_interval": 250, "train_freq": 4, "gradient_steps": -1, "exploration_fraction": 0.12,
+         "target_update_interval": 250, "train_freq": 4, "gradient_steps": 4, "exploration_fraction": 0.12,
          "exploration_final_eps": 0.1, "policy_kwargs": {"net_arch": [256, 256]}},
     ),
 }  # fmt: skip
