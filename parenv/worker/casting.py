@@ -51,7 +51,8 @@ class Cast:
         """
         table: PolicyTable = cloudpickle.loads(snapshot)
         for name in [name for name in self.actors if name not in table]:
-            del self.actors[name], self._loaded[name]
+            del self.actors[name]
+            self._loaded.pop(name, None)  # Whose first load failed is not among them.
         for name, row in table.items():
             if name not in self.actors:
                 self.actors[name] = self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
