@@ -153,6 +153,13 @@ def rows() -> list[tuple[str, str]]:
         found = [1 / sb3[case][system]["ratio_to_accelerate"] for case in cases]
         return " / ".join(f"{times:.2f}" for times in found)
 
+    def ends_of(runs: Any) -> str:
+        ends = [run[-1][1] for run in runs]
+        return f"{statistics.mean(ends):.0f} ± {statistics.stdev(ends):.0f}"
+
+    def share_of_loop(loop: str) -> str:
+        return " / ".join(f"{found['pool']['median'] / found[loop]['median']:.2f}" for found in batches.values())
+
     def share(found: Any, mode: str) -> str:
         return f"{found[mode]['ratio_to_ideal']:.2f}"
 
@@ -238,9 +245,21 @@ def rows() -> list[tuple[str, str]]:
             "accelerate, PPO of Stable-Baselines3 on CartPole to 475, 8 / 64 environments",
             f"{times_beside(learning, 'DummyVecEnv')} times the seconds with a DummyVecEnv",
         ),
+        *(
+            (
+                f"mean return, {name.removeprefix('curves: ')}, over {len(curve['accelerate'])} seeds: "
+                + " / ".join(curve),
+                " / ".join(ends_of(runs) for runs in curve.values()),
+            )
+            for name, curve in sb3.items()
+            if name.startswith("curves: ")
+        ),
         (
             "a pool over a native vector env, " + " / ".join(batches),
-            " / ".join(f"{found['pool']['ratio_to_bare loop']:.2f}" for found in batches.values()) + " of a bare loop",
+            (
+                f"{share_of_loop('bare loop')} of a bare loop, "
+                f"{share_of_loop('bare loop, keeping')} of one that keeps as much"
+            ),
         ),
         *((f"{name} on CartPole to 475, 4 seeds", all_to_475(name)) for name in gradient_curves),
         (
