@@ -11,7 +11,10 @@ ZYGOTE_WORDS = "parenv.process.zygote"
 
 
 def processes_left(others: Iterable[psutil.Process] = ()) -> list[str]:
-    """What runs under this process but zygotes, which outlive the pools, and others that are meant to run."""
+    """What runs under this process but zygotes, which outlive the pools, and others that are meant to run.
+
+    The resource tracker of multiprocessing, which tqdm starts with its first bar, lives as long as this process too.
+    """
     running = set(psutil.Process().children(recursive=True)) - set(others)
     return [f"process {child}" for child in running if not _may_stay(child)]
 
@@ -22,6 +25,10 @@ def is_of_a_zygote(process: psutil.Process) -> bool:
 
 def _may_stay(process: psutil.Process) -> bool:
     try:
-        return process.ppid() == os.getpid() and is_of_a_zygote(process)
+        return process.ppid() == os.getpid() and (is_of_a_zygote(process) or _tracks_resources(process))
     except psutil.NoSuchProcess:
         return True
+
+
+def _tracks_resources(process: psutil.Process) -> bool:
+    return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
