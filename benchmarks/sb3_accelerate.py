@@ -68,7 +68,7 @@ class Curve(BaseCallback):
     def _on_step(self) -> bool:
         returns = [episode["r"] for episode in self.model.ep_info_buffer]
         if self.num_timesteps // self.every > len(self.points) and returns:
-            self.points.append((self.num_timesteps, float(np.mean(returns))))
+            self.points.append((self.num_timesteps, round(float(np.mean(returns)), 2)))
         solved = len(returns) == 100 and np.mean(returns) >= 475 and self.every == STOPS
         if solved:
             self.solved_s = time.perf_counter() - self.began

@@ -34,6 +34,14 @@ class OwnVectorEnv(SyncVectorEnv):
     """Not the bare one that is unwrapped."""
 
 
+class ByColumns(OwnVectorEnv):
+    """Its observations lie column by column, as those of Gymnasium's native CartPole."""
+
+    def step(self, actions: Any) -> Any:
+        observations, *rest = super().step(actions)
+        return np.asfortranarray(observations), *rest
+
+
 def ledgers(count: int, mode: AutoresetMode, kind: type[SyncVectorEnv] = OwnVectorEnv, copy: bool = True) -> Any:
     makers = [lambda env_id=env_id: Copies(LedgerEnv(env_id)) for env_id in range(count)]
     return kind(makers, autoreset_mode=mode, copy=copy)
@@ -45,6 +53,11 @@ def test_every_transition_is_real_and_every_final_observation_true(mode: Autores
     stepper = make_stepper([ledgers(3, mode, copy=copy)], 0, quiet())
     assert isinstance(stepper, VectorStepper)
     assert audit(stepper, 6) > 15
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_transitions_are_real_where_observations_lie_column_by_column(mode: AutoresetMode) -> None:
+    assert audit(make_stepper([ledgers(8, mode, ByColumns)], 0, quiet()), 6) > 40
 
 
 @pytest.mark.parametrize("mode", MODES)
