@@ -247,7 +247,7 @@ def rows() -> list[tuple[str, str]]:
         ),
         *(
             (
-                f"mean return, {name.removeprefix('curves: ')}, over {len(curve['accelerate'])} seeds: "
+                f"accelerate, {name.removeprefix('curves: ')}, mean return, {len(curve['accelerate'])} seeds: "
                 + " / ".join(curve),
                 " / ".join(ends_of(runs) for runs in curve.values()),
             )
