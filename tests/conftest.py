@@ -84,7 +84,9 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list[str]:
     descriptors = [f"descriptor {fd} -> {to}" for fd, to in _descriptors().items() if fd not in before]
-    begun = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads]
+    # tqdm's thread looks after its bars as long as the process lives.
+    started = [thread for thread in threading.enumerate() if thread not in threads and thread.name != "tqdm_monitor"]
+    begun = [f"thread {thread.name}" for thread in started]
     return processes_left() + descriptors + begun
 
 
