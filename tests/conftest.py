@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
+import importlib.util
 import logging
 import threading
 import time
@@ -30,6 +31,13 @@ def collecting_garbage_is_quick() -> None:
     """What was imported for all tests is no garbage, and need not be searched after each."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def bars_of_tqdm_start_no_thread() -> None:
+    """It would stay."""
+    if importlib.util.find_spec("tqdm") is not None:
+        importlib.import_module("tqdm").tqdm.monitor_interval = 0
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -84,9 +92,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list[str]:
     descriptors = [f"descriptor {fd} -> {to}" for fd, to in _descriptors().items() if fd not in before]
-    # tqdm's thread looks after its bars as long as the process lives.
-    started = [thread for thread in threading.enumerate() if thread not in threads and thread.name != "tqdm_monitor"]
-    begun = [f"thread {thread.name}" for thread in started]
+    begun = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads]
     return processes_left() + descriptors + begun
 
 

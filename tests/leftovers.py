@@ -13,7 +13,7 @@ ZYGOTE_WORDS = "parenv.process.zygote"
 def processes_left(others: Iterable[psutil.Process] = ()) -> list[str]:
     """What runs under this process but zygotes, which outlive the pools, and others that are meant to run.
 
-    The resource tracker of multiprocessing, which tqdm starts with its first bar, lives as long as this process too.
+    The resource tracker of multiprocessing, which some libraries start, tqdm among them, lives as long as this process.
     """
     running = set(psutil.Process().children(recursive=True)) - set(others)
     return [f"process {child}" for child in running if not _may_stay(child)]

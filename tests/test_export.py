@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import re
 import shlex
@@ -110,13 +108,6 @@ AGENTS: dict[str, tuple[Any, Any]] = {
     "recurrent": (lambda: TorchPolicy(Recurrent(), "act", ("actions", "carry")), CARTPOLE),
     "nested": (Nested, NESTED),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left_by_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With which torch shows how it exports, where it is installed."""
-    if importlib.util.find_spec("tqdm") is not None:
-        monkeypatch.setattr(importlib.import_module("tqdm").tqdm, "monitor_interval", 0)
 
 
 @FORMATS

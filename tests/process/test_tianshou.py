@@ -123,12 +123,10 @@ def test_a_collector_of_tianshou_collects_the_same() -> None:
         assert equal(mine[name], wanted[name]), name
 
 
-def test_an_algorithm_of_tianshou_trains_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tqdm
+def test_an_algorithm_of_tianshou_trains_on_it() -> None:
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.trainer import OnPolicyTrainerParams
 
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # Its thread would stay.
     envs, algorithm = ParallelVenv([make] * 4, num_workers=2), make_algorithm()
     before = [parameter.clone() for parameter in algorithm.policy.parameters()]
     try:
