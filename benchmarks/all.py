@@ -47,7 +47,11 @@ NAMES = (
     "peers/weights",
     "peers/reduction",
     "peers/to_475",
-    *(f"gallery {name}" for name in ("cartpole-ppo", "cartpole-dqn", "lunarlander-ppo", "halfcheetah-sac")),
+    "gallery cartpole-ppo",
+    "gallery cartpole-dqn",
+    "gallery lunarlander-ppo",
+    "gallery halfcheetah-sac",
+    "gallery breakout-ppo",
     "tables/overview",
     "tables/table",
 )

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "gallery.md"
 SEEDS = (1, 2, 3, 4, 5)
 SHORT = ("cartpole-ppo", "cartpole-dqn")
-BOXING, BOXING_STEPS = "ALE/Boxing-v5", 100_000
+BREAKOUT, BREAKOUT_STEPS = "ALE/Breakout-v5", 100_000
 POINTS = 200
 """Kept of each curve."""
 Point = tuple[float, float, float]
@@ -67,9 +67,9 @@ def example(name: str, *arguments: str) -> Callable[[int], Sequence[Point]]:
     return run
 
 
-def boxing() -> Any:
-    """Atari's Boxing, as the example has it."""
-    return program("atari_ppo").env_maker(BOXING)()
+def breakout() -> Any:
+    """Atari's Breakout, as the example has it."""
+    return program("atari_ppo").env_maker(BREAKOUT)()
 
 
 def stable_baselines(
@@ -79,6 +79,7 @@ def stable_baselines(
     env_steps: int,
     goal: float,
     policy: str = "MlpPolicy",
+    torch_threads: int = 1,
     **settings: Any,
 ) -> Callable[[int], Sequence[Point]]:
     """An algorithm of Stable-Baselines3 in one process, with the settings of the example."""
@@ -89,7 +90,7 @@ def stable_baselines(
         from stable_baselines3.common.callbacks import BaseCallback
         from stable_baselines3.common.env_util import make_vec_env
 
-        torch.set_num_threads(1)
+        torch.set_num_threads(torch_threads)
         points: list[Point] = []
         began = time.perf_counter()
 
@@ -160,16 +161,17 @@ SUBJECTS = {
             ),
         },
     ),
-    "boxing-ppo": Subject(
-        "PPO on Atari's Boxing from pixels",
+    "breakout-ppo": Subject(
+        "PPO on Atari's Breakout from pixels",
         float("inf"),
         {
             "parenv, 2 workers": example(
-                "atari_ppo", "--env-id", BOXING, "--total-env-steps", str(BOXING_STEPS), "--stop-return", "inf"
+                "atari_ppo", "--env-id", BREAKOUT, "--total-env-steps", str(BREAKOUT_STEPS), "--stop-return", "inf",
+                "--torch-threads", "2",
             ),
             "Stable-Baselines3": stable_baselines(
-                "PPO", boxing, 8, BOXING_STEPS, float("inf"), policy="CnnPolicy", n_steps=128, batch_size=256,
-                n_epochs=4, clip_range=0.1, ent_coef=0.01, learning_rate=lambda left: 2.5e-4 * left,
+                "PPO", breakout, 8, BREAKOUT_STEPS, float("inf"), policy="CnnPolicy", torch_threads=2, n_steps=128,
+                batch_size=256, n_epochs=4, clip_range=0.1, ent_coef=0.01, learning_rate=lambda left: 2.5e-4 * left,
             ),
         },
     ),
