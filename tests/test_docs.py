@@ -68,13 +68,14 @@ def script_of(page: Path) -> str:
 
 
 WITH_CODE = [page for page in PAGES if page.name != "README.md" and script_of(page).strip()]
+PARTS = 9
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.one_in(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_block_of_python_runs_in_the_order_of_its_page(part: int, tmp_path: Path) -> None:
     scripts = []
-    for page in WITH_CODE[part::6]:
+    for page in WITH_CODE[part::PARTS]:
         script = tmp_path / f"{page.parent.name}-{page.stem}.py"
         script.write_text(script_of(page))
         scripts.append(script.name)

@@ -87,6 +87,7 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
     assert "AsyncWorkerPool, async, 2 workers" in printed.out
 
 
+@pytest.mark.more
 def test_the_function_takes_a_lambda_and_a_policy_and_tells_how_far_it_is() -> None:
     told: list[Progress] = []
     report = bench(
@@ -128,6 +129,7 @@ def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_
         assert "not here" in failure
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_environment_that_breaks_after_the_trial_is_a_report_of_failures() -> None:
     class BreaksLate(gym.Env[int, int]):

@@ -46,6 +46,7 @@ def counted(path: Path) -> Callable[[], Any]:
     return Counted
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("kind", "package"), KINDS.items())
 def test_a_peer_steps_every_sub_environment_once_and_resets_what_has_ended(
     kind: str, package: str, tmp_path: Path
