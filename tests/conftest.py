@@ -82,8 +82,10 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(FAILED, False):
         return  # The frames in which it failed are kept for its report, and with them all that they hold.
-    if _left_behind(before, threads):
-        gc.collect()
+    for generation in range(3):  # The last one has all libraries that were imported since the first test.
+        if not _left_behind(before, threads):
+            return
+        gc.collect(generation)
     deadline = time.monotonic() + GONE_S
     while (left := _left_behind(before, threads)) and time.monotonic() < deadline:
         time.sleep(0.02)
