@@ -30,6 +30,15 @@ class Broken(gym.Env):
 """
 
 
+@pytest.fixture
+def torchrl_has_its_frames() -> None:
+    """TorchRL keeps those in which it first made an environment, and all that lives there."""
+    make = next(make for name, _, make in vector_peers(None) if name == "TorchRL SerialEnv")
+    envs = make([lambda: gym.make("CartPole-v1")])
+    envs.reset()
+    envs.close()
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("command", ["bench", "advise"])
 def test_who_reads_only_the_first_line_ends_the_command_in_silence(command: str) -> None:
@@ -88,6 +97,7 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
 
 
 @pytest.mark.more
+@pytest.mark.usefixtures("torchrl_has_its_frames")
 def test_the_function_takes_a_lambda_and_a_policy_and_tells_how_far_it_is() -> None:
     told: list[Progress] = []
     report = bench(
@@ -105,6 +115,8 @@ def test_the_function_takes_a_lambda_and_a_policy_and_tells_how_far_it_is() -> N
     assert (told[0].repeat, told[-1].repeat, told[-1].repeats) == (0, 1, 1)
 
 
+@pytest.mark.more
+@pytest.mark.usefixtures("torchrl_has_its_frames")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_that_cannot_go_on() -> None:
     class BreaksInWorkers(gym.Env[int, int]):
@@ -130,6 +142,7 @@ def test_an_environment_that_breaks_while_it_is_measured_costs_only_the_systems_
 
 
 @pytest.mark.more
+@pytest.mark.usefixtures("torchrl_has_its_frames")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_environment_that_breaks_after_the_trial_is_a_report_of_failures() -> None:
     class BreaksLate(gym.Env[int, int]):
