@@ -17,10 +17,13 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from leftovers import processes_left
 
 from parenv.process import launcher
 
+settings.register_profile("however busy the machine", deadline=None)
+settings.load_profile("however busy the machine")
 FAILED = pytest.StashKey[bool]()
 GONE_S = 60.0
 """Until when what a test has ended must be gone, however busy the machine is."""

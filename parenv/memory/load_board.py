@@ -9,6 +9,8 @@ import numpy as np
 from parenv.memory.layout import ALIGNMENT
 from parenv.memory.order import fence, full_fence
 
+WITHDRAWN = -1
+"""In place of a version."""
 _ASKED_OFFSET = 8
 _LOADED_OFFSET = 40
 
@@ -34,13 +36,17 @@ class LoadBoard:
         self._number[0] += 1
         return self._number[0]
 
+    def withdraw(self) -> None:
+        """Whoever has not begun to load has nothing to load any more, and answers all the same."""
+        self._version[0] = WITHDRAWN
+
     def asked(self, worker: int) -> int | None:
         """What a worker has not answered yet, if it has been asked."""
         number = self._number[0]
         return None if self._loaded[worker] == number else number
 
     def wanted(self) -> tuple[int, int]:
-        """The version that was asked for, and its place."""
+        """The version that was asked for, or :data:`WITHDRAWN`, and its place."""
         fence()
         return self._version[0], self._place[0]
 

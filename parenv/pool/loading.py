@@ -60,6 +60,10 @@ class Loading:
             self._bells[number % 2].ring(1)
             while not self._board.all_have():
                 listen()
+        except BaseException:
+            # Later versions come by messages, which a worker may take before it looks at the board again.
+            self._board.withdraw()
+            raise
         finally:
             self._placement.unwatch(self._answers.fileno())
             with suppress(BlockingIOError):

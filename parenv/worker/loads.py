@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from parenv.memory.load_board import LoadBoard
+from parenv.memory.load_board import WITHDRAWN, LoadBoard
 
 
 class Loads:
@@ -32,9 +32,11 @@ class Loads:
         return (self._board.answered(self._worker) + 1) % 2
 
     def load(self) -> bool:
-        """Load what is asked for, if anything is; whether it was, and the driver is to be told that all have."""
+        """Load what is asked for, if anything is; whether something was, and the driver is to be told that all have."""
         number = self._board.asked(self._worker)
         if number is None:
             return False
-        self._load(*self._board.wanted(), b"")
+        version, place = self._board.wanted()
+        if version != WITHDRAWN:
+            self._load(version, place, b"")
         return self._board.answer(self._worker, number)

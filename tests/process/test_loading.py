@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from parenv import AsyncWorkerPool, RestartPolicy, TorchPolicy, WorkerOptions
-from parenv.memory.load_board import LoadBoard
+from parenv.memory.load_board import WITHDRAWN, LoadBoard
 from parenv.testing import LedgerEnv
+from parenv.worker.loads import Loads
 
 pytestmark = pytest.mark.usefixtures("warnings_are_expected")
 AT_MOST_S = 60.0
@@ -128,6 +129,7 @@ def test_it_goes_on_by_messages_once_it_was_interrupted(monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             pool.synchronize()
         monkeypatch.undo()
+        assert pool._session._arena.loading._board.wanted()[0] == WITHDRAWN
         for value in (2.0, 3.0):
             pool.publish(weighing(value))
             pool.synchronize()
@@ -160,3 +162,16 @@ def test_of_those_that_answer_at_once_one_is_told_that_all_have() -> None:
     assert board.wanted() == (5, 2)
     assert [board.answer(worker, number) for worker in (1, 0, 2)] == [False, False, True]
     assert board.asked(1) is None
+
+
+def test_nobody_loads_what_was_withdrawn() -> None:
+    memory, loaded = np.zeros(4096, np.uint8), []
+    loads = Loads(memory, 1, 0, lambda version, place, pickled: loaded.append((version, place, pickled)))
+    board = LoadBoard(memory, 1)
+    board.ask(5, 2)
+    assert loads.load()
+    board.ask(6, 3)
+    board.withdraw()
+    assert loads.load()
+    assert board.all_have()
+    assert loaded == [(5, 2, b"")]

@@ -38,7 +38,6 @@ OPTIONS = WorkerOptions(
 )
 # A failure is not shrunk: an example takes a second, and what comes of it depends on when a signal arrives.
 SETTINGS = settings(
-    deadline=None,
     database=None,
     phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck),

@@ -74,7 +74,7 @@ STEPS = st.tuples(st.just("step"), st.integers(1, 8))
 CALLS = st.lists(STEPS | STEPS | MASKED_RESETS | RESETS, min_size=3, max_size=7)
 
 
-SOME = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=6, derandomize=True, suppress_health_check=list(HealthCheck))
 FEW = settings(SOME, max_examples=2)
 
 
@@ -140,7 +140,6 @@ def test_any_calls_have_the_results_that_sync_vector_env_has(
         @given(st.integers(0, 1000), CALLS)
         @settings(
             max_examples=2 if name == "Pong" else 6,
-            deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
         )

@@ -22,7 +22,7 @@ OBSERVED = spaces.Dict(
     f=spaces.Box(0, 1, (2,), np.bool_), a=spaces.Box(0, 1, (2, 3), np.float32), t=spaces.Text(3), d=spaces.Discrete(4)
 )
 ACTED = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Text(2), spaces.Discrete(3)])
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=60, derandomize=True)
 
 
 class Side:

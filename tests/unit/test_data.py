@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from parenv.errors import NotDataError, ProtocolError
 from parenv.protocol.data import MAX_DEPTH, MAX_INTEGER_DIGITS, pack, unpack
 
-SETTINGS = settings(max_examples=80, deadline=None)
+SETTINGS = settings(max_examples=80)
 DTYPES = (
     hnp.boolean_dtypes()
     | hnp.integer_dtypes(endianness="?")

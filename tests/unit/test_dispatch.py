@@ -144,7 +144,7 @@ class AsyncPool(RuleBasedStateMachine):
 
 
 def test_every_credit_is_yielded_once_in_order_or_lost_with_its_worker_and_nobody_waits_forever() -> None:
-    run_state_machine_as_test(AsyncPool, settings=settings(max_examples=80, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(AsyncPool, settings=settings(max_examples=80, stateful_step_count=40))
 
 
 def take(dispatch: Dispatch) -> CreditKey:
@@ -157,7 +157,7 @@ def take(dispatch: Dispatch) -> CreditKey:
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_one_publish_too_many_is_refused_and_leaves_the_version(workers: int, prefetch: int, bound: int) -> None:
     dispatch = Dispatch(workers, prefetch, bound)
     dispatch.issue()
@@ -226,7 +226,7 @@ def test_everybody_gets_credits_where_the_bound_allows_fewer_than_there_are_work
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 5), st.integers(-2, 2)), max_size=60), st.randoms())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_round_is_complete_when_everybody_has_committed_once(
     workers: int, events: list[tuple[int, int]], chance: Any
 ) -> None:
@@ -254,7 +254,7 @@ def test_a_round_is_complete_when_everybody_has_committed_once(
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["commit", "lose"]), st.integers(0, 3)), max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whoever_is_lost_in_a_round_gets_its_credit_again_when_it_is_back_unless_its_part_is_there(
     workers: int, events: list[tuple[str, int]]
 ) -> None:

@@ -159,7 +159,7 @@ class Simulation:
 EVOLVES = [Tournament(size=2, resample=0.3), Generational(fraction=0.4, resample=0.3)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(EVOLVES), st.integers(1, 6), st.booleans(), st.integers(0, 10**6), st.sampled_from([0.0, 0.3]))
 def test_nobodys_state_is_overwritten_whatever_the_order(
     evolve: Any, workers: int, in_order: bool, seed: int, loses: float
@@ -167,7 +167,7 @@ def test_nobodys_state_is_overwritten_whatever_the_order(
     Simulation(evolution(evolve, in_order=in_order), seed, loses).run(60, workers)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(EVOLVES), st.integers(1, 6), st.integers(0, 10**6), st.sampled_from([0.0, 0.3]))
 def test_in_order_it_does_not_matter_who_is_faster_or_lost(evolve: Any, workers: int, seed: int, loses: float) -> None:
     alone = Simulation(evolution(evolve), 0)
@@ -184,7 +184,7 @@ def about(event: TurnEnded | Copied) -> Any:
     return event.member, event.outcome, standing.turn, standing.parent, standing.ancestor, standing.hyperparameters
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(EVOLVES), st.integers(1, 6), st.integers(0, 10**6), st.integers(1, 50))
 def test_one_that_goes_on_from_a_state_comes_to_the_same(evolve: Any, workers: int, seed: int, turns: int) -> None:
     whole = Simulation(evolution(evolve), 0)

@@ -20,7 +20,7 @@ from parenv.remote.host_messages import HOST_KINDS, AnyMessage
 
 KINDS = (*OF_WORKERS, *HOST_KINDS)
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=60)
 PLAIN = st.recursive(
     st.none() | st.integers() | st.text() | st.binary(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2) | st.tuples(inner),
@@ -46,7 +46,7 @@ def header(magic: bytes = b"PENV", version: int = PROTOCOL_VERSION, kind: int = 
 
 
 @given(SENDERS, MESSAGES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_message_arrives_as_it_was_said(sender: Sender, message: AnyMessage) -> None:
     frames = to_frames(sender, message)
     assert from_frames(frames) == (sender, message)

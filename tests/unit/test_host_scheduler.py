@@ -81,4 +81,4 @@ class RosterMachine(RuleBasedStateMachine):
 
 
 TestRoster = RosterMachine.TestCase
-TestRoster.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRoster.settings = settings(max_examples=60, stateful_step_count=30)

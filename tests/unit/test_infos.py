@@ -97,7 +97,7 @@ def assert_as_gymnasium(wire: Wire, each: list[Any], env_ids: Any = None) -> Non
 @example([[{"final_obs": np.array(3)}, {"final_obs": (1, 2)}, {"final_obs": {"a": (np.int8(1), {})}}, {"a": {}}]])
 @example([[{"a": {"b": 1}}, {"a": 2}, {"a": {}}, {}]])
 @example([[{"a": 2}, {"a": {"b": 1}}, {}, {}]])
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 def test_infos_come_back_as_gymnasium_makes_them(steps: list[list[Any]]) -> None:
     wire = Wire()
     for each in steps:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from parenv.memory.layout import ALIGNMENT, Extra, Field, RolloutSpec, SlotLayout, aligned, slot_layout
 from parenv.memory.spaces import Leaf
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=60)
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 DTYPES = st.sampled_from(["<f4", "<f8", "<i8", "|u1", "|b1", "<f2"])
 

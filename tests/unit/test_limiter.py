@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from parenv.errors import ConfigurationError
 from parenv.learning.limiter import RateLimiter
 
-SETTINGS = settings(max_examples=150, deadline=None)
+SETTINGS = settings(max_examples=150)
 STEPS = st.integers(1, 40)
 RATIOS = st.decimals("0.01", 40, places=2).map(float)
 

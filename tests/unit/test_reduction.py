@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parenv.errors import GradientError
@@ -34,7 +34,6 @@ def reduced(options: GradientOptions, arrived: Groups, gradients: torch.Tensor) 
     return reducer.result()
 
 
-@settings(deadline=None)
 @given(groups, st.sampled_from(["mean", "weighted_mean", "sum"]), st.booleans())
 def test_whatever_arrives_together_the_result_is_the_formula(arrived: Groups, how: Any, by_lag: bool) -> None:
     lag_weight = (lambda lag: 0.5**lag) if by_lag else None

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from parenv.returns import discounted_returns, gae, n_step_returns, vtrace
 
 GAMMA = 0.9
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=60)
 
 
 class Block(NamedTuple):

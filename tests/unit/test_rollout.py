@@ -21,7 +21,7 @@ from parenv.memory.layout import Extra, RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf
 from parenv.worker.writing import OpenEpisodes, RolloutWriter
 
-SETTINGS = settings(max_examples=40, deadline=None)
+SETTINGS = settings(max_examples=40)
 OBSERVATIONS = (Leaf(("x",), (2,), "<f4"), Leaf(("deep", 0), (), "<i8"), Leaf(("deep", 1)))
 
 

@@ -158,4 +158,4 @@ class SlotsMachine(RuleBasedStateMachine):
 
 
 def test_a_slot_is_never_handed_out_twice_whatever_the_order_of_events() -> None:
-    run_state_machine_as_test(SlotsMachine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(SlotsMachine, settings=settings(max_examples=30, stateful_step_count=30))

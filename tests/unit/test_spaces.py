@@ -20,7 +20,7 @@ from parenv.memory.sampling import generators, set_generators
 from parenv.memory.spaces import MAX_SPACE_BYTES, Leaf, describe, flatten, leaves, rebuild, unflatten
 from parenv.protocol.data import pack, unpack
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=60)
 INT_DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
 

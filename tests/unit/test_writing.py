@@ -40,7 +40,7 @@ def slow_statistics(rewards: Any, ended: Any) -> list[list[tuple[float, int]]]:
 
 
 @given(st.data(), st.integers(1, 3), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.floats(0, 1))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_returns_and_lengths_are_those_of_episodes_that_are_not_cut(
     data: Any, num_envs: int, rollout_lengths: list[int], often: float
 ) -> None:
