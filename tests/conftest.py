@@ -44,6 +44,12 @@ def bars_of_tqdm_start_no_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def loggers_of_sb3_are_where_pytest_clears_up(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each would make a folder of its own in the system's, and leave it."""
+    os.environ["SB3_LOGDIR"] = str(tmp_path_factory.mktemp("sb3"))
+
+
+@pytest.fixture(autouse=True, scope="session")
 def nobody_signals_everybody() -> Iterator[None]:
     """The pid of a worker is -1 while it is not known, and a signal to that goes to every process there is."""
     with pytest.MonkeyPatch.context() as patch:

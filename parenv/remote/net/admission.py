@@ -43,7 +43,8 @@ REASONS = {
     "too many strangers": "it had not identified itself, and too many others came that have not either",
     "allow list": "the list of hosts that may join cannot be used just now",
     "identity": "it chose an identity, and parenv's hosts do not",
-    "sequence": "some of what it sent is missing: it has been tampered with on its way, or it is no host of parenv",
+    "sequence": "some of what it sent is missing: its connection broke and it has not noticed yet, it has been "
+    "tampered with on its way, or it is no host of parenv",
     "stranger": "it sends more than it takes to identify itself, and has not done so",
     "unread": "it sends and sends, and either never ends a message or does not heed how many may wait to be read",
 }
