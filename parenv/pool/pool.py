@@ -246,7 +246,10 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
             session.versions.named().release(name)
 
     def synchronize(self) -> int:
-        """Have every worker load the newest version now, and wait until all have; its number."""
+        """Have every worker load the newest version now, and wait until all have; its number.
+
+        In ``mode="async"`` rollouts that are under way are still collected by the versions that they were asked for by.
+        """
         with self._using() as session:
             return session.synchronize()
 
