@@ -137,14 +137,14 @@ class ThreadedStepper(EnvStepper):
     def step(self, actions: Rows, rows: Rows, step: int, target: Target, first: int = 0) -> None:
         """Step all, and then reset those whose episode has ended; as :meth:`EnvStepper.step`.
 
-        Whoever is called again after an exception goes on with what was begun before it.
+        A second call after an exception continues the step that raised.
         """
         split = self._split(actions)
-        if not self._stepping and not self._resetting:
+        if self._stepping:  # The environment of the first column has raised, and another one has taken its place.
+            self._begin_steps([first], split)
+        elif not first and not self._resetting:  # After the last reset has raised, `first` alone shows an old step.
             self._stepping.extend(range(self.num_envs))
             self._begin_steps(self._stepping, split)
-        elif self._stepping:  # The one in front has raised, and there is another in its place.
-            self._begin_steps([first], split)
         while self._stepping:
             self._write_step(self._stepping[0], rows, step, target)
             self._stepping.popleft()

@@ -35,14 +35,19 @@ class Dawdler(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
+        if seed is None:
+            self._maybe_fail()
         return self._seen(), {"luck": float(self.np_random.random())}
 
     def step(self, action: Any) -> Any:
-        if self.np_random.random() < self._chance:
-            raise ValueError("dropped its cup")
+        self._maybe_fail()
         time.sleep(self.np_random.random() / 1000)
         ended = bool(self.np_random.random() < 0.2)
         return self._seen(), float(action) / 3, ended, False, {"luck": float(self.np_random.random())}
+
+    def _maybe_fail(self) -> None:
+        if self.np_random.random() < self._chance:
+            raise ValueError("dropped its cup")
 
     def _seen(self) -> Any:
         self._state[:] = self.np_random.normal(size=3)
@@ -171,8 +176,8 @@ def once(flag: Path) -> bool:
 class Fails(LedgerEnv):
     """Does something in one place."""
 
-    def __init__(self, env_id: int, who: tuple[int, ...], where: str, act: Any) -> None:
-        super().__init__(env_id)
+    def __init__(self, env_id: int, who: tuple[int, ...], where: str, act: Any, pool_seed: int | None = None) -> None:
+        super().__init__(env_id, pool_seed=pool_seed)
         self._is_it, self._where, self._act, self._resets = env_id in who, where, act, 0
 
     def reset(self, **kwargs: Any) -> Any:
@@ -189,6 +194,23 @@ class Fails(LedgerEnv):
 
 def fail() -> None:
     raise ValueError("dropped its cup")
+
+
+@pytest.mark.parametrize("who", [(0,), (5,), (0, 5), tuple(range(6))], ids=str)
+def test_a_reset_that_raises_makes_nobody_step_twice(who: tuple[int, ...], tmp_path: Path) -> None:
+    class FailsOnce(Fails):
+        def __init__(self, env_id: int) -> None:
+            super().__init__(env_id, who, "reset", lambda: once(tmp_path / str(env_id)) and fail(), pool_seed=5)
+
+    expected: dict[int, tuple[int, ...]] = {}
+    options = WorkerOptions(step_threads=3, on_env_error="restart_env", restart=OFTEN)
+    factories = [lambda env_id=env_id: FailsOnce(env_id) for env_id in range(6)]
+    with AsyncWorkerPool(
+        factories, zeros, num_workers=0, mode="sync", rollout_length=10, workers=options, seed=5
+    ) as pool:
+        for rollout in pool.rollouts(Stop(env_steps=6 * 10 * 2)):
+            check_ledger(rollout, expected)
+        assert pool.statistics().env_restarts == len(who)
 
 
 def opened(who: tuple[int, ...], where: str, act: Any, num_workers: int = 1, **options: Any) -> AsyncWorkerPool:
