@@ -120,6 +120,7 @@ class ReplacingCollector(Collector):
         return column
 
     def _act_again(self, column: int, step: int, writer: RolloutWriter) -> None:
+        self._progress.begin("act")
         carry = self._carry_before
         if carry is not None:
             carry = self.actor.with_rows(carry, self.actor.initial_carry(self.stepper.num_envs), [column])
@@ -129,5 +130,6 @@ class ReplacingCollector(Collector):
         infos = writer.infos.seen[step] if writer.infos.seen else {}
         actions, extras, following = self.actor.act(writer.observations[step], carry, infos)
         writer.rewrite_action(step, column, self.actor.actions.fitted(actions, self.stepper.num_envs), extras)
+        self.check_actions([row[column : column + 1] for row in writer.action_rows[step]], step, column)
         if carry is not None:
             self._carry = self.actor.with_rows(self._carry, following, [column])

@@ -252,6 +252,27 @@ def test_nan_in_an_action_is_found_with_env_id_and_step() -> None:
     envs.close()
 
 
+def test_nan_in_an_action_chosen_again_for_a_replaced_environment_is_found() -> None:
+    class Raises(Sick):
+        def step(self, action: Any) -> Any:
+            if (self.steps, self.env_id) == (2, 1):
+                raise RuntimeError("the motor is hot")
+            return super().step(action)
+
+    def policy(observations: Any) -> Any:
+        calls.append(0)
+        return single(observations) + (np.inf if len(calls) == 4 else 0)
+
+    calls: list[int] = []
+    options = WorkerOptions(check_finite=True, on_env_error="restart_env")
+    factories = [lambda env_id=env_id: Raises(env_id) for env_id in range(2)]
+    with (
+        AsyncWorkerPool(factories, policy, num_workers=0, workers=options) as pool,
+        pytest.raises(PolicyOutputError, match=r"^the policy's action for env_id 1 in env step 3 is not finite: array"),
+    ):
+        next(pool.rollouts())
+
+
 def test_nothing_is_said_of_nan_unless_asked_to() -> None:
     with AsyncWorkerPool(SICK, single, num_workers=0, rollout_length=8) as pool:
         assert np.isnan(next(pool.rollouts()).observations).any()
