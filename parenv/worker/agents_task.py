@@ -108,7 +108,9 @@ class AgentsTask(CollectingTask[AgentsJob]):
     def _load(self, version: int, serial: int, snapshot: bytes) -> int:
         if (version, serial) != self._loaded:
             self._progress.begin("loading the policy")
-            begins, self._loaded = not self._cast.table, (version, serial)
+            begins = not self._cast.table
+            # A load that fails may leave parts of both versions: the next rollout must not trust the old number.
+            self._loaded = (-1, -1)
             self._cast.load(serial, snapshot)
             self._collector.roster.settle()
             if begins and self._resumed is not None:
@@ -117,6 +119,7 @@ class AgentsTask(CollectingTask[AgentsJob]):
                 set_random_state(state["random"])
             elif begins:
                 self._collector.begin([None] * len(self._envs))
+            self._loaded = (version, serial)
         return version
 
     def _get_state(self) -> dict[str, Any]:

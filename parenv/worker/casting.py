@@ -52,11 +52,12 @@ class Cast:
         table: PolicyTable = cloudpickle.loads(snapshot)
         for name in [name for name in self.actors if name not in table]:
             del self.actors[name]
-            self._loaded.pop(name, None)  # Whose first load failed is not among them.
+            self._loaded.pop(name, None)  # An actor whose last load failed is not among them.
         for name, row in table.items():
             if name not in self.actors:
                 self.actors[name] = self._actor(row.of, self._load_job().policy[row.of], SharedWeights)
             if self._loaded.get(name) != row.number:
+                self._loaded.pop(name, None)  # The actor has neither version if the load fails.
                 self.actors[name].load(row.place, row.snapshot)
                 self._loaded[name] = row.number
         self.table = table

@@ -122,6 +122,8 @@ class RolloutTask(CollectingTask[Job]):
     def _load(self, version: int, place: int, snapshot: bytes) -> int:
         if version != self._policy_version:
             self._progress.begin("loading the policy")
+            # A load that fails may leave parts of both versions: the next rollout must not trust the old number.
+            self._policy_version = -1
             self._actor.load(place, snapshot)
             self._policy_version = version
         return version

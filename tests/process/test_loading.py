@@ -7,13 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from parenv import AsyncWorkerPool, RestartPolicy, TorchPolicy, WorkerOptions
+from parenv import Action, AsyncWorkerPool, Policy, RestartPolicy, TorchPolicy, WorkerOptions
 from parenv.memory.load_board import WITHDRAWN, LoadBoard
 from parenv.testing import LedgerEnv
 from parenv.worker.loads import Loads
@@ -183,3 +184,61 @@ def test_nobody_loads_what_was_withdrawn() -> None:
     assert loads.load()
     assert board.all_have()
     assert loaded == [(5, 2, b"")]
+
+
+class CannotBeLoaded:
+    """Is pickled, and raises when a worker unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return _raise, ()
+
+
+def _raise() -> None:
+    raise RuntimeError("cannot be unpickled here")
+
+
+class Reporting(Policy):
+    """Reports the weight by which it acts."""
+
+    takes_tensors = True
+
+    def __init__(self, value: float) -> None:
+        self.module = Weighing(value)
+
+    def act(self, observations: torch.Tensor, carry: Any) -> Action:
+        weight = self.module.weight[0].expand(len(observations))
+        return Action(torch.zeros(len(observations), dtype=torch.int64), {"weight": weight})
+
+
+def lean(*given: Any) -> Any:
+    return np.zeros(len(given[-1]), np.int64)
+
+
+def of(policy: Any, named: bool) -> Any:
+    return {"all": policy} if named else policy
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_rollouts_after_a_failed_load_are_labelled_with_the_version_that_acted(named: bool) -> None:
+    policy, options = of(Reporting(0.0), named), {"mode": "async", "rollout_length": 4, "prefetch": 1}
+    with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, **options) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        pool.publish(of(Reporting(5.0), named), flag=CannotBeLoaded())
+        with pytest.raises(RuntimeError, match="cannot be unpickled here"):
+            pool.synchronize()
+        rollout = next(stream)  # It was asked for by version 0 before the publish.
+        assert rollout.policy_version == 0
+        assert (rollout["all"] if named else rollout).extras["weight"].tolist() == [[0.0]] * 4
+        with pytest.raises(RuntimeError, match="cannot be unpickled here"):
+            next(stream)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_no_rollout_is_labelled_with_a_version_that_could_not_be_loaded(named: bool) -> None:
+    with AsyncWorkerPool("CartPole-v1", of(lean, named), num_workers=0, mode="sync", rollout_length=4) as pool:
+        next(pool.rollouts())
+        pool.publish(of(partial(lean, CannotBeLoaded()), named))
+        for ask in (pool.synchronize, lambda: next(pool.rollouts())):
+            with pytest.raises(RuntimeError, match="cannot be unpickled here"):
+                ask()
