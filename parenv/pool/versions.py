@@ -78,8 +78,8 @@ class Versions:
         else:
             snapshot = cloudpickle.dumps((settings, None)) if settings else b""
             self._weights.write(source_of(given), place, self.newest.place)
-        self.settings = settings
         self.newest = Version(number(), place, bytes(snapshot))
+        self.settings = settings
         self._kept[self.newest.number] = self.newest
         return self.newest.number
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sampling import one_in
 
-from parenv import AsyncWorkerPool, PolicyLagError, Stop
+from parenv import Action, AsyncWorkerPool, Policy, PolicyLagError, Stop
 from parenv.testing import LedgerEnv, check_ledger
 
 
@@ -70,6 +70,29 @@ def test_publishing_past_the_bound_is_refused_and_changes_nothing() -> None:
             pool.publish(zeros)
         assert pool.policy_version == 1
         assert next(stream).policy_lag <= 1
+
+
+class Reporting(Policy):
+    """Reports its settings."""
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        epsilon = np.full(len(observations), self.settings.get("epsilon", 0.0))
+        return Action(zeros(observations), {"epsilon": epsilon})
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_settings_of_a_refused_publish_are_not_those_of_the_next_one(named: bool) -> None:
+    policy: Any = {"all": Reporting()} if named else Reporting()
+    with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, rollout_length=2, max_policy_lag=1) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        pool.publish(policy)
+        with pytest.raises(PolicyLagError, match="max_policy_lag=1"):
+            pool.publish(policy, epsilon=0.9)
+        next(stream)
+        newest = pool.publish(policy)
+        rollout: Any = next(rollout for rollout in stream if rollout.policy_version == newest)
+        assert (rollout["all"] if named else rollout).extras["epsilon"].tolist() == [[0.0], [0.0]]
 
 
 def test_with_prefetch_0_a_worker_waits_for_the_learner_s_update() -> None:
