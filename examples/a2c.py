@@ -101,7 +101,7 @@ def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
         mode="sync",
         parallelism="gradient",
         loss_fn=loss_fn,
-        gradient=GradientOptions(reduction="weighted_mean", max_norm=args.max_grad_norm),
+        gradient=GradientOptions(max_norm=args.max_grad_norm),
         num_envs=args.num_envs,
         num_workers=args.num_workers,
         rollout_length=args.rollout_length,

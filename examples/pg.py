@@ -17,7 +17,7 @@ from script import CommonArgs, Curve, flag, keep, parse
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from parenv import AsyncWorkerPool, GradientOptions, Rollout, Stop, TorchPolicy
+from parenv import AsyncWorkerPool, Rollout, Stop, TorchPolicy
 from parenv.returns import discounted_returns
 
 
@@ -97,7 +97,6 @@ def make_pool(args: Args, agent: Agent) -> AsyncWorkerPool:
         mode="sync",
         parallelism="gradient",
         loss_fn=loss_fn,
-        gradient=GradientOptions(reduction="weighted_mean"),  # a worker's episodes may be longer than another's
         num_envs=args.num_envs,
         num_workers=args.num_workers,
         rollout_length="episode",

@@ -249,9 +249,10 @@ class GradientOptions:
     """How the gradients of the workers become one, for ``parallelism="gradient"``.
 
     Args:
-        reduction: ``"mean"``, ``"weighted_mean"`` by samples (which differ with whole episodes), ``"sum"``, or a
-            function of tensors ``(gradients [K, P], weights [K]) -> gradient [P]``, whose weights are samples times
-            ``lag_weight``.
+        reduction: ``"weighted_mean"`` weights each gradient by its samples, which is right for a loss that is a mean
+            over env steps. ``"mean"`` weights all gradients alike, for a loss that is a mean over something else, such
+            as episodes. ``"sum"`` is for a loss that is a sum. Or a function of tensors
+            ``(gradients [K, P], weights [K]) -> gradient [P]``, whose weights are samples times ``lag_weight``.
         num_arrivals: async: how many gradients, in the order of arrival, are reduced to one.
         batch_size: samples (env steps) to accumulate before a gradient is yielded, over as many rounds or arrivals as
             that takes; ``None``: one round, or ``num_arrivals``.
@@ -263,10 +264,10 @@ class GradientOptions:
             :class:`~parenv.GradientError`, or ``"skip"`` it and count it.
 
     >>> GradientOptions(batch_size=2048, max_norm=0.5, lag_weight=lambda lag: 0.9**lag).reduction
-    'mean'
+    'weighted_mean'
     """
 
-    reduction: Reduction = "mean"
+    reduction: Reduction = "weighted_mean"
     num_arrivals: int = 1
     batch_size: int | None = None
     worker_max_norm: float | None = None

@@ -123,7 +123,7 @@ PRECISIONS = {"double": (torch.float64, 1e-10), "single": (torch.float32, 1e-5)}
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("workers", "net", "reduction", "precision"),
-    one_in(4, [1, 2, 3], NETS, ["mean", "weighted_mean"], PRECISIONS),
+    one_in(4, [1, 2, 3], NETS, ["mean", "default"], PRECISIONS),
 )
 def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
     workers: int, net: str, reduction: Any, precision: str
@@ -131,11 +131,12 @@ def test_the_reduced_gradient_is_that_of_one_process_on_the_whole_batch(
     make, shape = NETS[net]
     dtype, tolerance = PRECISIONS[precision]
     policy = make(dtype)
-    # Workers with unequal shares agree with the whole batch only where they are weighted by their samples.
-    num_envs = 5 if reduction == "weighted_mean" else 6
+    # Workers with unequal shares agree with the whole batch only if they are weighted by their samples.
+    num_envs = 5 if reduction == "default" else 6
+    how: dict[str, Any] = {} if reduction == "default" else {"reduction": reduction}
     with AsyncWorkerPool(
         lambda: Plane(shape), policy, num_envs=num_envs, num_workers=workers, mode="sync", parallelism="gradient",
-        loss_fn=loss_fn, rollout_length=9, seed=3, gradient=GradientOptions(reduction=reduction, keep_rollouts=True),
+        loss_fn=loss_fn, rollout_length=9, seed=3, gradient=GradientOptions(**how, keep_rollouts=True),
     ) as pool:  # fmt: skip
         for round_, gradient in enumerate(pool.gradients(Stop(env_steps=9 * num_envs * 3))):
             expected = gradient_of(policy, joined(gradient.rollouts))
@@ -157,8 +158,8 @@ def test_a_virtual_batch_gives_the_same_gradients_whatever_the_number_of_workers
     policy = mlp()
     found = []
     with AsyncWorkerPool(
-        Plane, policy, num_envs=4, num_workers=workers, mode="sync", parallelism="gradient", loss_fn=loss_fn,
-        rollout_length=5, seed=11, gradient=GradientOptions(reduction="weighted_mean", batch_size=60),
+        Plane, policy, num_envs=6, num_workers=workers, mode="sync", parallelism="gradient", loss_fn=loss_fn,
+        rollout_length=5, seed=11, gradient=GradientOptions(batch_size=60),
     ) as pool:  # fmt: skip
         for gradient in pool.gradients(Stop(env_steps=180)):
             assert gradient.num_samples == 60
