@@ -258,7 +258,8 @@ class GradientOptions:
             that takes; ``None``: one round, or ``num_arrivals``.
         worker_max_norm: bound on the 2-norm of each worker's gradient, clipped on the worker.
         max_norm: bound on the 2-norm of what is yielded; of a single arrival, the smaller of the two decides.
-        lag_weight: weight of a gradient by its policy lag in publishes, such as ``lambda lag: 0.9**lag``.
+        lag_weight: weight of a gradient by its policy lag in publishes, such as ``lambda lag: 0.9**lag``. A weight of 0
+            leaves a gradient out; if all are left out, the result is zeros.
         keep_rollouts: whether ``Gradient.rollouts`` holds the samples, in place; not for whole episodes.
         on_nonfinite: what to do with a gradient that holds NaN or infinity: ``"raise"``
             :class:`~parenv.GradientError`, or ``"skip"`` it and count it.

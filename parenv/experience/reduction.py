@@ -45,7 +45,8 @@ class Reducer:
         if options.reduction == "sum":
             old, factors = 1.0, weights
         else:
-            old, factors = before / self._weight, [weight / self._weight for weight in weights]
+            total = self._weight or 1.0  # All weights so far may be 0: so is their mean then.
+            old, factors = before / total, [weight / total for weight in weights]
         gradients = list(gradients)
         if self._sum is None:
             self._sum, old, factors = gradients.pop(0), factors[0], factors[1:]

@@ -54,6 +54,15 @@ def test_chunks_cover_everything_once(size: int) -> None:
     torch.testing.assert_close(found, gradients.mean(0), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("how", ["mean", "weighted_mean", "sum"])
+def test_gradients_that_weigh_nothing_leave_zeros_until_another_comes(how: Any) -> None:
+    options = GradientOptions(reduction=how, lag_weight=lambda lag: float(lag < 2))
+    gradients = random_gradients(3, 4)
+    assert torch.equal(reduced(options, [(2, [3, 5])], gradients), torch.zeros(4, dtype=gradients.dtype))
+    found = reduced(options, [(2, [3]), (2, [5]), (0, [1])], gradients)
+    torch.testing.assert_close(found, gradients[2], rtol=1e-12, atol=1e-12)
+
+
 def test_the_result_lies_in_the_memory_of_the_first_and_a_single_one_is_not_touched() -> None:
     first, second = random_gradients(2, 7)
     reducer = Reducer(GradientOptions())
