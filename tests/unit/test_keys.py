@@ -24,8 +24,10 @@ from parenv.remote.net.host_keys import (
     create_keys,
     ephemeral_keys,
     is_key,
+    listed_hosts,
     read_driver_keys,
     read_host_keys,
+    remove_host,
 )
 
 
@@ -163,6 +165,32 @@ def test_whoever_reads_the_list_meanwhile_sees_all_of_it(tmp_path: Path) -> None
     done.set()
     thread.join(60)
     assert seen == {"alpha"}
+
+
+@pytest.mark.parametrize("first", ["add", "remove"])
+def test_a_host_that_is_added_while_another_is_removed_stays_and_the_other_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    create_keys(tmp_path, ["stolen", "good"])
+    changes = {"add": lambda: add_host(tmp_path, "new"), "remove": lambda: remove_host(tmp_path, "stolen")}
+    (second,) = (threading.Thread(target=change) for name, change in changes.items() if name != first)
+    really = keys_module.replace
+
+    def replace(path: Path, text: str) -> None:
+        monkeypatch.setattr(keys_module, "replace", really)
+        second.start()
+        second.join(0.5)  # Without a lock, the second change ends meanwhile, and this one undoes it.
+        really(path, text)
+
+    monkeypatch.setattr(keys_module, "replace", replace)
+    changes[first]()
+    second.join(60)
+    assert listed_hosts(tmp_path) == ["good", "new"]
+
+
+def test_a_list_that_cannot_be_changed_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^cannot change .*hosts.pub: No such file or directory; the command"):
+        remove_host(tmp_path, "alpha")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o777])

@@ -19,7 +19,7 @@ import zmq
 from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
-from parenv.remote.net.private_files import Others, read_private, replace, write_new
+from parenv.remote.net.private_files import Others, locked, read_private, replace, write_new
 
 KEY_LENGTH = 40
 DRIVER_FILE = "driver.key"
@@ -190,17 +190,18 @@ def add_host(directory: str | os.PathLike[str], name: str) -> Path:
     folder = Path(directory)
     driver = read_driver_keys(folder / DRIVER_FILE)
     listed = folder / HOSTS_FILE
-    if name in _read_hosts(listed).values():
-        raise ConfigurationError(f"{listed} has a host {name} already")
     public, secret = zmq.curve_keypair()
     path = folder / f"{name}.key"
-    before = read_private(listed, Others.CANNOT_WRITE).rstrip("\n")
-    write_new(folder, {path: _host_text(name, HostKeys(public, secret, driver.public))})
-    try:
-        replace(listed, f"{before}\n{name} {public.decode()}\n")
-    except ConfigurationError:
-        path.unlink(missing_ok=True)
-        raise
+    with locked(listed):
+        if name in _read_hosts(listed).values():
+            raise ConfigurationError(f"{listed} has a host {name} already")
+        before = read_private(listed, Others.CANNOT_WRITE).rstrip("\n")
+        write_new(folder, {path: _host_text(name, HostKeys(public, secret, driver.public))})
+        try:
+            replace(listed, f"{before}\n{name} {public.decode()}\n")
+        except ConfigurationError:
+            path.unlink(missing_ok=True)
+            raise
     return path
 
 
@@ -215,13 +216,13 @@ def remove_host(directory: str | os.PathLike[str], name: str) -> Path:
     Raises:
         ConfigurationError: it is not in the list, or the directory is not one with keys.
     """
-    listed = Path(directory) / HOSTS_FILE
-    if name not in (names := listed_hosts(directory)):
-        raise ConfigurationError(f"{listed} has no host {name}: it has {', '.join(names) or 'none'}")
-    lines = read_private(listed, Others.CANNOT_WRITE).splitlines()
-    replace(listed, "\n".join(line for line in lines if line.split()[:1] != [name]) + "\n")
-    path = Path(directory) / f"{name}.key"
-    path.unlink(missing_ok=True)
+    listed, path = Path(directory) / HOSTS_FILE, Path(directory) / f"{name}.key"
+    with locked(listed):
+        if name not in (names := listed_hosts(directory)):
+            raise ConfigurationError(f"{listed} has no host {name}: it has {', '.join(names) or 'none'}")
+        lines = read_private(listed, Others.CANNOT_WRITE).splitlines()
+        replace(listed, "\n".join(line for line in lines if line.split()[:1] != [name]) + "\n")
+        path.unlink(missing_ok=True)
     return path
 
 

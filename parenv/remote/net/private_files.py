@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import IntFlag
 from pathlib import Path
 
@@ -65,6 +66,29 @@ def replace(path: Path, text: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Change a file by :func:`replace` while no other process or thread does so.
+
+    Raises:
+        ConfigurationError: the file cannot be opened for writing.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            while True:
+                file = stack.enter_context(open(path, "rb+", buffering=0))
+                fcntl.flock(file, fcntl.LOCK_EX)
+                # While this waited for the lock, another process may have replaced the file that the lock is on.
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    break
+                stack.close()
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot change {path}: {error.strerror}; the command parenv keys create makes such files"
+            ) from None
+        yield
 
 
 def read_private(path: Path, others: Others) -> str:
