@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
+
+from parenv.errors import ProtocolError
 
 _TENSOR = "torch.Tensor"
 
@@ -29,7 +32,11 @@ def without_tensors(value: Any, where: str, other: Callable[[Any, str], Any] = l
 
 
 def with_tensors(value: Any) -> Any:
-    """The inverse of :func:`without_tensors`; on the CPU, over the memory of arrays where they can be written."""
+    """The inverse of :func:`without_tensors`; on the CPU, over the memory of arrays where they can be written.
+
+    Raises:
+        ProtocolError: a tensor has a dtype that torch does not have.
+    """
     if isinstance(value, dict):
         if value.keys() == {_TENSOR}:
             import torch
@@ -37,7 +44,8 @@ def with_tensors(value: Any) -> Any:
             if not isinstance(value[_TENSOR], list):  # As checkpoints had it before.
                 return torch.tensor(value[_TENSOR])
             dtype, shape, raw = value[_TENSOR]
-            kind = getattr(torch, dtype)
+            if (kind := _dtypes().get(str(dtype))) is None:
+                raise ProtocolError(f"the dtype of a tensor must be one of torch, got {dtype!r}")
             raw = raw if raw.flags.writeable else raw.copy()
             flat = torch.from_numpy(raw).view(kind) if len(raw) else torch.empty(0, dtype=kind)
             return flat.reshape(shape)
@@ -45,3 +53,12 @@ def with_tensors(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(with_tensors(item) for item in value)
     return value
+
+
+@cache
+def _dtypes() -> dict[str, Any]:
+    """The dtypes of torch by name: a file or a host names one, and must not reach any other attribute of torch."""
+    import torch
+
+    found = (value for value in vars(torch).values() if isinstance(value, torch.dtype))
+    return {str(dtype).removeprefix("torch."): dtype for dtype in found}

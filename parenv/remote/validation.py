@@ -13,6 +13,7 @@ from parenv.memory.layout import MAX_EPISODE_STEPS, WHOLE_EPISODES, RolloutSpec,
 from parenv.memory.spaces import leaves, rebuild
 from parenv.protocol.frames import build
 from parenv.protocol.messages import Commit, Failure, Ready, StepReady
+from parenv.protocol.tensors import with_tensors
 
 MAX_ENVS = 1 << 20
 """Sub-environments of one worker."""
@@ -95,9 +96,10 @@ def harmless_turn(value: dict[str, Any]) -> dict[str, Any]:
     """What came of a turn, already checked; of one that raised, with texts that people can be shown.
 
     Raises:
-        ProtocolError: no worker says so of what it raised.
+        ProtocolError: no worker says so of what it raised, or of the state of a member.
     """
     if "failure" not in value:
+        with_tensors(value["state"])  # The main process reads a member much later, when the host is forgotten.
         return value
     require(type(value["failure"]) is list, "does not say what was raised")
     failure = harmless_failure(build(Failure, value["failure"]))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from parenv import load_checkpoint, save_checkpoint
+from parenv import ConfigurationError, load_checkpoint, save_checkpoint
+from parenv.errors import ProtocolError
 from parenv.protocol.data import pack, unpack
 from parenv.protocol.tensors import with_tensors, without_tensors
 
@@ -47,3 +48,13 @@ def test_what_is_no_tensor_is_the_callers_to_judge() -> None:
 def test_tensors_of_former_checkpoints_are_read() -> None:
     text, buffers = pack({"weights": {"torch.Tensor": np.arange(3.0)}})
     assert torch.equal(with_tensors(unpack(text, buffers))["weights"], torch.arange(3.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["<f8", "Tensor", "load", "hub", "__name__"])
+def test_the_dtype_of_a_tensor_is_looked_up_among_dtypes_and_nowhere_else(name: str, tmp_path: Path) -> None:
+    state = {"torch.Tensor": [name, [2], np.zeros(16, np.uint8)]}
+    with pytest.raises(ProtocolError, match=f"^the dtype of a tensor must be one of torch, got '{name}'$"):
+        with_tensors(state)
+    save_checkpoint(tmp_path / "checkpoint", {"weights": state})
+    with pytest.raises(ConfigurationError, match=f"must be one of torch, got '{name}'$"):
+        load_checkpoint(tmp_path / "checkpoint")

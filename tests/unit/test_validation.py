@@ -113,6 +113,14 @@ def test_what_a_turn_has_raised_is_an_exception(failure: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "tensor", [["<f8", [2], np.zeros(16, np.uint8)], ["float32", [3], np.zeros(8, np.uint8)], ["float32", [1]], [1]]
+)
+def test_the_state_of_a_member_has_tensors_that_can_be_read(tensor: Any) -> None:
+    with pytest.raises((ProtocolError, ValueError, RuntimeError, TypeError)):
+        harmless_turn(TURN | {"state": {**TURN["state"], "tensors": {"weight": {"torch.Tensor": tensor}}}})
+
+
+@pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("plain, \u00fcber\n\ttwo lines", "plain, \u00fcber\n\ttwo lines"),
