@@ -8,23 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from parenv.errors import ConfigurationError, ProtocolError
+from parenv.process.whole_files import make_folder_of, replacing
 from parenv.protocol.data import pack, unpack
+from parenv.protocol.digests import SIZE, new_digest
 from parenv.protocol.tensors import with_tensors, without_tensors
 
-_MAGIC = b"parenv checkpoint 1\n"
+_MAGIC = b"parenv checkpoint 2\n"
+_WITHOUT_DIGEST = b"parenv checkpoint 1\n"
 _LENGTH = struct.Struct("<Q")
 
 
 def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
     """Write a file that replaces the one before only when it is complete.
 
+    The file ends in a digest of its content, by which :func:`load_checkpoint` notices damage.
+
     Args:
-        path: where to.
+        path: path of the file; a missing folder is made.
         data: numbers, strings, bytes, numpy arrays and torch tensors in dicts, lists and tuples, such as
             ``{"pool": pool.state_dict(), "agent": agent.state_dict(), "optimizer": optimizer.state_dict()}``.
 
     Raises:
         NotDataError: there is something else in it; the message says where.
+        ConfigurationError: the folder cannot be made.
         OSError: it cannot be written; the file before is as it was.
 
     >>> import tempfile
@@ -34,35 +40,30 @@ def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
     {'env_steps': 1024, 'weights': (1.0, 2.5)}
     """
     text, buffers = pack(without_tensors(data, "value"))
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    target, digest = Path(path), new_digest()
+    make_folder_of(target)
     try:
-        with draft.open("wb") as file:
+        with replacing(target) as draft, draft.open("wb") as file:
             file.write(_MAGIC)
             for part in (text, *buffers):
-                file.write(_LENGTH.pack(memoryview(part).nbytes))
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+                for piece in (_LENGTH.pack(memoryview(part).nbytes), part):
+                    file.write(piece)
+                    digest.update(piece)
+            file.write(digest.digest())
     except OSError as error:
         why = f"{error.strerror}, so that the checkpoint is not written; what was there is as it was"
         raise OSError(error.errno, why, str(target)) from None
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Any:
     """Read what :func:`save_checkpoint` has written; tensors are on the CPU.
 
     Raises:
-        ConfigurationError: the file is none of these, or is damaged.
+        ConfigurationError: the file is not a checkpoint, or is damaged.
     """
-    content = memoryview(Path(path).read_bytes())
     try:
-        if content[: len(_MAGIC)] != _MAGIC:
-            raise ProtocolError("it does not begin as one")
-        parts, at = [], len(_MAGIC)
+        content = _checked(memoryview(Path(path).read_bytes()))
+        parts, at = [], 0
         while at < len(content):
             (length,) = _LENGTH.unpack_from(content, at)
             at += _LENGTH.size + length
@@ -71,4 +72,18 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Any:
             parts.append(content[at - length : at])
         return with_tensors(unpack(parts[0], parts[1:], writable=True))
     except (ProtocolError, struct.error, IndexError) as error:
-        raise ConfigurationError(f"{path} is no checkpoint that can be read: {error}") from error
+        raise ConfigurationError(
+            f"{path} cannot be read as a checkpoint: {error}. Load a checkpoint that is not damaged."
+        ) from error
+
+
+def _checked(content: memoryview) -> memoryview:
+    """Return the content between the magic and the digest. Files of the former format have no digest."""
+    magic, rest = content[: len(_MAGIC)], content[len(_MAGIC) :]
+    if magic == _WITHOUT_DIGEST:
+        return rest
+    if magic != _MAGIC:
+        raise ProtocolError("it does not begin as one")
+    if new_digest(rest[:-SIZE]).digest() != rest[-SIZE:]:
+        raise ProtocolError("its content does not match its digest")
+    return rest[:-SIZE]

@@ -2,15 +2,14 @@
 
 An asynchronous run depends on time in three things only: which rollout comes next, when a worker gets a credit, and
 between which of its rollouts a worker answers a call. A recording has these, with the publishes between them, one line
-of JSON each, and a digest of every rollout. In a run that is recorded, calls wait until no rollout is under way.
+of JSON each, and a digest of every rollout. Each line ends in a digest, by which a replay notices damage. In a run
+that is recorded, calls wait until no rollout is under way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import logging
 import os
 import platform
@@ -28,9 +27,11 @@ from parenv.libraries import installed_version
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
 from parenv.pool.events import Delivered, Event, Observer, Questioned
+from parenv.process.whole_files import make_folder_of
 from parenv.protocol.data import pack
+from parenv.protocol.digests import SealedLines, new_digest
 
-FORMAT = 1
+FORMAT = 2
 _log = logging.getLogger("parenv")
 _DERIVED = {"shifted_observations", "resetting"}
 
@@ -39,7 +40,7 @@ class Recorder(Observer):
     """Writes an asynchronous run's decisions, and a digest of every rollout, as they happen.
 
     Args:
-        path: where to; what is there is replaced.
+        path: path of the file, which is replaced if it exists; a missing folder is made.
     """
 
     orders = True
@@ -47,13 +48,15 @@ class Recorder(Observer):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._file: TextIO | None = None
+        self._lines = SealedLines()
 
     def begin(self, about: Mapping[str, Any]) -> None:
         """Open the file and describe the pool.
 
         Raises:
-            ConfigurationError: another run is being recorded there.
+            ConfigurationError: another run is being recorded there, or the folder cannot be made.
         """
+        make_folder_of(self._path)
         self._file = self._path.open("a", buffering=1, encoding="utf-8")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +87,7 @@ class Recorder(Observer):
         """Add a line."""
         assert self._file is not None
         try:
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(self._lines.line(line))
         except OSError as error:
             why = f"{error.strerror}, so that what this run does cannot be recorded"
             raise OSError(error.errno, why, str(self._path)) from None
@@ -96,7 +99,7 @@ class Recorder(Observer):
         with contextlib.suppress(OSError):
             # A child that the user has forked meanwhile has the file too.
             fcntl.flock(self._file, fcntl.LOCK_UN)
-        # Every line was written when it was there; what is left is one of which somebody was told that it cannot be.
+        # Each line was flushed when it was written. A line that failed has raised its error already.
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -150,7 +153,7 @@ def digest(arrival: Arrival) -> dict[str, Any]:
 
 
 def _hash(tree: Any) -> str:
-    found = hashlib.blake2b(digest_size=8)
+    found = new_digest()
     values: list[Any] = []
     map_trees(values.append, tree)
     for value in values:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,20 @@ from parenv.errors import ConfigurationError, ReplayError
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
 from parenv.pool.events import Delivered, Event, Observer, Questioned
+from parenv.protocol.digests import rows_of
 from parenv.records.recorder import FORMAT, digest, versions
+
+_WITHOUT_DIGESTS = 1
+_WORDS = {
+    "publish": "a publish of version {}",
+    "issue": "a credit for rollout {1} of worker {0} by version {2}",
+    "next": "a rollout, the one with number {1} of worker {0}",
+    "none": "no rollout, because none had come in time",
+    "call": "a call of {}",
+    "digest": "a rollout",
+    "lost": "without worker {}, which had died: a death is not replayed",
+    "end": "nothing more",
+}
 
 
 class Replayer(Observer):
@@ -23,20 +35,19 @@ class Replayer(Observer):
         path: of the recording.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is no recording, or it is damaged.
     """
 
     orders = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-            # The last one may not have been written completely.
-            self._about, *self._events = [json.loads(line) for line in lines if line.endswith("\n")]
-            if self._about["parenv journal"] != FORMAT:
-                raise ValueError(f"its format is {self._about['parenv journal']}, not {FORMAT}")
+            self._about, self._events = _read(Path(path))
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ConfigurationError(f"{os.fspath(path)} is no recording that can be replayed: {error!r}") from error
+            reason = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise ConfigurationError(
+                f"{os.fspath(path)} cannot be replayed: {reason}. Give a recording that is not damaged."
+            ) from error
         self.seed = self._about["seed"]
         self._at = 0
         self._rollouts = 0
@@ -151,13 +162,13 @@ class _ReplayedDispatch(Dispatch):
 
 def _words(event: Sequence[Any]) -> str:
     kind, *more = event
-    return {
-        "publish": "a publish of version {}",
-        "issue": "a credit for rollout {1} of worker {0} by version {2}",
-        "next": "a rollout, the one with number {1} of worker {0}" if more else "a rollout",
-        "none": "no rollout, because none had come in time",
-        "call": "a call of {}",
-        "digest": "a rollout",
-        "lost": "without worker {}, which had died: a death is not replayed",
-        "end": "nothing more",
-    }[kind].format(*more)
+    return _WORDS["digest" if kind == "next" and not more else kind].format(*more)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[list[Any]]]:
+    about, *events = rows_of(path.read_text(encoding="utf-8"))
+    if about["parenv journal"] not in (_WITHOUT_DIGESTS, FORMAT):
+        raise ValueError(f"its format is {about['parenv journal']}, not {FORMAT}")
+    if unknown := {kind for kind, *_ in events} - _WORDS.keys():
+        raise ValueError(f"it has lines of the unknown kinds {', '.join(sorted(unknown))}")
+    return about, events

@@ -17,6 +17,7 @@ from sampling import one_in
 
 from parenv import AsyncWorkerPool, ConfigurationError, ReplayError, Stop, TorchPolicy, WorkerOptions
 from parenv.experience.rollout import Rollout
+from parenv.protocol.digests import rows_of
 
 
 class Uneven(gym.Env[Any, Any]):
@@ -193,9 +194,39 @@ def test_a_journal_that_does_not_fit_is_refused_before_anything_starts(tmp_path:
     with pytest.raises(ConfigurationError, match="not both"):
         pool_of(Net(), replay=tmp_path / "journal", record=tmp_path / "other")
     (tmp_path / "no journal").write_text("[]\n")
-    for path in ("nothing", "no journal"):
-        with pytest.raises(ConfigurationError, match="is no recording that can be replayed"):
+    (tmp_path / "other lines").write_text('{"parenv journal": 1}\n["noxt", 0, 1]\n')
+    for path, words in (
+        ("nothing", "FileNotFoundError"),
+        ("no journal", "TypeError"),
+        ("other lines", "it has lines of the unknown kinds noxt"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{path} cannot be replayed: {words}"):
             pool_of(Net(), replay=tmp_path / path)
+
+
+def test_a_damaged_journal_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pool_of(Net(), record=tmp_path / "runs" / "journal", seed=5) as pool:
+        next(pool.rollouts())
+    lines = (tmp_path / "runs" / "journal").read_text().splitlines(keepends=True)
+    path = tmp_path / "damaged"
+    for damaged in (
+        [*lines[:3], lines[2], *lines[3:]],
+        [*lines[:2], lines[3], lines[2], *lines[4:]],
+        [*lines[:2], lines[2].replace("issue", "iszue"), *lines[3:]],
+    ):
+        path.write_text("".join(damaged))
+        with pytest.raises(ConfigurationError, match=rf"{path} cannot be replayed: line \d does not match its digest"):
+            pool_of(Net(), replay=path, seed=5)
+
+
+def test_a_journal_of_the_former_format_is_replayed(tmp_path: Path) -> None:
+    with pool_of(Net(), record=tmp_path / "journal", seed=5) as pool:
+        recorded = [rollout.actions.tolist() for rollout in pool.rollouts(Stop(env_steps=6 * 8))]
+    about, *events = rows_of((tmp_path / "journal").read_text())
+    former = [{**about, "parenv journal": 1}, *events]
+    (tmp_path / "former").write_text("".join(json.dumps(row) + "\n" for row in former))
+    with pool_of(Net(), replay=tmp_path / "former") as pool:
+        assert [rollout.actions.tolist() for rollout in pool.rollouts()] == recorded
 
 
 def test_a_journal_holds_a_line_for_everything_and_no_more(tmp_path: Path) -> None:

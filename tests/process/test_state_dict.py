@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -225,13 +226,71 @@ def test_a_checkpoint_file_is_whole_or_refused_and_holds_no_pickle(tmp_path: Pat
     whole = path.read_bytes()
     for damaged in (whole[:-1], b"x" + whole, whole[:25], b""):
         path.write_bytes(damaged)
-        with pytest.raises(ConfigurationError, match="no checkpoint that can be read"):
+        with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint"):
             load_checkpoint(path)
 
 
-@pytest.mark.parametrize("path", ["missing/agent.ckpt", "directory"])
-def test_a_checkpoint_that_cannot_be_written_says_which_and_leaves_nothing(tmp_path: Path, path: str) -> None:
-    (tmp_path / "directory").mkdir()
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_an_error_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_checkpoint(path, {"weights": torch.ones(3), "env_steps": 1024, "returns": np.arange(2.0)})
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        reason = "it does not begin as one" if bit < 8 * 20 else "its content does not match its digest"
+        with pytest.raises(ConfigurationError, match=f"{path} cannot be read as a checkpoint: {reason}"):
+            load_checkpoint(path)
+
+
+def test_a_checkpoint_of_the_former_format_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_checkpoint(path, {"weights": torch.ones(3), "env_steps": 1024})
+    content = path.read_bytes()
+    path.write_bytes(content[:20].replace(b"2", b"1") + content[20:-8])
+    assert load_checkpoint(path)["env_steps"] == 1024
+
+
+def test_a_missing_folder_is_made_for_a_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "missing" / "run" / "agent.ckpt", {"weights": 1.0})
+    assert load_checkpoint(tmp_path / "missing" / "run" / "agent.ckpt") == {"weights": 1.0}
+    with pytest.raises(ConfigurationError, match=r"the folder of .*agent\.ckpt/other cannot be made: File exists"):
+        save_checkpoint(tmp_path / "missing" / "run" / "agent.ckpt" / "other", {"weights": 1.0})
+
+
+def test_threads_that_save_to_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path, contents = tmp_path / "file", [np.full(50_000, number) for number in range(4)]
+    save_checkpoint(path, contents[0])
+
+    def save_often(content: Any) -> None:
+        for _ in range(20):
+            save_checkpoint(path, content)
+
+    with ThreadPoolExecutor(len(contents)) as threads:
+        saving = [threads.submit(save_often, content) for content in contents]
+        while not all(one.done() for one in saving):
+            found = load_checkpoint(path)
+            assert np.array_equal(found, contents[found[0]])
+        assert [one.exception() for one in saving] == [None] * 4
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_checkpoint_and_then_its_folder_are_brought_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "file", []
+
+    def sync(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    save_checkpoint(path, {"weights": 1.0})
+    assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
+def test_a_checkpoint_that_cannot_be_written_says_which_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "directory"
+    path.mkdir()
     with pytest.raises(OSError, match=f"so that the checkpoint is not written; what was there is as it was: .*{path}"):
-        save_checkpoint(tmp_path / path, {"weights": 1.0})
+        save_checkpoint(path, {"weights": 1.0})
     assert [each.name for each in tmp_path.iterdir()] == ["directory"]

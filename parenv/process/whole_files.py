@@ -1,0 +1,49 @@
+"""Files that are replaced at once or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from parenv.errors import ConfigurationError
+
+
+def make_folder_of(path: Path) -> None:
+    """Make the folder that a file is to be in, if it is missing.
+
+    Raises:
+        ConfigurationError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder of {path} cannot be made: {error.strerror}. Name another file."
+        ) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a draft to write, which takes the place of a file when the block ends without an error."""
+    # The name is drawn for each call, because several threads, or processes of several machines, may write one file.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        yield draft
+        _sync(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    # The new name is on the disk only once the folder is. Some network file systems refuse to sync a folder.
+    with contextlib.suppress(OSError):
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
