@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from parenv.cli.plot import check_plotting
 from parenv.cli.writable import check_writable, writing
 from parenv.errors import ConfigurationError
+from parenv.protocol.digests import rows_of
 
 WIDTH, HEIGHT = 9.0, 2.4
 """Inches of a panel."""
@@ -29,7 +29,7 @@ def lineage(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
         Where the picture is.
 
     Raises:
-        ConfigurationError: there is no such file, it is no lineage, or ``matplotlib`` is missing.
+        ConfigurationError: there is no such file, it is not a lineage, it is damaged, or ``matplotlib`` is missing.
     """
     path = Path(path)
     where = Path(output) if output is not None else path.with_suffix(".png")
@@ -55,21 +55,20 @@ def lineage(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
 
 
 def read_lineage(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What a file says of its population, and its turns and copies; of a line that is not complete, nothing.
+    """Read the first line of a lineage, and its turns and copies. A last line that is not complete is left out.
 
     Raises:
-        ConfigurationError: it is no lineage.
+        ConfigurationError: it is not a lineage, or it is damaged.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.endswith("}")]
+        rows = rows_of(path.read_text(encoding="utf-8"))
         if rows[0]["event"] != "begin":
             raise ValueError("it does not begin as one")
         return rows[0], [row for row in rows[1:] if row["event"] in ("turn", "copy")]
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(f"{path} is no lineage of a population: {error}") from error
+        raise ConfigurationError(f"{path} cannot be read as a lineage of a population: {error}") from error
 
 
 def last_turns(rows: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, ParenvError
 from parenv.population.evolution import Copied
 from parenv.population.turn_report import Report
+from parenv.process.whole_files import make_folder_of, replacing
+from parenv.protocol.digests import SealedLines, rows_of
 
 _OF_A_TURN = ("member", "turn", "env_steps", "score", "hyperparameters", "ancestor", "parent", "error")
 
@@ -19,24 +21,27 @@ _OF_A_TURN = ("member", "turn", "env_steps", "score", "hyperparameters", "ancest
 class Lineage:
     """A file that grows with the population; without a path, nothing. It is begun with the first line.
 
+    Each line ends in a digest, by which readers notice damage.
+
     Args:
-        path: where to.
+        path: path of the file; a missing folder is made.
         about: what the first line says of the population.
 
     Attributes:
         lines: how many there are.
 
     Raises:
-        ConfigurationError: it cannot be written.
+        ConfigurationError: the folder cannot be made.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, about: Mapping[str, Any]) -> None:
         self._path = None if path is None else Path(path)
         self._about = about
         self._file: TextIO | None = None
+        self._sealed = SealedLines()
         self.lines = 0
-        if self._path is not None and not self._path.parent.is_dir():
-            raise ConfigurationError(f"cannot write the lineage to {path}: there is no directory {self._path.parent}")
+        if self._path is not None:
+            make_folder_of(self._path)
 
     def ended(self, report: Report, env_steps: int) -> None:
         """A turn that counts.
@@ -56,34 +61,56 @@ class Lineage:
         """Go on behind so many lines that another run has written; what it wrote after them happens again.
 
         Raises:
-            ConfigurationError: there are fewer.
+            ConfigurationError: there are fewer, or one is damaged.
         """
-        self.lines = lines
+        self.lines, self._sealed = lines, SealedLines()
         if self._path is None or not lines:
             return
         try:
-            kept = self._path.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]
-        except OSError as error:
-            raise ConfigurationError(f"cannot go on with the lineage {self._path}: {error.strerror}") from error
+            kept = rows_of(self._path.read_text(encoding="utf-8"))[:lines]
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigurationError(f"cannot go on with the lineage {self._path}: {reason}") from error
         if len(kept) < lines:
             raise ConfigurationError(
                 f"the lineage {self._path} has {len(kept)} lines, and the checkpoint is of {lines}"
             )
-        self._path.write_text("".join(kept), encoding="utf-8")
+        with self._on_disk(), replacing(self._path) as draft:
+            draft.write_text("".join(map(self._sealed.line, kept)), encoding="utf-8")
 
     def close(self) -> None:
         """Close the file. Idempotent."""
         if self._file is not None:
-            self._file.close()
+            # Every line was flushed when it was written. The rest of a line that failed has raised its error already.
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
 
-    def _write(self, row: Mapping[str, Any]) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
         rows = [row] if self.lines else [{"event": "begin", **self._about}, row]
         if self._path is not None:
-            if self._file is None:
-                self._file = self._path.open("a" if self.lines else "w", encoding="utf-8")
-            self._file.writelines(json.dumps(_finite(one), separators=(",", ":")) + "\n" for one in rows)
-            self._file.flush()
+            with self._on_disk():
+                file = self._file = self._file or self._opened(self._path)
+                file.writelines(self._sealed.line(_finite(one)) for one in rows)
+                file.flush()
         self.lines += len(rows)
+
+    def _opened(self, path: Path) -> TextIO:
+        # Behind the lines that count there may be a part of one, if the disk was full before.
+        self.go_on(self.lines)
+        return path.open("a" if self.lines else "w", encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """Raise an error of the disk as one of parenv's, which names the file."""
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise ParenvError(
+                f"the lineage {self._path} cannot be written: {error.strerror}. "
+                "Make room on the disk, and go on from a checkpoint."
+            ) from error
 
 
 def _finite(value: Any) -> Any:

@@ -19,6 +19,7 @@ from parenv import (
     Fitness,
     Generational,
     Member,
+    ParenvError,
     PoolClosedError,
     Report,
     RestartLimitError,
@@ -498,7 +499,7 @@ def make_none(hyperparameters: dict[str, float]) -> Any:
         ({"workers": WorkerOptions(on_env_error="restart_env")}, r"WorkerOptions\.on_env_error is for pools"),
         ({"workers": WorkerOptions(step_workers=1)}, r"WorkerOptions\.step_workers is for pools"),
         ({"workers": WorkerOptions(rollout_device="cuda")}, r"WorkerOptions\.rollout_device is for pools"),
-        ({"lineage": "/nowhere/lineage"}, "there is no directory /nowhere"),
+        ({"lineage": "/dev/null/lineage"}, "the folder of /dev/null/lineage cannot be made: File exists"),
         ({"make_member": make_none}, "make_member must return a parenv.Member"),
     ],
 )
@@ -521,3 +522,14 @@ def test_there_is_no_member_that_has_not_had_a_turn() -> None:
         with pytest.raises(ConfigurationError, match="there is no member 6: the population has 0 to 5"):
             members.member(6)
         assert members.best is None
+
+
+def test_a_full_disk_under_the_lineage_is_said_once_and_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "lineage"
+    path.symlink_to("/dev/full")
+    with (
+        pytest.raises(ParenvError, match=f"^the lineage {path} cannot be written: No space left on device") as caught,
+        population(lineage=path, num_workers=1) as members,
+    ):
+        next(members.reports())
+    assert caught.value.__context__ is caught.value.__cause__

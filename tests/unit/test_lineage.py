@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 
 from parenv.cli.lineage import last_turns, pieces_of, read_lineage
 from parenv.cli.main import main
+from parenv.errors import ConfigurationError, ParenvError
+from parenv.population.evolution import Copied
+from parenv.population.lineage_file import Lineage
+from parenv.protocol.digests import rows_of
 
 
 def turn(member: int, turn: int, score: float | None, ancestor: int) -> dict[str, Any]:
@@ -32,6 +37,7 @@ ROWS = [
     turn(0, 2, 6.0, 0),
     turn(1, 2, 7.0, 0),
 ]
+COPIED = Copied(1, 2, 3.0, 0, 2, 5.0, {"lr": 0.1}, {"lr": 0.2})
 
 
 @pytest.fixture
@@ -68,6 +74,40 @@ def test_a_full_disk_is_an_error_in_one_line(path: Path, tmp_path: Path, capsys:
 def test_what_is_no_lineage_is_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text(text)
     assert main(["lineage", str(tmp_path / "file")]) == 2
-    assert f"{tmp_path / 'file'} is no lineage of a population" in capsys.readouterr().err
+    assert f"{tmp_path / 'file'} cannot be read as a lineage of a population" in capsys.readouterr().err
     assert main(["lineage", str(tmp_path / "nowhere")]) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_a_damaged_line_is_an_error_and_former_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "lineage.jsonl"
+    written = Lineage(path, {"size": 2})
+    for number in range(3):
+        written.copied(COPIED, number)
+    written.close()
+    text = path.read_text()
+    assert [row["env_steps"] for row in read_lineage(path)[1]] == [0, 1, 2]
+    path.write_text(text.replace('"env_steps":1', '"env_steps":3'))
+    for read in (lambda: read_lineage(path), lambda: Lineage(path, {"size": 2}).go_on(3)):
+        with pytest.raises(ConfigurationError, match="line 3 does not match its digest"):
+            read()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(text)))
+    assert len(read_lineage(path)[1]) == 3
+    Lineage(path, {"size": 2}).go_on(4)
+    assert path.read_text() == text
+
+
+def test_a_lineage_on_a_full_disk_is_an_error_of_parenv_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "lineage.jsonl"
+    lineage, limits = Lineage(path, {"size": 2}), resource.getrlimit(resource.RLIMIT_FSIZE)
+    lineage.copied(COPIED, 10)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+        with pytest.raises(ParenvError, match=f"the lineage {path} cannot be written: File too large. Make room"):
+            lineage.copied(COPIED, 20)
+        lineage.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    lineage.copied(COPIED, 30)
+    lineage.close()
+    assert [row["env_steps"] for row in read_lineage(path)[1]] == [10, 30]
