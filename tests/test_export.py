@@ -259,7 +259,7 @@ def test_what_cannot_be_exported_is_said_by_name(make: Any, message: str, tmp_pa
         ({"format": "tflite"}, "format must be"),
         ({"parity": -1}, "parity must be"),
         ({"observation_space": spaces.Text(5)}, "without a fixed size"),
-        ({"path": "no/such/agent.onnx"}, "no such directory"),
+        ({"path": "/dev/null/agent.onnx"}, "the folder of /dev/null/agent.onnx cannot be made: File exists"),
         ({"path": "."}, "it is a directory"),
     ],
 )

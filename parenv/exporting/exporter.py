@@ -24,6 +24,7 @@ from parenv.exporting.graph import Graph, graph_of, run_on_arrays
 from parenv.exporting.onnx_policy import FORMAT, METADATA, opened
 from parenv.libraries import require
 from parenv.memory.layout import leaves_as_data
+from parenv.process.whole_files import make_folder_of, replacing
 
 Format = Literal["onnx", "torch"]
 _STEPS = 8
@@ -85,7 +86,7 @@ def export(
     Args:
         policy: a policy with a torch module: an ``nn.Module``, a :class:`~parenv.TorchPolicy`, or a
             :class:`~parenv.Policy` with ``module`` and ``takes_tensors``.
-        path: of the file, such as ``agent.onnx`` or ``agent.pt2``.
+        path: path of the file, such as ``agent.onnx`` or ``agent.pt2``; a missing folder is made.
         observation_space: of one sub-environment, ``pool.single_observation_space``.
         format: ``"onnx"``, for ONNX Runtime, ``parenv play`` and :class:`~parenv.exporting.OnnxPolicy`; ``"torch"``,
             for ``torch.export.load``.
@@ -113,22 +114,18 @@ def export(
     _check_target(target)
     graph = graph_of(policy, observation_space)
     rows = _observations(graph, observation_space, parity, on)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with replacing(target) as draft:
         _write(format, graph, draft)
         differences = _differences(graph, _runner(format, draft, graph), rows) if parity else {}
         _check(target, differences, tolerance)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
     count = len(rows) * len(rows[0][0]) if rows else 0
     return ExportReport(target, format, graph.inputs, graph.outputs, count, differences)
 
 
 def _check_target(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        why = "it is a directory" if path.is_dir() else "no such directory"
-        raise ConfigurationError(f"cannot write {path}: {why}")
+    if path.is_dir():
+        raise ConfigurationError(f"{path} cannot be written: it is a directory. Name a file.")
+    make_folder_of(path)
 
 
 def _write_onnx(graph: Graph, path: Path) -> None:
