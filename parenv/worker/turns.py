@@ -199,6 +199,7 @@ class TurnsCollector(AgentsCollector):
             if not env.agents:
                 if not self._is_writing:
                     raise ObservationError(f"no agent of env_id {self.roster.env_ids[column]} can act after its reset")
+                self._truncate_left(column)
                 self._end_episode(column, self._taken[column] - 1)
                 self._reset(column, None)
                 self.roster.begin_counting()
@@ -236,6 +237,16 @@ class TurnsCollector(AgentsCollector):
         mine, step = self._writer.groups[seat.group], int(self._pending[seat.group].counts[row]) - 1
         group.write(mine.finals, len(mine.ends), observation)
         self._end_part(seat.group, row, step, terminated, column)
+
+    def _truncate_left(self, column: int) -> None:
+        """The episode has ended without an end of these agents, whose last turns are complete now."""
+        env = self.envs[column]
+        # PettingZoo's last() reads these sums, but only for the agent whose turn it is.
+        rewards, infos = getattr(env, "_cumulative_rewards", {}), getattr(env, "infos", {})
+        for agent, seat in self.roster.seats[column].items():
+            if self.roster.groups[seat.group].who[seat.row] != NOBODY:
+                self._complete(seat, rewards.get(agent, 0.0), infos.get(agent, {}))
+                self._end_turns(seat, env.observe(agent), False, column)
 
     def _await(self, seat: Seat, observation: Any, info: Found) -> None:
         """It is an agent's turn, and this is what it sees."""

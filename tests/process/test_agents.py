@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from scripted_agents import (
     AGENTS,
     Ledger,
@@ -83,3 +86,69 @@ def test_every_agent_that_acts_in_turns_lives_through_what_it_does_in_a_plain_lo
     # What is not there yet are the turns whose reward is still to come: at most one of each agent.
     assert env_steps - sum(map(len, found.values())) <= num_envs * len(AGENTS) * (1 + (mode == "async"))
     assert len(found) == num_envs * len(AGENTS)
+
+
+class Emptying:
+    """Shaped like PettingZoo's AECEnv; after three turns of each agent it empties ``agents`` and ends nobody."""
+
+    metadata = {"name": "emptying_v0"}  # noqa: RUF012
+    possible_agents = ("x", "y")
+
+    def __init__(self) -> None:
+        self.unwrapped = self
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1, 100, (1,), np.int64)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def agent_iter(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self.now, self.agent_selection = ["x", "y"], 0, "x"
+        self.infos = {"x": {}, "y": {}}
+        self._cumulative_rewards = {"x": 0.0, "y": 0.0}
+
+    def observe(self, agent: str) -> Any:
+        return np.array([self.now])
+
+    def last(self) -> Any:
+        agent = self.agent_selection
+        return self.observe(agent), self._cumulative_rewards[agent], False, False, self.infos[agent]
+
+    def step(self, action: int) -> None:
+        self._cumulative_rewards[self.agent_selection] = 0.0
+        self.now += 1
+        for number, agent in enumerate(self.possible_agents, 1):
+            self._cumulative_rewards[agent] += number * self.now
+        self.agent_selection = self.possible_agents[self.now % 2]
+        if self.now == 6:
+            self.agents = []
+
+    def close(self) -> None:
+        pass
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def test_agents_of_an_emptied_environment_that_acts_in_turns_are_truncated_with_their_last_rewards() -> None:
+    with AsyncWorkerPool(Emptying, {"all": zeros}, num_workers=0, mode="sync", rollout_length=4) as pool:
+        rollout: Any = next(pool.rollouts())
+        evaluated: Any = pool.evaluate(2)
+    rows = rollout["all"]
+    assert rollout.episodes.returns.tolist() == [(1 + 2 + 3 + 4 + 5 + 6) + 2 * (2 + 3 + 4 + 5 + 6)]
+    assert evaluated.returns.tolist() == rollout.episodes.returns.tolist() * 2
+    assert evaluated["all"].agents == ["x", "y"] * 2
+    for row, (seen, rewards, following) in enumerate(
+        [([0, 2, 4], [3.0, 7.0, 11.0], [2, 4, 6]), ([1, 3, 5], [10.0, 18.0, 12.0], [3, 5, 6])]
+    ):
+        assert rows.observations[:3, row, 0].tolist() == seen
+        assert rows.rewards[:3, row].tolist() == rewards
+        assert rows.next_observations()[:3, row, 0].tolist() == following
+        assert rows.truncated[:3, row].tolist() == [False, False, True]
+        assert not rows.terminated[:, row].any()
