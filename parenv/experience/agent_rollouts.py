@@ -145,7 +145,8 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
         states: where agents act together and the environment has a ``state()``: what it was at every step,
             ``[T, B, *state]``, else ``None``.
         shifted_states: one step later, before the final ones are put in.
-        final_states: those that episodes of sub-environments ended with, ``[K, *state]``.
+        final_states: states in which episodes of sub-environments were truncated, ``[K, *state]``; zeros for episodes
+            that terminated.
         final_index: steps and columns of these, two int64 ``[K]``.
 
     >>> from parenv import AsyncWorkerPool
@@ -179,7 +180,7 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
         return len(self.by_policy)
 
     def next_states(self) -> Any:
-        """The true next state of every step, ``[T, B, *state]``: the final one where an episode ended."""
+        """The true next state of every step, ``[T, B, *state]``: zeros if the episode terminated with the step."""
         if self.shifted_states is None or not len(self.final_index[0]):
             return self.shifted_states
         filled = own_copy(self.shifted_states)

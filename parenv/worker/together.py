@@ -170,8 +170,7 @@ class TogetherCollector(AgentsCollector):
             self._come_in(column, agents, *found)
         else:
             if self._has_state:
-                finals = self._writer.groups[0].finals
-                self._write_state(column, finals, len(self._writer.groups[0].ends))
+                self._write_final_state(column)
             self._end_episode(column, step, step + 1)
             self._begin_episode(column, None)
         if self._live[column] != live or roster.names[column] != names:
@@ -203,6 +202,15 @@ class TogetherCollector(AgentsCollector):
         if agents == self.roster.agents:  # As it mostly is where an episode begins: nothing new is made then.
             return self._everybody[column]
         return [self.roster.seat_of(column, agent)[:] for agent in agents]
+
+    def _write_final_state(self, column: int) -> None:
+        """Write the state if the episode was truncated: some environments have none after a termination."""
+        mine = self._writer.groups[0]
+        if self._truncated[column]:
+            self._write_state(column, mine.finals, len(mine.ends))
+        else:
+            for block in mine.finals:
+                block[len(mine.ends)] = 0
 
     def _write_state(self, column: int, rows: Any, row: int) -> None:
         self.roster.groups[0].write(rows, row, self.envs[column].state())

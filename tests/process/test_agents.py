@@ -152,3 +152,28 @@ def test_agents_of_an_emptied_environment_that_acts_in_turns_are_truncated_with_
         assert rows.next_observations()[:3, row, 0].tolist() == following
         assert rows.truncated[:3, row].tolist() == [False, False, True]
         assert not rows.terminated[:, row].any()
+
+
+class Stateless(Scripted):
+    """Has a state only while somebody is there, and ends by termination only."""
+
+    def cuts(self, agent: str) -> bool:
+        return False
+
+    def state(self) -> Any:
+        if not self.agents:
+            raise AttributeError("the agents are gone, and so is the state")
+        return super().state()
+
+
+def test_no_state_is_asked_for_after_all_agents_have_terminated() -> None:
+    factories = scripted(2, Stateless)
+    with AsyncWorkerPool(factories, {"hen": act, "fox": act}, policy_of=species, num_workers=0) as pool:
+        rollout: Any = next(pool.rollouts())
+    steps, columns = rollout.final_index
+    assert len(steps) > 1
+    following = rollout.next_states()
+    assert (following[steps, columns] == 0).all()
+    goes_on = np.ones(following.shape[:2], bool)
+    goes_on[steps, columns] = goes_on[-1] = False
+    assert (following[:-1] == rollout.states[1:])[goes_on[:-1]].all()
