@@ -105,8 +105,8 @@ class TorchPolicy(Policy):
         module: the module.
         method: the method that acts, called with observations, with the carry if ``outputs`` names one, and with those
             of the pool's infos whose names its parameters have.
-        outputs: what the method returns, in order: ``"actions"``, optionally ``"carry"``, any names for extras, and
-            ``None`` for what is not wanted.
+        outputs: names of all values that the method returns, in order: ``"actions"``, optionally ``"carry"``, any names
+            for extras, and ``None`` for each value that is not wanted.
         deterministic_method: the method that acts in ``evaluate(deterministic=True)``, returning actions alone or the
             same outputs; without it, ``method`` acts there too.
         initial_carry: ``initial_carry(batch)``; by default the module's method of that name.
@@ -167,10 +167,10 @@ class TorchPolicy(Policy):
         returned = getattr(self.module, method)(*arguments, **infos)
         if not isinstance(returned, tuple):
             return Action(returned, {}, carry)
-        if len(returned) < len(self.outputs):
+        if len(returned) != len(self.outputs):
             raise PolicyOutputError(
                 f"{type(self.module).__name__}.{method} returned {len(returned)} values, but TorchPolicy.outputs names "
-                f"{len(self.outputs)}: {self.outputs}"
+                f"{len(self.outputs)}: {self.outputs}. Name every value, with None for those that are not wanted."
             )
         carry = returned[self._carry_at] if self._carry_at is not None else None
         return Action(returned[self._actions_at], {name: returned[i] for name, i in self._extras_at}, carry)

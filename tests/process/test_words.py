@@ -66,13 +66,15 @@ def test_settings_that_are_none_are_refused(settings: Any) -> None:
         AsyncWorkerPool("CartPole-v1", zeros, settings=settings)
 
 
-def test_outputs_that_a_method_does_not_return_are_named() -> None:
+@pytest.mark.parametrize("outputs", [("actions", "log_prob", "value"), ("actions",)])
+def test_outputs_that_are_not_as_many_as_a_method_returns_are_named(outputs: tuple[str, ...]) -> None:
     class Agent(torch.nn.Module):
         def act(self, observations: Any) -> Any:
             return torch.zeros(len(observations)).long(), torch.zeros(len(observations))
 
-    with pytest.raises(PolicyOutputError, match=r"Agent.act returned 2 values, but TorchPolicy.outputs names 3"):
-        AsyncWorkerPool("CartPole-v1", TorchPolicy(Agent(), "act", ("actions", "log_prob", "value")), num_workers=1)
+    message = f"Agent.act returned 2 values, but TorchPolicy.outputs names {len(outputs)}: {outputs}. Name every value"
+    with pytest.raises(PolicyOutputError, match=re.escape(message)):
+        AsyncWorkerPool("CartPole-v1", TorchPolicy(Agent(), "act", outputs), num_workers=1)
 
 
 @pytest.mark.parametrize(
