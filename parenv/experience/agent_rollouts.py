@@ -122,10 +122,10 @@ class AgentRollout(Rollout):
         """Values of the true next observations, as :meth:`Rollout.next_values`; zeros where nobody is alive."""
         following = super().next_values(values, value_fn)
         last = reshaped(value_fn(self.last_observations), following[-1])
-        rows = np.flatnonzero(np.asarray(self.last_steps) >= 0)
-        steps, ended = np.asarray(self.last_steps)[rows], np.asarray(self.terminated | self.truncated)
-        goes_on = ~ended[steps, rows]
-        following[steps[goes_on], rows[goes_on]] = last[rows[goes_on]]
+        there = self.last_steps >= 0
+        goes_on = own_copy(there)
+        goes_on[there] = ~(self.terminated | self.truncated)[self.last_steps[there], there]
+        following[self.last_steps[goes_on], goes_on] = last[goes_on]
         following[~self.alive] = 0
         return following
 

@@ -610,6 +610,28 @@ def test_tensors_have_the_fields_of_the_arrays() -> None:
         ].all()
 
 
+class OnDevice(torch.Tensor):
+    """A tensor that numpy cannot read, as one of a GPU."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def on_device(value: Any) -> Any:
+    return None if value is None else torch.as_tensor(value).as_subclass(OnDevice)
+
+
+@pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
+def test_tensors_of_a_device_have_the_values_and_transitions_of_the_arrays(kind: Any) -> None:
+    with AsyncWorkerPool(scripted(2, kind), {"hen": act, "fox": act}, policy_of=species, num_workers=0) as pool:
+        rows = next(pool.rollouts())["hen"]  # type: ignore[index]
+    there = rows._with_each(on_device, rows.ends)
+    following = there.next_values(on_device(np.zeros(rows.alive.shape)), lambda seen: seen[:, 2] + 1.0)
+    expected = rows.next_values(np.zeros(rows.alive.shape), lambda seen: seen[:, 2] + 1.0)
+    assert following.tolist() == expected.tolist()
+    assert there.transitions().rewards.tolist() == rows.transitions().rewards.tolist()
+
+
 @pytest.mark.parametrize(
     ("policies", "how", "message"),
     [
