@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,6 +97,7 @@ class Rollout:
         next_infos: the same as each step returned it, whoever takes it: what came with ``next_observations()``.
         resetting: bool ``[B]``: the first row only resets the sub-environment, since the last row of the rollout before
             ended its episode; ``None``: nowhere.
+        serial: number of the rollout among all that this process has made. Copies keep it.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -127,6 +129,7 @@ class Rollout:
     infos: Mapping[str, Any] = field(default_factory=dict)
     next_infos: Mapping[str, Any] = field(default_factory=dict, repr=False)
     resetting: Any = field(default=None, repr=False)
+    serial: int = field(default_factory=count().__next__, repr=False, compare=False)
     _blocks: ClassVar[tuple[str, ...]] = (*TREES, *NAMED)
 
     @property
@@ -249,8 +252,10 @@ class Rollout:
         ``"truncated"``, which are false at the root since every step is a real one, and under ``"next"`` the true next
         observations, the reward and how the step ended. Extras have their names, but ``log_prob`` is
         ``"action_log_prob"``, or where losses of TorchRL look for it by ``composite_lp_aggregate``, and ``value`` is
-        ``"state_value"``, with a last dimension of 1; infos are under ``"infos"``, ``"policy_version"`` comes along. On
-        the CPU the memory is that of the arrays.
+        ``"state_value"``, with a last dimension of 1; infos are under ``"infos"``, ``"policy_version"`` comes along.
+        ``("collector", "traj_ids")`` has one id for each part of an episode in a rollout, and another in every other
+        rollout, so that ``SliceSampler`` joins only steps that follow each other. On the CPU the memory is that of the
+        arrays.
 
         Args:
             device: torch device.

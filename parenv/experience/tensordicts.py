@@ -36,6 +36,7 @@ def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> An
         "terminated": never.clone(),
         "truncated": never.clone(),
         "policy_version": torch.full((B, T), rollout.policy_version, device=never.device),
+        "collector": {"traj_ids": _trajectories(rollout.serial, following["done"][..., 0])},
         "next": following,
     }
     if rollout.infos:
@@ -44,6 +45,18 @@ def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> An
     for name, value in rollout.extras.items():
         _add(fields, name, names.get(name, name), _by_env(value))
     return TensorDict(fields, batch_size=[B, T], names=[None, "time"], device=device)
+
+
+def _trajectories(serial: int, done: Any) -> Any:
+    """An id for each part of an episode, int64 ``[B, T]``, that no other part in any rollout has.
+
+    The parts of one rollout have ids below ``B * T``, which fits below the serial number.
+    """
+    import torch
+
+    B, T = done.shape
+    first = torch.arange(B, device=done.device)[:, None] * T + (serial << 32)
+    return first + done.cumsum(1) - done.long()
 
 
 def _log_prob_key() -> str:

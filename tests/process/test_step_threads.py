@@ -78,7 +78,8 @@ def rollouts_of(chance: float, num_workers: int, **options: Any) -> list[Any]:
         workers=WorkerOptions(**options),
     ) as pool:
         for rollout in pool.rollouts(Stop(env_steps=7 * 9 * 6)):
-            arrays = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name != "episodes"}
+            arrays = {one.name: getattr(rollout, one.name) for one in fields(rollout) if one.compare}
+            del arrays["episodes"]
             episodes = rollout.episodes
             found.append([arrays, rollout.final_observations, episodes.returns, episodes.lengths, episodes.env_ids])
         if not chance:  # One that fails in an evaluation is not replaced.

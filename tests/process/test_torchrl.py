@@ -46,7 +46,7 @@ def make_pool(actor: Any, **more: Any) -> AsyncWorkerPool:
 
 def layout(data: Any) -> Any:
     """Of entries that a collector has and a rollout can have, and of the whole."""
-    keys = [key for key in data.keys(True, True) if "collector" not in key and key != "policy_version"]
+    keys = [key for key in data.keys(True, True) if key != "policy_version"]
     return data.batch_size, data.names, {key: (data[key].shape, data[key].dtype) for key in keys}
 
 
@@ -90,6 +90,21 @@ def test_next_entries_are_true_at_every_end_of_an_episode_and_share_memory() -> 
             assert data["next", "done"].any()
             assert not data["done"].any()
             assert (data["policy_version"] == rollout.policy_version).all()
+
+
+def test_slices_of_a_replay_buffer_never_join_sub_environments_or_rollouts() -> None:
+    from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+
+    sampler = SliceSampler(slice_len=4, traj_key=("collector", "traj_ids"))
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(512), batch_size=1024, sampler=sampler)
+    makers = [lambda i=i: LedgerEnv(i) for i in range(4)]
+    with AsyncWorkerPool(makers, lambda o: np.zeros(len(o), int), num_workers=2, mode="async") as pool:
+        for rollout in pool.rollouts(Stop(env_steps=512)):
+            buffer.extend(rollout.to_tensordict().reshape(-1))
+    slices = buffer.sample().reshape(-1, 4)
+    assert len(slices) == 256
+    assert (slices["next", "observation"][:, :-1] == slices["observation"][:, 1:]).all()
+    assert not slices["next", "done"][:, :-1].any()
 
 
 @pytest.mark.more

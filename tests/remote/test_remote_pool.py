@@ -40,7 +40,7 @@ def loss(policy: Any, rollout: Any) -> Any:
 
 
 def everything(rollout: Any) -> dict[str, Any]:
-    left_out = {"episodes"}
+    left_out = {"episodes", "serial"}
     plain = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name not in left_out}
     plain["ends"] = [{part.name: getattr(ends, part.name) for part in fields(ends)} for ends in plain["ends"]]
     return plain | {"returns": rollout.episodes.returns, "lengths": rollout.episodes.lengths}
