@@ -16,6 +16,9 @@ from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.order import fence
 from parenv.memory.status_slot import StatusSlot, code
 
+NO_OPTIONS = False
+"""In the place of options: ``reset`` is called without the keyword, as some libraries do."""
+
 
 class EnvBatch:
     """Sub-environments that answer requests of the board.
@@ -92,14 +95,15 @@ class EnvBatch:
         Args:
             columns: counted from the first of this worker.
             seeds: one for each.
-            options: for all, or a list with one for each.
+            options: for all, or a list with one for each; :data:`NO_OPTIONS` to leave the keyword out.
         """
         where, observations = self._where(columns), []
         numbers = self._begin(where)
         each = options if isinstance(options, list) else [options] * len(columns)
         for column, seed, options_of_one in zip(columns, seeds, each, strict=True):
             try:
-                observation, info = self._reset(column, seed, options=options_of_one)
+                given = {} if options_of_one is NO_OPTIONS else {"options": options_of_one}
+                observation, info = self._reset(column, seed, **given)
                 self._steps[column] = self._envs[column].step
                 if info:
                     self._side.note(self._own.start + column, info)

@@ -273,6 +273,24 @@ def test_seeds_and_options_are_used_once(num_workers: int) -> None:
     envs.close()
 
 
+class WithoutOptions(gym.Env[Any, Any]):
+    observation_space, action_space = spaces.Box(-9, 9, (1,)), spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        return np.full(1, seed or 0, np.float32), {}
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_an_environment_whose_reset_takes_no_options_needs_none(num_workers: int) -> None:
+    envs = ParallelVecEnv([WithoutOptions] * 2, num_workers=num_workers)
+    envs.seed(3)
+    assert envs.reset().tolist() == [[3], [4]]
+    envs.set_options([{}, {"goal": 1}])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'options'"):
+        envs.reset()
+    envs.close()
+
+
 def test_images_are_tiled_as_by_a_dummy_vec_env() -> None:
     arguments: dict[str, Any] = {"n_envs": N, "seed": SEED, "env_kwargs": {"render_mode": "rgb_array"}}
     dummy = make_vec_env("CartPole-v1", **arguments)

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from parenv.envs.batch import NO_OPTIONS
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.options import WorkerOptions
 from parenv.vector.env import ParallelVectorEnv
@@ -94,7 +95,8 @@ class ParallelVecEnv(VecEnv):
         Returns:
             Observations only; infos are in ``reset_infos``.
         """
-        options = [one or None for one in self._options] if any(self._options) else None
+        # An environment without this argument needs none unless options were set.
+        options = [one or NO_OPTIONS for one in self._options]
         observations, infos = self._envs.reset(seed=self._seeds, options=options)
         self.reset_infos = self._each_info(infos)
         self._reset_seeds()
