@@ -66,7 +66,9 @@ def test_traces_are_those_of_tianshous_own_vector_env(factory: Any, num_workers:
     chance, ends = np.random.default_rng(0), 0
     try:
         ours.seed(7)
-        ours.reset()
+        theirs.seed(7)
+        for _ in range(2):
+            assert all(map(equal, ours.reset(), theirs.reset()))
         begun = [envs.reset([i], seed=i)[0] for envs in (ours, theirs) for i in range(5)]
         assert all(map(equal, begun[:5], begun[5:]))
         for _ in range(60):
@@ -79,6 +81,45 @@ def test_traces_are_those_of_tianshous_own_vector_env(factory: Any, num_workers:
             if len(ended):
                 assert all(map(equal, ours.reset(ended, seed=5), theirs.reset(ended, seed=5)))
         assert ends > 5
+    finally:
+        ours.close()
+        theirs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_action_spaces_are_one_for_each_environment_and_seeded_as_tianshou_does(num_workers: int) -> None:
+    factories = [lambda: gym.make("Pendulum-v1")] * 3
+    ours, theirs = ParallelVenv(factories, num_workers=num_workers), DummyVectorEnv(factories)
+    try:
+        assert len({float(space.sample()[0]) for space in ours.action_space}) == 3
+        for begin in (lambda envs: envs.seed(4), lambda envs: envs.reset([0, 2], seed=5)):
+            drawn = []
+            for envs in (ours, theirs):
+                begin(envs)
+                drawn.append([space.sample() for space in envs.action_space])
+            assert equal(*drawn)
+    finally:
+        ours.close()
+        theirs.close()
+
+
+class Starts(gym.Env[Any, Any]):
+    """Observes which options it was reset with."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (1,)), spaces.Discrete(2)
+
+    def reset(self, **given: Any) -> Any:
+        options = given.get("options", {"state": 3})
+        return np.array([-1 if options is None else options["state"]], np.float32), {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_reset_has_only_the_arguments_that_it_was_given(num_workers: int) -> None:
+    ours, theirs = ParallelVenv([Starts] * 2, num_workers=num_workers), DummyVectorEnv([Starts] * 2)
+    try:
+        for given in ({}, {"options": None}, {"options": {"state": 5}}):
+            mine, wanted = ours.reset([1], **given)[0], theirs.reset([1], **given)[0]
+            assert equal(mine, wanted), given
     finally:
         ours.close()
         theirs.close()

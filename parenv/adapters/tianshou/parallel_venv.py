@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -11,8 +12,10 @@ from gymnasium.spaces import Tuple
 from gymnasium.vector import AutoresetMode
 
 from parenv.adapters.library_version import check_version, needed
+from parenv.envs.batch import NO_OPTIONS
 from parenv.errors import ConfigurationError
 from parenv.options import WorkerOptions
+from parenv.vector.arguments import each_seed
 from parenv.vector.env import ParallelVectorEnv
 
 with needed("tianshou", "Tianshou", "tianshou"):
@@ -60,7 +63,6 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         self.env_num = self.wait_num = len(env_fns)
         self.ready_id, self.waiting_id = list(range(self.env_num)), list[int]()
         self.workers = list[Any]()
-        self._seeds: list[int | None] = [None] * self.env_num
         self._envs = ParallelVectorEnv(
             env_fns,
             autoreset_mode=AutoresetMode.DISABLED,
@@ -71,6 +73,10 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         if isinstance(self._envs.single_observation_space, Tuple):
             self._envs.close()
             raise ConfigurationError("Tianshou has no Tuple observations: wrap the environment so that they are a Dict")
+        # One for each, as in Tianshou, which samples random actions from them.
+        self._action_spaces = [copy.deepcopy(self._envs.single_action_space) for _ in range(self.env_num)]
+        for space in self._action_spaces[1:]:
+            space.seed()
         results = self._envs._session._results
         self._envs._session.read_infos = lambda env_ids: {_EACH: results.each_info()}
 
@@ -87,13 +93,8 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         ids = self._ids(env_id)
         if unknown := kwargs.keys() - {"seed", "options"}:
             raise ConfigurationError(f"reset takes seed and options, not {', '.join(sorted(unknown))}")
-        chosen = np.zeros(self.env_num, bool)
-        chosen[ids] = True
-        seeds: list[int | None] = [None] * self.env_num
-        for one in ids:
-            seeds[one], self._seeds[one] = kwargs.get("seed", self._seeds[one]), None
-        options = {**(kwargs.get("options") or {}), "reset_mask": chosen}
-        observations, infos = self._envs.reset(seed=seeds, options=options)
+        seeds = [kwargs.get("seed")] * self.env_num
+        observations, infos = self._begin(ids, seeds, kwargs.get("options", NO_OPTIONS))
         return _rows(observations, ids), np.array([infos[_EACH][one] for one in ids])
 
     def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any, Any]:
@@ -118,17 +119,23 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         return _rows(observations, order), rewards[order], terminated[order], truncated[order], about
 
     def seed(self, seed: Any = None) -> Any:
-        """Seeds for the next reset: one integer, which gives ``seed + i`` to the ``i``-th, or one for each."""
-        self._seeds = (
-            [seed + i for i in range(self.env_num)] if isinstance(seed, int) else list(seed or [None] * self.env_num)
-        )
-        return [None if one is None else [one] for one in self._seeds]
+        """Seed environments and action spaces: one integer, which gives ``seed + i`` to the ``i``-th, or one for each.
+
+        As in Tianshou, environments are reset with their seeds at once, so that the next ``reset`` is their second.
+        """
+        ids, seeds = self._ids(None), each_seed(seed, self.env_num)
+        for space, one in zip(self._action_spaces, seeds, strict=True):
+            space.seed(one)
+        self._begin(ids, seeds, NO_OPTIONS)
+        return [[one] for one in seeds]
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
         """An attribute of some environments, found through their wrappers: plain data, and spaces."""
         ids = self._ids(id)
-        if key in ("action_space", "observation_space"):
-            return [getattr(self._envs, f"single_{key}")] * len(ids)
+        if key == "action_space":
+            return [self._action_spaces[one] for one in ids]
+        if key == "observation_space":
+            return [self._envs.single_observation_space] * len(ids)
         values = self._envs.get_attr(key)
         return [values[one] for one in ids]
 
@@ -148,6 +155,12 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         """End the workers. Idempotent."""
         self.is_closed = True
         self._envs.close()
+
+    def _begin(self, ids: Sequence[int], seeds: Sequence[int | None], options: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes in some; observations of all, and infos."""
+        self._envs._check_free("reset")
+        self._envs._session.begin_reset(sorted(set(ids)), seeds, options)
+        return self._envs._session.end_reset(None, "reset")
 
     def _ids(self, id: Any) -> list[int]:
         self._assert_is_not_closed()
