@@ -342,6 +342,94 @@ def test_a_worker_that_dies_in_a_masked_reset_is_restarted_and_reset_again(tmp_p
         assert infos["worker_restarted"].tolist() == [False] * 4 + [True] * 2
 
 
+class Held(gym.Env[Any, Any]):
+    """Observes its env_id, the seed of its episode and the step; resets with a large seed, or once, wait for a file."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, env_id: int, as_text: bool, released: Path) -> None:
+        number = gym.spaces.Box(-1, np.inf, (3,), np.float64)
+        text = gym.spaces.Dict({"text": gym.spaces.Text(99, charset="0123456789 -")})
+        self.observation_space: Any = text if as_text else number
+        self._env_id, self._as_text, self._released = env_id, as_text, released
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        while seed != FIRST_SEED + self._env_id and not self._released.exists():
+            time.sleep(0.001)
+        self._seen = [self._env_id, -1 if seed is None else seed, 0]
+        return self._observation(), {"seed": self._seen[1]}
+
+    def step(self, action: Any) -> Any:
+        self._seen[2] += 1
+        return self._observation(), 1.0, False, False, {}
+
+    def _observation(self) -> Any:
+        return {"text": " ".join(map(str, self._seen))} if self._as_text else np.array(self._seen, np.float64)
+
+
+FIRST_SEED, LATER_SEED = 10, 100
+
+
+def listen_until(envs: ParallelVectorEnv, happened: Callable[[Any], bool]) -> None:
+    backend, deadline = envs._session.backend, time.monotonic() + 120
+    while not happened(backend):
+        assert time.monotonic() < deadline
+        backend.listen(1.0)
+        backend.catch_up()
+
+
+def numbers_in(observations: Any) -> Any:
+    each = observations["text"] if isinstance(observations, dict) else observations
+    return [[int(number) for number in (one.split() if isinstance(one, str) else one)] for one in each]
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("as_text", [False, True], ids=["arrays", "text"])
+@pytest.mark.parametrize("seed", [LATER_SEED, None], ids=["seeded", "plain"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "not answered"])
+def test_a_worker_that_dies_while_others_still_reset_is_reset_again(
+    answered: bool, mode: AutoresetMode, seed: int | None, as_text: bool, tmp_path: Path
+) -> None:
+    envs = ParallelVectorEnv(
+        [lambda i=i: Held(i, as_text, tmp_path / str(i // 2)) for i in range(4)],  # type: ignore[misc]
+        num_workers=2,
+        autoreset_mode=mode,
+        on_worker_death="restart",
+    )
+    with contextlib.closing(envs):
+        envs.reset(seed=FIRST_SEED)
+        session: Any = envs._session
+        envs.reset_async(seed=seed, options={})
+        question, board = session._question, session._board
+        if answered:
+            (tmp_path / "0").touch()
+
+            def is_answered(backend: Any) -> bool:
+                if question is None:
+                    return bool(board.finished[0] == board.requested[0])
+                return bool(backend.workers.calls.is_answered(question.numbers[0]))
+
+            listen_until(envs, is_answered)
+        os.kill(session.backend.workers.pid(0), signal.SIGKILL)
+        listen_until(envs, lambda backend: backend.beginning)
+        for worker in range(2):
+            (tmp_path / str(worker)).touch()
+        observations, infos = envs.reset_wait()
+        seeds = [-1 if seed is None else seed + i for i in range(4)]
+        shown = numbers_in(observations)
+        for env_id in range(4):
+            assert shown[env_id][::2] == [env_id, 0]
+            assert shown[env_id][1] == infos["seed"][env_id]
+            if seed is not None or env_id >= 2:  # Without a seed, the new worker's environments get one of its own.
+                assert shown[env_id][1] == seeds[env_id]
+        observations, rewards, terminated, truncated, infos = envs.step(np.zeros(4, np.int64))
+        assert numbers_in(observations) == [[env_id, of, 1] for env_id, of, _ in shown]
+        assert rewards.tolist() == [1.0] * 4
+        assert not (terminated | truncated).any()
+        assert infos == {}
+
+
 def test_a_call_to_a_worker_that_dies_is_an_error_and_the_env_stays_usable(tmp_path: Path) -> None:
     envs = ParallelVectorEnv(
         some_faulty("call", kill_me, (3, 4, 5), once=tmp_path / "done"), num_workers=2, on_worker_death="restart"
