@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import Found, write_seen
+from parenv.envs.returned import explain_step
 from parenv.errors import ObservationError, ParenvError
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
@@ -220,7 +221,11 @@ class TurnsCollector(AgentsCollector):
         if not pending.there[row]:
             return
         mine, count = self._writer.groups[seat.group], pending.counts[row]
-        mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
+        try:
+            mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
+        except ValueError as error:
+            explain_step(error, self._progress.env_id)
+            raise
         if mine.infos:
             mine.infos.write(int(count), row, info)
         pending.there[row] = False
