@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import signal as _signal
 from collections.abc import Sequence
+from itertools import takewhile
 from types import TracebackType
 
 
@@ -125,7 +126,7 @@ class SubEnvironmentError(ParenvError):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message}\n\n{self.remote_traceback}" if self.remote_traceback else message
+        return f"{message}\n\n{_without_message(self.remote_traceback)}" if self.remote_traceback else message
 
 
 class ObservationError(SubEnvironmentError):
@@ -176,7 +177,7 @@ class WorkerDiedError(WorkerError):
         signal: the number of the signal that ended it, or ``None``.
 
     >>> print(WorkerDiedError(worker=1, env_ids=[2, 3], pid=4321, doing="step", signal=11))
-    worker 1 (pid 4321, env_ids 2-3) was killed by SIGSEGV while step. Native code crashed: run with num_workers=0 ...
+    worker 1 (pid 4321, env_ids 2-3) was killed by SIGSEGV during env.step(). Native code crashed: ...
     """
 
     def __init__(
@@ -190,7 +191,8 @@ class WorkerDiedError(WorkerError):
         signal: int | None = None,
     ) -> None:
         message = (
-            f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) {describe_exit(exit_code, signal)} while {doing}. "
+            f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) {describe_exit(exit_code, signal)} "
+            f"{during(doing)}. "
             f"{_likely_cause(exit_code, signal)}"
         )
         super().__init__(message, worker=worker, env_ids=env_ids, pid=pid, doing=doing)
@@ -202,12 +204,12 @@ class HostLostError(WorkerDiedError):
     """A worker on another machine is gone with its host: the host ended, or the connection to it.
 
     >>> print(HostLostError("the connection to node1 ended", worker=1, env_ids=[2, 3], pid=4321, doing="step"))
-    worker 1 (pid 4321, env_ids 2-3) is lost while step: the connection to node1 ended.
+    worker 1 (pid 4321, env_ids 2-3) is lost during env.step(): the connection to node1 ended.
     """
 
     def __init__(self, host: str, *, worker: int, env_ids: Sequence[int], pid: int, doing: str) -> None:
         super().__init__(worker=worker, env_ids=env_ids, pid=pid, doing=doing)
-        self.args = (f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) is lost while {doing}: {host}.",)
+        self.args = (f"worker {worker} (pid {pid}, env_ids {span(env_ids)}) is lost {during(doing)}: {host}.",)
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
@@ -330,6 +332,13 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
+def _without_message(trace: str) -> str:
+    """A traceback as text up to its last frame: the exception that it belongs to repeats type and message."""
+    before, header, last = trace.rpartition("Traceback (most recent call last):\n")
+    frames = takewhile(lambda line: line.startswith(" "), last.splitlines(keepends=True))
+    return f"{before}{header}{''.join(frames).rstrip()}" if header else trace
+
+
 def span(env_ids: Sequence[int]) -> str:
     """Write sorted, adjacent env_ids as a range.
 
@@ -344,6 +353,38 @@ def span(env_ids: Sequence[int]) -> str:
 def _named(error: Exception) -> str:
     """An error as text, with its type where its text does not say what happened."""
     return str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
+
+
+_PHRASES = {
+    "starting": "while starting",
+    "waiting": "while waiting for work",
+    "setup_fn": "in setup_fn",
+    "making the environment": "while making the environment",
+    "reset": "during env.reset()",
+    "step": "during env.step()",
+    "act": "while the policy chose actions",
+    "postprocess": "in postprocess",
+    "loss_fn": "in loss_fn",
+    "call": "while calling a method",
+    "evaluate": "during an evaluation",
+    "loading the policy": "while loading weights",
+    "closing": "while closing",
+    "commit": "while writing a rollout",
+    "waiting for a host": "while waiting for a host",
+    "measuring a step": "while measuring a step",
+    "learn": "in learn",
+    "fitness": "in fitness",
+}
+
+
+def during(doing: str) -> str:
+    """Say in a sentence what a worker was doing, given as its status is: a code, perhaps with an env_id.
+
+    >>> during("step of env_id 3"), during("loss_fn")
+    ('during env.step() of env_id 3', 'in loss_fn')
+    """
+    code, of, env_id = doing.partition(" of env_id ")
+    return _PHRASES.get(code, f"while doing: {code}") + of + env_id
 
 
 def describe_exit(exit_code: int | None, signal: int | None) -> str:

@@ -29,7 +29,7 @@ DOING = (
     "learn",
     "fitness",
 )
-"""What a worker can be doing; the words that error messages use."""
+"""What a worker can be doing; :func:`parenv.errors.during` has the words for error messages."""
 _DOING_BITS = 8
 STATUS_SLOT_BYTES = 32
 """What is used of a status slot wherever the worker is; behind it lies what only this machine counts."""

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 
+from parenv.errors import during
 from parenv.pool.arrival import Arrival, ArrivalOf
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
 from parenv.pool.laying_out import Room
@@ -130,6 +131,6 @@ class RolloutQueue:
         self._counters.add_seconds(arrival.commits)
         self._counters.add(arrival.rollout, sum(arrival.samples))
         for env_id, doing, error in chain.from_iterable(arrival.replaced):
-            _log.warning("env_id %s raised while %s and was replaced: %s", env_id, doing, error)
+            _log.warning("env_id %s raised %s and was replaced: %s", env_id, during(doing), error)
             self._counters.env_restarts += 1
         return arrival

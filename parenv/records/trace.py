@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, during
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
 from parenv.pool.pool_session import PoolSession
@@ -126,7 +126,7 @@ class TraceWriter(Observer):
             track, commit = _track(arrival.workers[i]), dict(zip(names, values, strict=True))
             self._rollout(track, commit, json.dumps({"env_steps": arrival.samples[i], "policy_version": version}))
             for env_id, doing, error in arrival.replaced[i]:
-                reason = f"env_id {env_id} raised while {doing} and was replaced: {error}"
+                reason = f"env_id {env_id} raised {during(doing)} and was replaced: {error}"
                 self._event("replaced", "i", track, commit["ended_s"], s="t", args={"reason": reason})
 
     def _rollout(self, track: int, commit: Mapping[str, float], about: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from parenv.errors import HostLostError, SubEnvironmentError, WorkerDiedError, WorkerError
+from parenv.errors import HostLostError, SubEnvironmentError, WorkerDiedError, WorkerError, during
 from parenv.placement.base import Ended
 from parenv.protocol.messages import Failure
 
@@ -68,7 +68,7 @@ def where_it_happened(
     """The cause that says where an exception comes from."""
     place = f"worker {worker} (pid {pid})" + (f", env_id {env_id}" if env_id is not None else "")
     return SubEnvironmentError(
-        f"in {place}, while doing: {doing}",
+        f"in {place}, {during(doing)}",
         worker=worker,
         env_id=env_id,
         doing=doing,
@@ -98,9 +98,7 @@ def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
     worker = end.sender.worker
     if end.refused:
         error = WorkerError(f"worker {worker} could not be started", worker=worker, env_ids=env_ids)
-        error.__cause__ = SubEnvironmentError(
-            "in the process that imports for all workers", remote_traceback=end.refused
-        )
+        error.__cause__ = SubEnvironmentError(f"in the process that imports for all workers\n\n{end.refused}")
         return error
     if end.lost_host:
         return HostLostError(end.lost_host, worker=worker, env_ids=env_ids, pid=end.pid, doing=doing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from parenv.errors import WorkerTimeoutError, span
+from parenv.errors import WorkerTimeoutError, during, span
 from parenv.supervision.workers import Workers
 
 _OURS = re.compile(rf'  File "({re.escape(str(Path(__file__).parent.parent))}/|<string>)')
@@ -15,8 +15,8 @@ def timeout_error(workers: Workers, worker: int, limit: str) -> WorkerTimeoutErr
     """The error for a worker that has not answered within a limit, given as the user set it."""
     about = workers.about(worker)
     return WorkerTimeoutError(
-        f"worker {worker} (pid {about['pid']}, env_ids {span(about['env_ids'])}) did not answer within {limit} s while "
-        f"{about['doing']}, and was killed. {shown_stack(workers, worker)}",
+        f"worker {worker} (pid {about['pid']}, env_ids {span(about['env_ids'])}) did not answer within {limit} s "
+        f"{during(about['doing'])}, and was killed. {shown_stack(workers, worker)}",
         **about,
     )
 

@@ -17,6 +17,7 @@ from parenv.errors import (
     WorkerError,
     WorkerMemoryError,
     WorkerTimeoutError,
+    during,
     span,
 )
 from parenv.memory.status_slot import WAITING_FOR_A_HOST
@@ -211,7 +212,7 @@ class Supervisor:
         if limit is None or not (crashed or isinstance(error, MemoryError)):
             return error
         return WorkerMemoryError(
-            f"worker {worker} (env_ids {span(workers.env_ids(worker))}) is likely out of memory while {operation}: "
+            f"worker {worker} (env_ids {span(workers.env_ids(worker))}) is likely out of memory {during(operation)}: "
             f"beyond what it began with it may allocate max_memory_bytes={limit:,}. {error}",
             **(workers.about(worker) | {"doing": operation}),
         )

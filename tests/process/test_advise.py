@@ -299,7 +299,7 @@ def test_a_device_on_which_the_agent_cannot_run_is_not_recommended(
         (
             "advised_agents:Late",
             "only_a_policy",
-            r"ValueError: lost, in worker 0 \(pid \d+\), env_id 0, while doing: step",
+            r"ValueError: lost, in worker 0 \(pid \d+\), env_id 0, during env\.step\(\)",
             r"in step\n    raise ValueError\(.lost.\)\nValueError: lost",
         ),
         (

@@ -476,7 +476,7 @@ def test_a_worker_that_dies_in_loss_fn_is_an_error_that_says_so() -> None:
             loss_fn=killing,
             workers=WorkerOptions(restart=None),
         ) as pool,
-        pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL while loss_fn"),
+        pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL in loss_fn"),
     ):
         next(pool.gradients())
 

@@ -89,7 +89,7 @@ def test_without_restarts_a_hung_worker_ends_the_pool_with_its_stack(tmp_path: P
     pool = AsyncWorkerPool(
         [lambda: Hangs(0, tmp_path / "flag", "step", lambda: time.sleep(1000))], zeros, num_workers=1, workers=options
     )
-    with pytest.raises(WorkerTimeoutError, match=r"(?s)worker 0 .*step_timeout_s=2 s while step.*File .* in step"):
+    with pytest.raises(WorkerTimeoutError, match=r"(?s)worker 0 .*=2 s during env\.step\(\).*File .* in step"):
         list(pool.rollouts())
     assert pool.closed
 
@@ -120,7 +120,7 @@ def test_a_call_that_hangs_is_an_error_and_the_pool_goes_on() -> None:
     options = WorkerOptions(step_timeout_s=2.0)
     with AsyncWorkerPool(factories, zeros, num_workers=2, mode="sync", rollout_length=4, workers=options) as pool:
         next(pool.rollouts())
-        with pytest.raises(WorkerTimeoutError, match=r"(?s)worker 1 .*while call of env_id 1.*in sleep"):
+        with pytest.raises(WorkerTimeoutError, match=r"(?s)worker 1 .*while calling a method of env_id 1.*in sleep"):
             pool.call("sleep", env_ids=[1])
         assert next(pool.rollouts()).restarted.tolist() == [False, True]
 
@@ -183,4 +183,4 @@ def test_a_worker_that_reaches_its_limit_of_memory_is_replaced_and_the_cause_nam
         (death,) = pool._session._supervisor.deaths[1]
         assert isinstance(death, WorkerMemoryError)
         assert isinstance(death, MemoryError)
-        assert "worker 1 (env_ids 1) is likely out of memory while step" in str(death)
+        assert "worker 1 (env_ids 1) is likely out of memory during env.step()" in str(death)

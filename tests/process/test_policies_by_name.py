@@ -804,7 +804,7 @@ def test_what_an_agent_raises_says_where_it_began() -> None:
     ):
         for _ in pool.rollouts(Stop(env_steps=1000)):
             pass
-    assert "env_id 0, while doing: step" in str(raised.value.__cause__)
+    assert "env_id 0, during env.step()" in str(raised.value.__cause__)
 
 
 def test_workers_load_versions_answer_questions_and_are_traced_as_with_one_policy(tmp_path: Path) -> None:

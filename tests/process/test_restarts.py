@@ -126,7 +126,7 @@ def test_too_many_deaths_are_one_error_that_carries_all_of_them() -> None:
         with pytest.raises(RestartLimitError, match=r"worker 1 \(env_ids 1\) has died 3 times") as caught:
             next(pool.rollouts())
         assert [type(death) for death in caught.value.deaths] == [WorkerDiedError] * 3
-        assert "SIGSEGV while step" in str(caught.value)
+        assert "SIGSEGV during env.step()" in str(caught.value)
         assert pool.closed
 
 
@@ -147,7 +147,7 @@ def test_a_call_that_kills_its_worker_is_an_error_and_the_pool_goes_on() -> None
     factories = [lambda env_id=env_id: KillsWhenCalled(env_id) for env_id in range(2)]
     with AsyncWorkerPool(factories, zeros, num_workers=2, mode="sync", rollout_length=4, workers=OFTEN) as pool:
         next(pool.rollouts())
-        with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL while call"):
+        with pytest.raises(WorkerDiedError, match=r"worker 1 .*SIGKILL while calling a method"):
             pool.call("suicide", env_ids=[1])
         assert pool.get_attr("_max_length") == (7, 7)
         expected: dict[int, tuple[int, ...]] = {}

@@ -29,6 +29,7 @@ from parenv import (
     WorkerOptions,
     WorkerTimeoutError,
 )
+from parenv.errors import during
 from parenv.process import launcher
 from parenv.testing import LedgerEnv
 from parenv.testing.ledger import episode_length, ledger_reward
@@ -208,7 +209,7 @@ def test_a_dead_worker_is_a_typed_error_that_says_who_and_doing_what(
     error = raised.value
     assert (error.worker, error.env_ids, error.exit_code, error.signal) == (1, (3, 4, 5), exit_code, signum)
     doing = {"constructor": "making the environment"}.get(where, where)
-    assert f"while {doing} of env_id 3" in str(error)
+    assert f"{during(doing)} of env_id 3" in str(error)
     if envs is not None:
         with pytest.raises(ClosedEnvironmentError):
             envs.reset()
@@ -450,7 +451,7 @@ def test_a_worker_that_dies_again_and_again_is_not_restarted_for_ever() -> None:
         envs.reset()
     for death in raised.value.deaths:
         assert isinstance(death, WorkerDiedError)
-        assert "exited with code 5 while reset of env_id 3" in str(death)
+        assert "exited with code 5 during env.reset() of env_id 3" in str(death)
     with pytest.raises(ClosedEnvironmentError):
         envs.reset()
 

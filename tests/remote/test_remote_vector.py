@@ -339,7 +339,7 @@ def test_a_worker_that_dies_is_an_error_and_closes_the_env_and_its_hosts(near: N
     with contextlib.closing(envs):
         envs.reset()
         pid = workers_of(envs).pid(1)
-        with pytest.raises(WorkerDiedError, match=r"worker 1 .* SIGKILL.* while step of env_id 3") as raised:
+        with pytest.raises(WorkerDiedError, match=r"worker 1 .* SIGKILL.* during env\.step\(\) of env_id 3") as raised:
             envs.step(actions_for(3))
         assert (raised.value.pid, raised.value.env_ids) == (pid, (3, 4))
         with pytest.raises(ClosedEnvironmentError):
@@ -406,7 +406,9 @@ def test_a_step_that_hangs_is_cut_and_its_stack_shown(near: NearHosts, on_worker
             assert infos["worker_restarted"].tolist() == [False] * 3 + [True] * 2
             assert truncated[3:].all()
             return
-        with pytest.raises(WorkerTimeoutError, match=r"within step_timeout_s=2 s while step of env_id 3") as raised:
+        with pytest.raises(
+            WorkerTimeoutError, match=r"within step_timeout_s=2 s during env\.step\(\) of env_id 3"
+        ) as raised:
             envs.step(actions_for(3))
         assert "in hang" in str(raised.value)
 

@@ -6,6 +6,7 @@ import inspect
 import signal
 import sys
 import threading
+import traceback
 import types
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,9 @@ from parenv.errors import (
     WorkerDiedError,
     WorkerError,
     WorkerTimeoutError,
+    during,
 )
+from parenv.memory.status_slot import DOING
 from parenv.supervision.failures import from_failure
 from parenv.worker.failing import failure_of
 
@@ -48,7 +51,7 @@ def died(**how: Any) -> WorkerDiedError:
 )
 def test_a_death_says_who_and_how_and_doing_what_and_what_to_do(how: dict[str, Any], said: str, advice: str) -> None:
     error = died(**how)
-    assert str(error).startswith(f"worker 2 (pid 4321, env_ids 8-11) {said} while step of env_id 9. ")
+    assert str(error).startswith(f"worker 2 (pid 4321, env_ids 8-11) {said} during env.step() of env_id 9. ")
     assert advice in str(error)
     assert str(error).endswith(".")
     assert (error.worker, error.env_ids, error.pid, error.doing) == (2, (8, 9, 10, 11), 4321, "step of env_id 9")
@@ -60,6 +63,23 @@ def test_a_sub_environment_error_shows_the_remote_traceback() -> None:
     assert str(error) == "in worker 1\n\nTraceback ..."
     assert (error.worker, error.env_id, error.doing) == (1, 4, "step")
     assert str(SubEnvironmentError("in worker 1")) == "in worker 1"
+
+
+def test_every_status_of_a_worker_has_a_phrase_for_error_messages() -> None:
+    assert [doing for doing in DOING if during(doing).startswith("while doing:")] == []
+
+
+def test_an_error_of_a_worker_says_its_sentence_once_although_its_traceback_ends_with_it() -> None:
+    try:
+        raise ValueError("the motor is hot")
+    except ValueError as error:
+        error.add_note("let it cool")
+        came = from_failure(failure_of(error, "step", 3), 0, 1, [3])
+    shown = "".join(traceback.format_exception(came))
+    assert (shown.count("the motor is hot"), shown.count("let it cool")) == (2, 1), shown  # Once in the line of code.
+    assert "in worker 0 (pid 1), env_id 3, during env.step()" in shown
+    assert isinstance(came.__cause__, SubEnvironmentError)
+    assert "ValueError: the motor is hot" in came.__cause__.remote_traceback
 
 
 @pytest.mark.parametrize(

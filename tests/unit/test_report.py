@@ -95,7 +95,7 @@ def two_workers(path: Path, **about: Any) -> Path:
         *run("0", 1.0, 20),
         instant("driver", "rollout", 3.0, env_steps=20, policy_lag=1, returns=[5.0], lengths=[8]),
         *run("0", 2.0, 20),
-        instant("0", "replaced", 2.5, reason="env_id 0 raised while step and was replaced: ValueError: no"),
+        instant("0", "replaced", 2.5, reason="env_id 0 raised during env.step() and was replaced: ValueError: no"),
         instant("driver", "rollout", 3.0, env_steps=10, policy_lag=1),
         *run("1", 2.0, 10),
     ]
@@ -227,7 +227,7 @@ def test_the_page_has_all_pictures_and_needs_no_other_file(tmp_path: Path, capsy
         "sync, experience parallelism, 2 workers, 3 sub-environments: 80 env steps in 3.0 seconds",
         "26.7 env steps per second, 1 restart.",
         "worker 1 was killed by <SIGKILL>",
-        "env_id 0 raised while step and was replaced: ValueError: no",
+        "env_id 0 raised during env.step() and was replaced: ValueError: no",
     ):
         assert words in page.text
 
@@ -513,6 +513,6 @@ def test_what_the_pool_writes_is_strict_json_also_where_a_return_is_not_a_number
     timeline = read_timeline(path)
     assert (timeline.total_env_steps, timeline.policy_lag.tolist(), timeline.restarts) == (12, [2], 1)
     assert [loss.reason for loss in timeline.losses] == [
-        'env_id 0 raised while step and was replaced: ValueError: "quoted"\nin two lines',
+        'env_id 0 raised during env.step() and was replaced: ValueError: "quoted"\nin two lines',
         'it "died"',
     ]
