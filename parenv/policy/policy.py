@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ class Policy(ABC):
         """Choose actions.
 
         Args:
-            observations: ``[B, *obs]``, nested as the space is; read-only where they are numpy arrays.
+            observations: ``[B, *obs]``, nested as the space is; numpy arrays are copies, which the policy may change.
             carry: what the last call returned, with the rows of ended episodes set back to :meth:`initial_carry`.
 
         A parameter more that has the name of one of the pool's ``infos``, such as ``action_mask``, is given what came
@@ -71,8 +71,12 @@ class Policy(ABC):
         """
 
     def infos_taken(self) -> frozenset[str]:
-        """Names of the parameters of :meth:`act` beside observations and carry."""
-        return parameters_of(self.act, 2)
+        """Names of the parameters of what acts, beside observations and carry."""
+        return _parameters_of_all(self._acting())
+
+    def _acting(self) -> Sequence[tuple[Callable[..., Any], int]]:
+        """The functions that act, each with the number of its first arguments that are no infos."""
+        return ((self.act, 2),)
 
     def initial_carry(self, batch: int) -> Any:
         """The carry at an episode's beginning for ``batch`` sub-environments, arrays ``[batch, ...]``, or ``None``."""
@@ -93,9 +97,8 @@ class FunctionPolicy(Policy):
         """Call the function."""
         return Action(self.function(observations, **infos))
 
-    def infos_taken(self) -> frozenset[str]:
-        """Names of the parameters of the function beside the observations."""
-        return parameters_of(self.function, 1)
+    def _acting(self) -> Sequence[tuple[Callable[..., Any], int]]:
+        return ((self.function, 1),)
 
 
 class TorchPolicy(Policy):
@@ -149,12 +152,12 @@ class TorchPolicy(Policy):
         self._actions_at, self._carry_at = places.pop("actions"), places.pop("carry", None)
         self._extras_at = tuple(places.items())
         self._initial_carry = initial_carry
-        given = 1 if self._carry_at is None else 2
-        self._taken = {name: parameters_of(getattr(module, name), given) for name in methods}
+        self._methods = tuple(dict.fromkeys(methods))
+        self._taken = {name: parameters_of(*acting) for name, acting in zip(self._methods, self._acting(), strict=True)}
 
-    def infos_taken(self) -> frozenset[str]:
-        """Names of the parameters of the methods beside observations and carry."""
-        return frozenset().union(*self._taken.values())
+    def __getattr__(self, name: str) -> Any:
+        where = f"; its module has: use policy.module.{name}" if hasattr(vars(self).get("module"), name) else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{where}", name=name, obj=self)
 
     def act(self, observations: Any, carry: Any, **infos: Any) -> Action:
         """Call the method and name what it returns."""
@@ -174,6 +177,10 @@ class TorchPolicy(Policy):
             )
         carry = returned[self._carry_at] if self._carry_at is not None else None
         return Action(returned[self._actions_at], {name: returned[i] for name, i in self._extras_at}, carry)
+
+    def _acting(self) -> Sequence[tuple[Callable[..., Any], int]]:
+        given = 1 if self._carry_at is None else 2
+        return tuple((getattr(self.module, name), given) for name in self._methods)
 
     def log_prob(self, observations: Any, actions: Any) -> Any:
         """Log-probabilities ``[N]`` of actions, from a method that takes them as ``action`` or ``actions``.
@@ -222,8 +229,22 @@ def is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def parameters_of(function: Callable[..., Any], given: int) -> frozenset[str]:
-    """Names of a function's parameters that can be given by name, without the first few; none where nobody knows.
+def infos_needed(policy: Policy) -> frozenset[str]:
+    """The infos that a policy takes and cannot act without: their parameters have no default."""
+    return policy.infos_taken() & _parameters_of_all(policy._acting(), needed=True)
+
+
+def _parameters_of_all(functions: Sequence[tuple[Callable[..., Any], int]], needed: bool = False) -> frozenset[str]:
+    return frozenset[str]().union(*(parameters_of(function, given, needed) for function, given in functions))
+
+
+def parameters_of(function: Callable[..., Any], given: int, needed: bool = False) -> frozenset[str]:
+    """Names of a function's parameters that can be given by name, without the first few; none if it has no signature.
+
+    Args:
+        function: any callable.
+        given: how many arguments to leave out.
+        needed: whether to leave out parameters that have a default.
 
     >>> sorted(parameters_of(lambda observations, action_mask=None: ..., 1))
     ['action_mask']
@@ -234,7 +255,7 @@ def parameters_of(function: Callable[..., Any], given: int) -> frozenset[str]:
         return frozenset()
     kinds = inspect.Parameter
     by_position = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    left = [p for p in parameters if p not in by_position[:given]]
+    left = [p for p in parameters if p not in by_position[:given] and not (needed and p.default is not p.empty)]
     return frozenset(p.name for p in left if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY))
 
 

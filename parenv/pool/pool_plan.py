@@ -16,7 +16,7 @@ from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
 from parenv.policy.devices import check_devices
-from parenv.policy.policy import as_policy
+from parenv.policy.policy import Policy, as_policy, infos_needed
 from parenv.policy.snapshots import modules_of
 from parenv.pool.agents_plan import agents_job, check_policies
 from parenv.pool.events import Observer
@@ -116,9 +116,9 @@ def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None,
     is_one = options.step_workers and given.num_workers is None
     num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
     part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
-    names = isinstance(given.policy, Mapping)
-    if not names:
-        as_policy(given.policy)
+    names, infos = isinstance(given.policy, Mapping), _names(given.infos)
+    for policy in given.policy.values() if names else (given.policy,):
+        _check_infos_needed(as_policy(policy), infos)
     if given.placement is None:  # A host may have other devices than this machine.
         check_devices(options.devices)
     return (partial(agents_job, given) if names else Job)(
@@ -132,7 +132,7 @@ def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None,
         first_env_id=part.first_env_id,
         num_envs_is_given=num_envs is not None,
         gradient=None if gradient is None else _gradient_job(given.policy, given.loss_fn, gradient, given.mode),
-        infos=_names(given.infos),
+        infos=infos,
         settings=_settings(given.settings),
         seed=root_seed(given.seed, seed),
     )
@@ -248,6 +248,14 @@ def _names(infos: Any) -> tuple[str, ...]:
     if len({part for name in infos for part in (name, f"_{name}")}) < 2 * len(infos):
         raise ConfigurationError(f"infos must be different names, of which none is another with _ before it: {infos!r}")
     return tuple(infos)
+
+
+def _check_infos_needed(policy: Policy, infos: Sequence[str]) -> None:
+    if absent := sorted(infos_needed(policy) - set(infos)):
+        raise ConfigurationError(
+            f"infos must name {absent}, which the policy takes without a default, got {infos!r}. "
+            f"Pass infos={(*infos, *absent)!r}, or give the parameters defaults"
+        )
 
 
 def _gradient_job(policy: Any, loss_fn: Any, options: GradientOptions, mode: Mode) -> GradientJob:

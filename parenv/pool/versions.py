@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import cloudpickle
 
 from parenv.errors import ConfigurationError
-from parenv.policy.policy import as_policy
+from parenv.policy.policy import Policy, as_policy
 from parenv.policy.snapshots import WeightsWriter, module_of
 from parenv.pool.moving import has_moved
 
@@ -69,6 +69,7 @@ class Versions:
         Raises:
             ConfigurationError: it is not a version of the policy that the pool was made with.
         """
+        _check_has_no_names(given)
         settings = {**self.settings, **settings}
         taken = {version.place for version in self._kept.values()}
         place = next(place for place in range(self._num_places) if place not in taken)
@@ -108,6 +109,15 @@ class Versions:
         snapshot = cloudpickle.dumps((self.settings, None)) if settings else b""
         self.newest = Version(number, 0, bytes(snapshot))
         self._kept = {number: self.newest}
+
+
+def _check_has_no_names(given: Any) -> None:
+    """Refuse policies by name; a state dict is a mapping too, and its values are tensors, which cannot be called."""
+    if isinstance(given, Mapping) and any(isinstance(one, Policy) or callable(one) for one in given.values()):
+        raise ConfigurationError(
+            f"publish takes the policy itself, since the pool was made with one policy without a name; "
+            f"got a dict of policies by name: {list(given)}. Publish one of its values"
+        )
 
 
 def source_of(given: Any, of: str = "") -> Any:

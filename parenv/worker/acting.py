@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 
 from parenv.envs.fitting import Fit
+from parenv.envs.values import own
 from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
 from parenv.memory.layout import Extra
@@ -144,8 +145,8 @@ class Actor:
         if self.device != "cpu" or not is_single(self._observations) or type(block) is not np.ndarray:
             return lambda step: self._observe(writer.observations[step])
         if not self._policy.takes_tensors:
-            # Every row of it is a new one, which the policy may keep, and cannot be written to.
-            return _read_only(block).__getitem__  # type: ignore[no-any-return]
+            # A copy: the policy may keep and change it, and torch warns of arrays that are not writable.
+            return lambda step: block[step].copy()
         import torch
 
         with self._context():
@@ -177,9 +178,9 @@ class Actor:
         self._policy: Policy = as_policy(policy)
         self._act: Callable[..., Any] = self._policy.act
         self.infos_taken = self._policy.infos_taken()
-        self._convert: Callable[[Any], Any] = self._tensor if self._policy.takes_tensors else _read_only
+        self._convert: Callable[[Any], Any] = self._tensor if self._policy.takes_tensors else _own_array
         self._context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-        self._observe: Callable[[Sequence[Any]], Any] = self._observer(_read_only)
+        self._observe: Callable[[Sequence[Any]], Any] = self._observer(_own_array)
         if self._policy.takes_tensors:
             import torch
 
@@ -293,12 +294,8 @@ def rows_as_leaves(found: Iterable[tuple[tuple[str | int, ...], Any]]) -> tuple[
     return tuple(Leaf(path, array.shape[1:], array.dtype.str) for path, array in arrays)
 
 
-def _read_only(value: Any) -> Any:
-    if isinstance(value, list):
-        return value
-    view = to_array(value).view()
-    view.setflags(write=False)
-    return view
+def _own_array(value: Any) -> Any:
+    return own(to_array(value))
 
 
 def copy_with(values: Any, rows: Any, others: Any) -> Any:

@@ -97,6 +97,15 @@ def played(grounds: Grounds, actor: Actor, spec: RolloutSpec, missing: Sequence[
     raise nowhere([name for name in missing if name not in {info.name for info in found}], everything.heard)
 
 
+def not_seen(needed: Sequence[str], of_each: Sequence[Found]) -> ConfigurationError:
+    """Infos that the policy cannot act without are not among those that resets returned."""
+    returned = sorted({str(name) for info in of_each for name in info})
+    return ConfigurationError(
+        f"reset() must return the infos {needed}, which the policy takes without a default, got {returned}. "
+        "Correct the names, have the environment return them, or give the parameters defaults"
+    )
+
+
 def nowhere(absent: Sequence[str], everything: Sequence[Found]) -> ConfigurationError:
     """Of infos with these names there are none among all that were heard."""
     returned = sorted({str(name) for info in everything for name in info})

@@ -18,12 +18,13 @@ from parenv.errors import ConfigurationError
 from parenv.memory.layout import RolloutSpec
 from parenv.memory.spaces import leaves
 from parenv.memory.status_slot import StatusSlot
+from parenv.policy.policy import as_policy, infos_needed
 from parenv.protocol.frames import Sender
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import reset
 from parenv.worker.grounds import Grounds
 from parenv.worker.job import Job, WorkerJob
-from parenv.worker.naming import infos_in, played
+from parenv.worker.naming import infos_in, not_seen, played
 from parenv.worker.probing import probe, probe_postprocess
 
 
@@ -104,6 +105,8 @@ def _probe(load_job: Callable[[], Job], started: StartedEnvs, progress: StatusSl
         actor.settle(job.settings)
         spec = replace(spec, infos=infos_in(job.infos, actor.infos_taken, infos))
         seen = first_seen(spec.infos, infos)
+        if absent := infos_needed(as_policy(job.policy)) - seen.keys():
+            raise not_seen(sorted(absent), infos)
         extras, carry = probe(actor, spec, stepper.action_space, rows, stepper.num_envs, seen)
         spec = replace(spec, extras=extras, carry=carry)
         if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:

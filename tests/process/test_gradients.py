@@ -320,6 +320,10 @@ def raising(policy: Any, rollout: Rollout) -> Any:
     raise KeyError("my own")
 
 
+def of_the_policy_around(policy: Any, rollout: Rollout) -> Any:
+    return policy.head(rollout.observations).mean()
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
@@ -331,6 +335,7 @@ def raising(policy: Any, rollout: Rollout) -> Any:
         (another_parameter, GradientError, "does not depend on the policy's parameters"),
         (bad_metrics, GradientError, r"the metric 'curve' .* a number"),
         (raising, KeyError, "my own"),
+        (of_the_policy_around, AttributeError, "'TorchPolicy' .* 'head'; its module has: use policy.module.head"),
     ],
 )
 def test_a_wrong_loss_fn_is_an_error_that_says_what(function: Any, kind: Any, message: str, workers: int) -> None:

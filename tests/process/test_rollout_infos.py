@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ NAMES = ("is_success", "action_mask", "number", "late")
 
 
 def first_allowed(observations: Any, action_mask: Any) -> Any:
-    assert not action_mask.flags.writeable
-    return action_mask.argmax(1)
+    chosen = action_mask.argmax(1)
+    action_mask[:] = False  # It is the policy's own copy.
+    return chosen
 
 
 def last_allowed(observations: Any, *, action_mask: Any) -> Any:
@@ -286,6 +288,60 @@ def test_an_info_that_is_no_number_is_an_error() -> None:
 
     with pytest.raises(ConfigurationError, match="infos names 'name', which is str: only numbers"):
         AsyncWorkerPool(Named, first_allowed, num_workers=0, infos=("action_mask", "name"))
+
+
+def by_a_mask_that_it_needs(observations: Any, action_mask: Any) -> Any:
+    return np.asarray(action_mask).argmax(-1)
+
+
+class MaskedModule(torch.nn.Linear):
+    """Needs the mask in its method."""
+
+    def act(self, observations: Any, action_mask: Any) -> Any:
+        return action_mask.int().argmax(-1)
+
+
+class MaskedPolicy(Policy):
+    """Needs the mask by keyword."""
+
+    def act(self, observations: Any, carry: Any, *, action_mask: Any) -> Action:
+        return Action(by_a_mask_that_it_needs(observations, action_mask))
+
+
+NEED_A_MASK: dict[str, Any] = {
+    "function": by_a_mask_that_it_needs,
+    "module": TorchPolicy(MaskedModule(1, 1), "act", ("actions",)),
+    "policy": MaskedPolicy(),
+}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("policy", NEED_A_MASK.values(), ids=NEED_A_MASK)
+def test_an_info_that_the_policy_needs_and_nobody_named_is_an_error_before_a_process_starts(
+    policy: Any, by_name: bool
+) -> None:
+    message = re.escape(
+        "infos must name ['action_mask'], which the policy takes without a default, got ('number',). "
+        "Pass infos=('number', 'action_mask'), or give the parameters defaults"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        AsyncWorkerPool(Masked, {"a": policy} if by_name else policy, num_workers=2, infos=("number",))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_info_that_the_policy_needs_and_reset_does_not_return_is_an_error_that_says_what_it_returns(
+    num_workers: int,
+) -> None:
+    class Unmasked(Masked):
+        def _show(self) -> Any:
+            observation, info = super()._show()
+            return observation, {"mask": info["action_mask"]}
+
+    message = re.escape(
+        "reset() must return the infos ['action_mask'], which the policy takes without a default, got ['mask']."
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        AsyncWorkerPool(Unmasked, by_a_mask_that_it_needs, num_workers=num_workers, infos=("action_mask",))
 
 
 @pytest.mark.parametrize("infos", ["late", ("a", "a"), ("a", "_a"), (3,), 3])

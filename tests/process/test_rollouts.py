@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -170,6 +171,38 @@ def test_a_policy_without_a_module_is_published_whole() -> None:
         assert (next(stream).actions == 0).all()
         pool.publish(lambda o: np.ones(len(o), int))
         assert (next(stream).actions == 1).all()
+
+
+class Overwriting(Policy):
+    """Makes tensors of its observations, and overwrites these."""
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        for array in observations.values() if isinstance(observations, dict) else [observations]:
+            with warnings.catch_warnings(action="error"):
+                torch.as_tensor(array).fill_(-1)
+        return Action(np.zeros(self.batch, np.int64))
+
+    batch: int
+
+
+class InADict(gym.ObservationWrapper[Any, Any, Any]):
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.observation_space = gym.spaces.Dict({"state": env.observation_space})
+
+    def observation(self, observation: Any) -> Any:
+        return {"state": observation}
+
+
+@pytest.mark.parametrize("in_a_dict", [False, True])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_policy_may_overwrite_its_observations_and_the_rollout_keeps_them(num_envs: int, in_a_dict: bool) -> None:
+    policy = Overwriting()
+    policy.batch = num_envs
+    makers = [(lambda make=make: InADict(make())) if in_a_dict else make for make in ledgers(num_envs)]
+    with AsyncWorkerPool(makers, policy, num_workers=1, rollout_length=4) as pool:
+        observations: Any = next(pool.rollouts()).observations
+        assert ((observations["state"] if in_a_dict else observations) >= 0).all()
 
 
 class Settled(Policy):

@@ -31,9 +31,9 @@ class Pushes(Policy):
         self.form = form
 
     def act(self, observations: Any, carry: Any) -> Action:
-        assert not observations.flags.writeable
-        count = 0 if carry is None else carry
-        return Action(self.form(observations), {"count": np.full(len(observations), count)}, count + 1)
+        count, seen = 0 if carry is None else carry, observations.copy()
+        observations.fill(np.nan)  # They are the policy's own copy.
+        return Action(self.form(seen), {"count": np.full(len(seen), count)}, count + 1)
 
 
 def collector(env_id: str, policy: Any, extras: bool, fit: Fit | None = None) -> tuple[Collector, Any]:
