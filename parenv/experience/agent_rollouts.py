@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout, map_trees, own_copy, reshaped, to_tensors
+from parenv.experience.summary import Summarized
 from parenv.experience.transitions import Transitions
 from parenv.memory.spaces import Tree
 
+Found = TypeVar("Found")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class AgentEpisodes(EpisodeStatistics):
     """Episodes of agents, each from its beginning, or its agent's coming, to the end of either.
 
@@ -42,7 +45,7 @@ class AgentEpisodes(EpisodeStatistics):
         return cls(**vars(EpisodeStatistics.of(*plain)), agents=agents, numbers=np.asarray(numbers, np.int64))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpisodesByPolicy(EpisodeStatistics):
     """Episodes of sub-environments of several agents: returns are sums over their agents.
 
@@ -60,8 +63,19 @@ class EpisodesByPolicy(EpisodeStatistics):
 
     by_policy: Mapping[str, AgentEpisodes] = field(default_factory=dict)
 
+    def _facts(self) -> dict[str, Any]:
+        return super()._facts() | {"by_policy": dict(self.by_policy)}
+
     def __getitem__(self, name: str) -> AgentEpisodes:
-        return self.by_policy[name]
+        return _named(self.by_policy, name, "evaluation")
+
+
+def _named(by_policy: Mapping[str, Found], name: str, where: str) -> Found:
+    try:
+        return by_policy[name]
+    except KeyError:
+        message = f"no policy {name!r} acted in this {where}, only {list(by_policy)}"
+        raise KeyError(message) from None
 
 
 def evaluated(answers: Sequence[Sequence[Any]]) -> EpisodeStatistics:
@@ -74,7 +88,7 @@ def evaluated(answers: Sequence[Sequence[Any]]) -> EpisodeStatistics:
     return EpisodesByPolicy(**vars(whole), by_policy={n: AgentEpisodes.together(part) for n, part in parts.items()})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AgentRollout(Rollout):
     """What the agents did that acted by one policy: a row for each of them in each sub-environment, ``[T, rows]``.
 
@@ -101,7 +115,7 @@ class AgentRollout(Rollout):
     alive: Any = None
     agents: Sequence[str] = ()
     first_versions: Any = None
-    last_steps: Any = field(default=None, repr=False)
+    last_steps: Any = None
     _blocks: ClassVar[tuple[str, ...]] = (*Rollout._blocks, "alive", "first_versions", "last_steps")
 
     @property
@@ -130,8 +144,8 @@ class AgentRollout(Rollout):
         return following
 
 
-@dataclass(frozen=True)
-class RolloutsByPolicy(Mapping[str, AgentRollout]):
+@dataclass(frozen=True, repr=False)
+class RolloutsByPolicy(Summarized, Mapping[str, AgentRollout]):
     """``T`` steps of some sub-environments of several agents: ``rollouts["runner"]`` is what that policy did.
 
     Args:
@@ -171,13 +185,22 @@ class RolloutsByPolicy(Mapping[str, AgentRollout]):
     final_index: tuple[Any, Any]
 
     def __getitem__(self, name: str) -> AgentRollout:
-        return self.by_policy[name]
+        return _named(self.by_policy, name, "rollout")
+
+    def __getattr__(self, name: str) -> Any:
+        is_of_one = hasattr(AgentRollout, name) or name in AgentRollout.__dataclass_fields__
+        where = f"; each policy has its own: rollout[name].{name} for a name in {list(self)}" if is_of_one else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{where}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.by_policy)
 
     def __len__(self) -> int:
         return len(self.by_policy)
+
+    def _facts(self) -> dict[str, Any]:
+        names = ("num_steps", "worker", "policy_version", "policy_lag")
+        return {name: getattr(self, name) for name in names} | {"by_policy": dict(self)}
 
     def next_states(self) -> Any:
         """The true next state of every step, ``[T, B, *state]``: zeros if the episode terminated with the step."""

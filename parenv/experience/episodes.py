@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parenv.experience.summary import Summarized
+
 _COLUMNS: dict[str, Any] = {"returns": np.float64, "lengths": np.int64, "seconds": np.float64, "env_ids": np.int64}
 
 
-@dataclass(frozen=True)
-class EpisodeStatistics:
+@dataclass(frozen=True, repr=False)
+class EpisodeStatistics(Summarized):
     """Episodes in the order in which they ended.
 
     Where an environment has Gymnasium's ``RecordEpisodeStatistics`` or a wrapper like it, returns and lengths are those
@@ -48,6 +50,10 @@ class EpisodeStatistics:
         """Mean length in env steps; NaN if there are no episodes."""
         return float(np.mean(self.lengths)) if len(self) else float("nan")
 
+    def _facts(self) -> dict[str, Any]:
+        means = {name: f"{getattr(self, name):.6g}" for name in ("mean_return", "mean_length")}
+        return {"episodes": len(self), **means}
+
     def columns(self) -> list[Any]:
         """As plain data, which :meth:`of` takes back."""
         return [getattr(self, name).tolist() for name in _COLUMNS]
@@ -74,8 +80,8 @@ class EpisodeStatistics:
 NO_EPISODES = EpisodeStatistics.of((), (), (), ())
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
+@dataclass(frozen=True, repr=False)
+class EvaluationResult(Summarized):
     """What an evaluation has found.
 
     Args:
@@ -93,9 +99,13 @@ class EvaluationResult:
     policy_version: int
     env_steps: int
     episodes: EpisodeStatistics
-    weights: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    weights: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def mean_return(self) -> float:
         """Mean of the returns."""
         return self.episodes.mean_return
+
+    def _facts(self) -> dict[str, Any]:
+        about = {"policy_version": self.policy_version, "env_steps": self.env_steps}
+        return about | self.episodes._facts()

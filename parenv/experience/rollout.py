@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
+from parenv.experience.summary import Summarized, shapes_of
 from parenv.experience.transitions import Transitions
 from parenv.memory.layout import PLAIN, Axes
 from parenv.memory.spaces import Tree
@@ -62,8 +63,8 @@ class Ends:
         return cls(*(map_trees(concatenated, *values) for values in fields))
 
 
-@dataclass(frozen=True)
-class Rollout:
+@dataclass(frozen=True, repr=False)
+class Rollout(Summarized):
     """``T`` env steps of ``B`` sub-environments by one version of the policy.
 
     Every ``[t, b]`` is a real transition, but where :attr:`valid` says otherwise: of a ``VectorEnv`` in ``NEXT_STEP``
@@ -124,12 +125,12 @@ class Rollout:
     policy_lag: int
     restarted: Any
     episodes: EpisodeStatistics
-    ends: Sequence[Ends] = field(repr=False)
-    shifted_observations: Tree = field(repr=False)
+    ends: Sequence[Ends]
+    shifted_observations: Tree
     infos: Mapping[str, Any] = field(default_factory=dict)
-    next_infos: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    resetting: Any = field(default=None, repr=False)
-    serial: int = field(default_factory=count().__next__, repr=False, compare=False)
+    next_infos: Mapping[str, Any] = field(default_factory=dict)
+    resetting: Any = None
+    serial: int = field(default_factory=count().__next__, compare=False)
     _blocks: ClassVar[tuple[str, ...]] = (*TREES, *NAMED)
 
     @property
@@ -271,6 +272,17 @@ class Rollout:
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
         return self._with_each(own_copy, self.ends)
+
+    def _facts(self) -> dict[str, Any]:
+        T, B = self.rewards.shape
+        trees = {"observations": self.observations, "actions": self.actions, "extras": self.extras, "infos": self.infos}
+        return {
+            "T": T,
+            "B": B,
+            **{name: shapes_of(tree) for name, tree in trees.items() if name in PER_STEP or tree},
+            "episodes": len(self.episodes),
+            **{name: getattr(self, name) for name in ("worker", "policy_version", "policy_lag")},
+        }
 
     def _with_each(self, function: Callable[[Any], Any], ends: Sequence[Ends], **others: Any) -> Rollout:
         """The same rollout with what a function makes of each of its blocks."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from parenv.experience.summary import Summarized, shapes_of
 from parenv.memory.spaces import Tree
 
 
-@dataclass(frozen=True)
-class Transitions:
+@dataclass(frozen=True, repr=False)
+class Transitions(Summarized):
     """A rollout flattened: its ``N`` transitions in time-major order. For replay buffers.
 
     ``N`` is ``T * B``, less the steps that :attr:`Rollout.valid` leaves out.
@@ -53,3 +54,7 @@ class Transitions:
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+    def _facts(self) -> dict[str, Any]:
+        shown = ("observations", "actions", *(name for name in ("extras", "infos") if getattr(self, name)))
+        return {"N": len(self), **{name: shapes_of(getattr(self, name)) for name in shown}}

@@ -9,6 +9,7 @@ from typing import Any
 
 from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
+from parenv.experience.summary import Summarized
 from parenv.pool.events import Evaluated
 from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.statistics import Counters
@@ -123,7 +124,7 @@ class Evaluator:
         return self.last
 
 
-class PendingEvaluation:
+class PendingEvaluation(Summarized):
     """An evaluation beside the training, see :meth:`parenv.AsyncWorkerPool.evaluate`.
 
     Args:
@@ -144,6 +145,9 @@ class PendingEvaluation:
 
     def __init__(self, begun: BegunEvaluation, wait: Callable[[], object]) -> None:
         self._begun, self._wait = begun, wait
+
+    def _facts(self) -> dict[str, Any]:
+        return {"policy_version": self.policy_version, "done": self.done, "result": self._begun.result}
 
     @property
     def policy_version(self) -> int:

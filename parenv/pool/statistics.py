@@ -14,14 +14,15 @@ import numpy as np
 
 from parenv.experience.episodes import EvaluationResult
 from parenv.experience.rollout import Rollout
+from parenv.experience.summary import Summarized, html_table
 from parenv.memory.layout import COMMIT_DTYPE
 
 WINDOW = 100
 """Episodes over which the mean return and length are taken."""
 
 
-@dataclass(frozen=True)
-class PoolStatistics:
+@dataclass(frozen=True, repr=False)
+class PoolStatistics(Summarized):
     """A pool's figures at one moment.
 
     Args:
@@ -112,6 +113,14 @@ class PoolStatistics:
     evaluations: int
     evaluation: EvaluationResult | None
     frozen_policies: Mapping[str, int]
+
+    def _facts(self) -> dict[str, Any]:
+        counts = ("env_steps", "rollouts", "episodes", "policy_version", "workers_alive", "worker_restarts")
+        means = {name: f"{getattr(self, name):.6g}" for name in ("mean_return", "env_steps_per_second")}
+        return {name: getattr(self, name) for name in counts} | means
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, {name: words for name, words in _rows(self).items() if words})
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<12} {words}" for name, words in _rows(self).items() if words)

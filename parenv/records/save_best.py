@@ -15,6 +15,7 @@ from parenv.argument_checks import at_least
 from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import AgentEpisodes
 from parenv.experience.episodes import EvaluationResult
+from parenv.experience.summary import Summarized
 from parenv.policy.snapshots import module_of
 from parenv.pool.evaluating import PendingEvaluation
 from parenv.pool.pool import AsyncWorkerPool
@@ -27,7 +28,7 @@ MIN_EPISODES = 5
 _KIND = "parenv best agent"
 
 
-class SaveBest:
+class SaveBest(Summarized):
     """Evaluates versions of the policy beside the training, and keeps the best in a file.
 
     The best is the one whose return is highest for sure: by the lower bound of a one-sided confidence interval of its
@@ -117,6 +118,10 @@ class SaveBest:
         while pool.policy_version != self._evaluated:
             self._begin(pool, pool.statistics().env_steps).result()
             self._look(pool)
+
+    def _facts(self) -> dict[str, Any]:
+        kept = {name: self._kept.get(name) for name in ("policy_version", "env_steps")}
+        return {"path": repr(str(self._path)), "lower_bound": f"{self.lower_bound:.6g}", **kept}
 
     def _begin(self, pool: AsyncWorkerPool, env_steps: float) -> PendingEvaluation:
         if module_of(self._chosen(pool._session.plan.job.policy)) is None:

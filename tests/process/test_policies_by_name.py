@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -718,9 +719,27 @@ def test_wrong_names_and_versions_are_said_when_they_are_published() -> None:
         with pytest.raises(ConfigurationError, match="there is no policy 'cat'"):
             pool.freeze("cat")
     with AsyncWorkerPool("CartPole-v1", lean, num_workers=0) as single:
+        with pytest.raises(ConfigurationError, match=r"one policy without a name; .*: \['hen'\]. Publish one of"):
+            single.publish({"hen": lean})
         for ask in (lambda: single.freeze("a"), lambda: single.policy_versions):
             with pytest.raises(ConfigurationError, match="the pool has one policy, without a name"):
                 ask()
+
+
+def test_a_name_or_a_field_that_is_not_there_is_an_error_that_says_what_there_is() -> None:
+    with AsyncWorkerPool("CartPole-v1", {"a": lean}, num_envs=2, num_workers=0, rollout_length=4) as pool:
+        rollout, episodes = next(pool.rollouts()), pool.evaluate(2)
+    with pytest.raises(KeyError, match=r"no policy 'b' acted in this rollout, only \['a'\]"):
+        rollout["b"]
+    with pytest.raises(KeyError, match=r"no policy 'b' acted in this evaluation, only \['a'\]"):
+        episodes["b"]
+    for name in ("observations", "rewards", "next_observations", "obs"):
+        its_own = rf"; each policy has its own: rollout\[name\].{name} for a name in \['a'\]" * (name != "obs")
+        message = f"has no attribute '{name}'{its_own}$"
+        with pytest.raises(AttributeError, match=message):
+            getattr(rollout, name)
+    assert ("b" in rollout, rollout.get("b"), hasattr(rollout, "__array__")) == (False, None, False)
+    assert pickle.loads(pickle.dumps(rollout.copy()))["a"].rewards.shape == (4, 2)
 
 
 class Silent(Scripted):

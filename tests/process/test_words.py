@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from parenv import (
     Policy,
     PolicyOutputError,
     RestartPolicy,
+    SaveBest,
     SubEnvironmentError,
     TorchPolicy,
     WorkerOptions,
@@ -29,6 +31,13 @@ from parenv.testing import LedgerEnv
 
 def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
+
+
+class Zeros(torch.nn.Linear):
+    """Acts, and says how likely that was."""
+
+    def act(self, observations: Any) -> Any:
+        return torch.zeros(len(observations)).long(), torch.zeros(len(observations))
 
 
 class Greedy(Policy):
@@ -178,3 +187,36 @@ def test_what_a_pool_is_and_has_done_fits_a_screen() -> None:
     assert re.match(r"env steps +256 in 2 rollouts, [\d,]+ a second, ", table)
     assert "policy       version 1; 2 of lag 0" in lines
     assert "workers      2 alive, 0 restarts; 0 sub-environments replaced" in lines
+
+
+def test_rollouts_and_what_comes_of_them_show_a_few_facts_and_no_arrays(tmp_path: Path) -> None:
+    module = TorchPolicy(Zeros(4, 1), "act", ("actions", "log_prob"))
+    how: dict[str, Any] = {"num_envs": 2, "num_workers": 0, "rollout_length": 128, "mode": "sync"}
+    with AsyncWorkerPool("CartPole-v1", module, **how) as pool:
+        best, rollout = SaveBest(tmp_path / "best.ckpt", 5), next(pool.rollouts())
+        pending = pool.evaluate(5, wait=False)
+        shown: list[Any] = [rollout, rollout.to(), rollout.transitions(), rollout.episodes, pool.evaluate(5)]
+        shown += [pool.statistics(), pending, pending.result(), best]
+    with AsyncWorkerPool("CartPole-v1", {"a": module}, **how) as pool:
+        by_policy = next(pool.rollouts())
+        shown += [by_policy, by_policy["a"], pool.evaluate(2), pool.evaluate(2)["a"]]
+    for one in shown:
+        name, text, html = type(one).__name__, repr(one), one._repr_html_()
+        assert text.startswith(f"{name}("), text
+        assert len(text) < 400, text
+        assert "array" not in text, text
+        assert "tensor" not in text, text
+        assert html.startswith(f"<table><caption>{name}</caption><tr><th>"), html
+        assert len(html) < 1500, html
+    ended = len(rollout.episodes)
+    assert (
+        repr(rollout)
+        == repr(rollout.to())
+        == (
+            "Rollout(T=128, B=2, observations=float32[128, 2, 4], actions=int64[128, 2], "
+            f"extras={{log_prob: float32[128, 2]}}, episodes={ended}, worker=None, policy_version=0, policy_lag=0)"
+        )
+    )
+    assert repr(best) == (
+        f"SaveBest(path='{tmp_path}/best.ckpt', lower_bound=-inf, policy_version=None, env_steps=None)"
+    )
