@@ -77,7 +77,7 @@ def test_a_hung_worker_is_cut_within_its_limit_and_replaced(where: str, how: str
         assert time.monotonic() - began > 2.0
         (death,) = pool._session._supervisor.deaths[1]
         assert isinstance(death, WorkerTimeoutError)
-        assert f"{where}_timeout_s=2 s while {where} of env_id 1" in str(death)
+        assert f"{where}_timeout_s=2 s during env.{where}() of env_id 1" in str(death)
         assert ("no stack" if how == "SIGSTOP" else "in hold_the_gil") in str(death)
         assert not psutil.pid_exists(death.pid)
         assert pool.statistics().worker_restarts == 1
