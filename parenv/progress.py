@@ -47,7 +47,7 @@ class ProgressDisplay:
 
     def __init__(
         self,
-        pool: AsyncWorkerPool,
+        pool: AsyncWorkerPool[Any],
         stop: Stop | None = None,
         *,
         title: str = "parenv",
@@ -153,7 +153,7 @@ class TensorBoardWriter:
     ...         writer.update()
     """
 
-    def __init__(self, pool: AsyncWorkerPool, log_dir: str | os.PathLike[str], every_s: float = 1.0) -> None:
+    def __init__(self, pool: AsyncWorkerPool[Any], log_dir: str | os.PathLike[str], every_s: float = 1.0) -> None:
         require("torch.utils.tensorboard", "a writer of curves", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 from gymnasium import Space
@@ -20,6 +20,8 @@ from parenv.errors import ConfigurationError
 _COMPLETE_ID = re.compile(r"[^:]+-v\d+")
 _REGISTERED_ALREADY = r".*Overriding environment \S+ already in registry"
 EnvFactory = Callable[[], Any]
+EnvFn: TypeAlias = EnvFactory | str | EnvSpec | Sequence[EnvFactory | str | EnvSpec]
+"""What makes environments: a callable without arguments, an env id or its spec, or one of those for each."""
 Spaces = tuple[Space[Any], Space[Any]]
 """Observation and action space of one sub-environment."""
 

@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from parenv.errors import ConfigurationError, PolicyOutputError
 
@@ -202,6 +202,10 @@ class TorchPolicy(Policy):
         """From the argument, from the module, or ``None``."""
         function = self._initial_carry or getattr(self.module, "initial_carry", None)
         return function(batch) if function is not None else None
+
+
+PolicyLike: TypeAlias = Policy | Callable[..., Any]
+"""What acts for a pool: a :class:`Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``."""
 
 
 def as_policy(policy: Any) -> Policy:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, overload
 
 from gymnasium import Space
 
 from parenv.argument_checks import at_least, options_of
+from parenv.envs.factories import EnvFn
 from parenv.errors import ConfigurationError
+from parenv.experience.agent_rollouts import EpisodesByPolicy, RolloutsByPolicy
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
+from parenv.policy.policy import PolicyLike
 from parenv.pool.evaluating import PendingEvaluation
 from parenv.pool.events import Observer
+from parenv.pool.misplaced_arguments import names_their_home
 from parenv.pool.pool_plan import make_plan
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder
@@ -28,7 +32,17 @@ if TYPE_CHECKING:
     from parenv.advice import Advice
 
 
-class AsyncWorkerPool(SessionHolder[PoolSession]):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    P = TypeVar("P", bound=PolicyLike | Mapping[str, Any], default=PolicyLike, covariant=True)
+else:  # Only type checkers need the default, which Python's own has from 3.13 on.
+    from typing import TypeVar
+
+    P = TypeVar("P")
+
+
+class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     """Workers that step environments and act, while this process learns.
 
     The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by letting go
@@ -87,10 +101,11 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
     ((128, 2, 4), (128, 2))
     """
 
+    @names_their_home
     def __init__(
         self,
-        env_fn: Any,
-        policy: Any,
+        env_fn: EnvFn,
+        policy: P,
         *,
         policy_of: Callable[[str, Any], str] | None = None,
         num_envs: int | None = None,
@@ -153,12 +168,21 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         return self._session.versions.named().numbers
 
     @overload
+    def rollouts(self: ByName, stop: Stop | None = None) -> Iterator[RolloutsByPolicy]: ...  # type: ignore[overload-overlap]
+
+    @overload
     def rollouts(self, stop: Stop | None = None) -> Iterator[Rollout]: ...
+
+    @overload
+    def rollouts(  # type: ignore[overload-overlap]
+        self: ByName, stop: Stop | None = None, *, wait: Callable[[], bool]
+    ) -> Iterator[RolloutsByPolicy | None]: ...
 
     @overload
     def rollouts(self, stop: Stop | None = None, *, wait: Callable[[], bool]) -> Iterator[Rollout | None]: ...
 
-    def rollouts(self, stop: Stop | None = None, *, wait: Callable[[], bool] | None = None) -> Iterator[Rollout | None]:
+    @names_their_home
+    def rollouts(self, stop: Stop | None = None, *, wait: Callable[[], bool] | None = None) -> Iterator[Any]:
         """Rollouts, until a criterion holds; for ever without one.
 
         Asking for the next rollout says that the learner is done with the one before. What is under way when a stream
@@ -171,6 +195,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         """
         return self._stream("experience", "rollouts", PoolSession.next_rollout, stop, wait)
 
+    @names_their_home
     def gradients(self, stop: Stop | None = None) -> Iterator[Gradient]:
         """Gradients, until a criterion holds; for ever without one.
 
@@ -252,6 +277,11 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
         """
         with self._using() as session:
             return session.synchronize()
+
+    @overload
+    def evaluate(
+        self: ByName, episodes: int, deterministic: bool = True, *, wait: Literal[True] = True
+    ) -> EpisodesByPolicy: ...
 
     @overload
     def evaluate(
@@ -410,3 +440,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession]):
     def _ask(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
         with self._using() as session:
             return session.ask_environments(method, env_ids, *arguments)
+
+
+ByName: TypeAlias = AsyncWorkerPool[Mapping[str, Any]]
+"""A pool whose policies have names."""

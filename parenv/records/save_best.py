@@ -98,7 +98,7 @@ class SaveBest(Summarized):
         self._pending: PendingEvaluation | None = None
         self._due, self._evaluated = -math.inf, -1
 
-    def update(self, pool: AsyncWorkerPool) -> None:
+    def update(self, pool: AsyncWorkerPool[Any]) -> None:
         """Look at the evaluation under way, and begin one if it is time.
 
         Raises:
@@ -110,7 +110,7 @@ class SaveBest(Summarized):
         if self._pending is None and env_steps >= self._due and pool.policy_version != self._evaluated:
             self._begin(pool, env_steps)
 
-    def finish(self, pool: AsyncWorkerPool) -> None:
+    def finish(self, pool: AsyncWorkerPool[Any]) -> None:
         """Wait for the evaluation under way, and evaluate the newest version. Raises what :meth:`update` does."""
         if self._pending is not None:
             self._pending.result()
@@ -123,7 +123,7 @@ class SaveBest(Summarized):
         kept = {name: self._kept.get(name) for name in ("policy_version", "env_steps")}
         return {"path": repr(str(self._path)), "lower_bound": f"{self.lower_bound:.6g}", **kept}
 
-    def _begin(self, pool: AsyncWorkerPool, env_steps: float) -> PendingEvaluation:
+    def _begin(self, pool: AsyncWorkerPool[Any], env_steps: float) -> PendingEvaluation:
         if module_of(self._chosen(pool._session.plan.job.policy)) is None:
             raise ConfigurationError(
                 "SaveBest keeps the weights of a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy "
@@ -148,7 +148,7 @@ class SaveBest(Summarized):
             )
         return policies[self._policy]
 
-    def _look(self, pool: AsyncWorkerPool) -> None:
+    def _look(self, pool: AsyncWorkerPool[Any]) -> None:
         pending = self._pending
         if pending is None or not pending.done:
             return
@@ -163,7 +163,7 @@ class SaveBest(Summarized):
         if bound > self.lower_bound:
             self._keep(pool, found, returns, bound)
 
-    def _keep(self, pool: AsyncWorkerPool, found: EvaluationResult, returns: Any, bound: float) -> None:
+    def _keep(self, pool: AsyncWorkerPool[Any], found: EvaluationResult, returns: Any, bound: float) -> None:
         weights = found.weights if self._policy is None else found.weights[self._policy]
         _check_same_agent(self._path, self._kept, weights)
         data = {

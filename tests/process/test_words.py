@@ -106,6 +106,29 @@ def test_a_dict_in_place_of_options_is_an_error_that_says_what_it_would_be() -> 
         ParallelVectorEnv([lambda: LedgerEnv(0)], workers={"threads": 2})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("threads", r"Pass workers=WorkerOptions\(threads=...\)"),
+        ("lag_weight", r"Pass gradient=GradientOptions\(lag_weight=...\)"),
+        ("env_steps", r"Pass Stop\(env_steps=...\)"),
+        (
+            "caller_steps",
+            r"argument of ParallelVectorEnv; for a pool, pass workers=WorkerOptions\(step_workers=...\)",
+        ),
+    ],
+)
+def test_an_argument_that_an_option_object_takes_is_an_error_that_names_that_object(name: str, home: str) -> None:
+    with pytest.raises(TypeError, match=rf"AsyncWorkerPool.__init__\(\) got .* argument '{name}'. .*{home}$"):
+        AsyncWorkerPool("CartPole-v1", zeros, num_workers=0, **{name: 1})
+    with AsyncWorkerPool("CartPole-v1", zeros, num_workers=0) as pool:
+        for stream in (pool.rollouts, pool.gradients):
+            with pytest.raises(TypeError, match=rf"{stream.__name__}\(\) got an .* argument '{name}'"):
+                stream(**{name: 1})
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'nothing'$"):
+            pool.rollouts(nothing=1)  # type: ignore[call-overload]
+
+
 class Stuck(LedgerEnv):
     """Does not come back from its second step."""
 

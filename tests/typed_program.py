@@ -1,0 +1,38 @@
+"""A program that uses the public API: mypy checks the types that it gets, and no test runs it."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import torch
+
+from parenv import AsyncWorkerPool, EpisodeStatistics, Rollout, SaveBest, TorchPolicy
+from parenv.experience.agent_rollouts import AgentRollout, EpisodesByPolicy, RolloutsByPolicy
+from parenv.pool.evaluating import PendingEvaluation
+
+module = torch.nn.Linear(4, 2)
+one = AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0)
+several = AsyncWorkerPool(["CartPole-v1"] * 2, {"a": TorchPolicy(module), "b": module})
+
+assert_type(next(one.rollouts()), Rollout)
+assert_type(next(one.rollouts(wait=lambda: True)), Rollout | None)
+assert_type(one.evaluate(3), EpisodeStatistics)
+assert_type(one.evaluate(3, wait=False), PendingEvaluation)
+assert_type(next(several.rollouts()), RolloutsByPolicy)
+assert_type(next(several.rollouts(wait=lambda: True)), RolloutsByPolicy | None)
+assert_type(next(several.rollouts())["a"], AgentRollout)
+assert_type(several.evaluate(3), EpisodesByPolicy)
+assert_type(several.evaluate(3)["a"].mean_return, float)
+assert_type(several.evaluate(3, wait=False), PendingEvaluation)
+
+
+def of_one_policy(pool: AsyncWorkerPool) -> None:
+    """A pool without a type argument has one policy."""
+    assert_type(next(pool.rollouts()), Rollout)
+
+
+of_one_policy(one)
+SaveBest("best.ckpt").update(one)
+SaveBest("best.ckpt").update(several)
+AsyncWorkerPool(3, module)  # type: ignore[arg-type]
+AsyncWorkerPool("CartPole-v1", "lean")  # type: ignore[type-var]
