@@ -358,8 +358,8 @@ class Stop:
         mean_return: mean return of the last ``window`` episodes, once there are that many.
         window: episodes over which the mean return is taken.
         seconds: wall-clock seconds.
-        evaluation_return: mean return of an evaluation, of which somebody has to see to: ``pool.evaluate(...)``, or
-            :class:`~parenv.SaveBest`.
+        evaluation_return: mean return of an evaluation. The stream evaluates nothing itself: call
+            ``pool.evaluate(...)`` or :meth:`SaveBest.update() <parenv.SaveBest.update>` in the loop.
 
     >>> Stop(env_steps=1000).reason(env_steps=1024, episodes=3, mean_return=9.5, seconds=0.1)
     'env_steps'

@@ -149,6 +149,11 @@ def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int]
 
 def _options(given: Given) -> WorkerOptions:
     options = options_of("workers", given.workers, WorkerOptions)
+    if given.num_workers == 0 and options.step_workers is not None:
+        raise ConfigurationError(
+            f"step_workers={options.step_workers} needs a worker process that acts, but num_workers=0 keeps everything "
+            "in this process. Use num_workers=1"
+        )
     if given.num_workers == 0 and options.on_env_error == "restart_worker":
         raise ConfigurationError('on_env_error="restart_worker" needs worker processes: use "restart_env" here')
     if given.rollout_length == "episode" and options.on_env_error == "restart_env":

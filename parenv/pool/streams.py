@@ -8,11 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from parenv.experience.gradient import Gradient
 from parenv.options import Stop
 from parenv.pool.session_holder import S, StreamKey
+from parenv.supervision.warning import Warner
+
+ITEMS_BEFORE_WARNING = 100
+"""Rollouts without an evaluation before a stream that only an evaluation ends warns of that."""
 
 
 def stream(
@@ -33,7 +38,7 @@ def stream(
     """
     key, began = StreamKey(), time.monotonic()
     deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
-    env_steps = episodes = 0
+    env_steps = episodes = items = 0
     reached = math.nan
     with using(key) as session:
         found = known = session.evaluation
@@ -60,9 +65,21 @@ def stream(
             continue
         env_steps += item.num_samples if isinstance(item, Gradient) else item.num_steps
         episodes += len(item.episodes)
+        items += 1
+        if items == ITEMS_BEFORE_WARNING and found is known and _has_no_other_end(stop):
+            Warner()(
+                f"Stop(evaluation_return={stop.evaluation_return:g}) is the only end of this stream, and "
+                f"its first {items} items have seen no evaluation. Call pool.evaluate(...) "
+                "or SaveBest.update(pool) in the loop"
+            )
         reached = mean_return(item)
         yield item
         del item
+
+
+def _has_no_other_end(stop: Stop) -> bool:
+    others = replace(stop, evaluation_return=math.inf, window=1)
+    return stop.evaluation_return < math.inf and others == Stop(window=1)
 
 
 def mean_over(window: int) -> Callable[[Any], float]:

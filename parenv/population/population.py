@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -134,8 +135,14 @@ class Population(SessionHolder[PopulationSession]):
                 they were measured, and a score for ``mean_return``, whatever the window.
         """
         self._check_open()
+        criteria = options_of("stop", stop, Stop)
+        if criteria.evaluation_return < math.inf:
+            raise ConfigurationError(
+                "Stop.evaluation_return is for pools: a population has no evaluations. "
+                f"Use Stop(mean_return={criteria.evaluation_return:g}), which is compared with the members' scores"
+            )
         # Who has reached what is wanted ends the stream at once: the best score is the last one's, or not enough.
-        return stream(options_of("stop", stop, Stop), self._using, PopulationSession.next, lambda report: report.score)
+        return stream(criteria, self._using, PopulationSession.next, lambda report: report.score)
 
     def member(self, number: int) -> Member:
         """A member as it was after its last turn, or its parent after its own if it has been copied since.

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,28 @@ def test_a_stream_stops_at_the_return_of_an_evaluation_that_ends_during_it() -> 
             pass
         assert pool.statistics().evaluation.mean_return == 45  # type: ignore[union-attr]
         assert pool.statistics().seconds < PATIENCE_S
+
+
+@pytest.mark.parametrize(
+    ("more", "evaluates", "is_warned"),
+    [({}, False, True), ({}, True, False), ({"env_steps": 1000}, False, False)],
+)
+def test_a_stream_that_only_an_evaluation_ends_warns_once_if_there_is_none(
+    more: Any, evaluates: bool, is_warned: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    warnings.simplefilter("always")
+    with AsyncWorkerPool(Paid, Payer(), num_envs=1, num_workers=0, rollout_length=1) as pool:
+        for number, _ in enumerate(pool.rollouts(Stop(evaluation_return=475, **more))):
+            if number == 50 and evaluates:
+                pool.evaluate(1)
+            if number == 220:
+                break
+    message = (
+        "Stop(evaluation_return=475) is the only end of this stream, and its first 100 items have seen no "
+        "evaluation. Call pool.evaluate(...) or SaveBest.update(pool) in the loop"
+    )
+    assert [str(one.message) for one in recwarn] == [message] * is_warned
+    assert all(one.filename == __file__ for one in recwarn)
 
 
 def test_statistics_scalars_and_a_trace_tell_of_it(tmp_path: Path) -> None:

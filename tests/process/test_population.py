@@ -464,6 +464,8 @@ def test_a_stream_ends_with_a_score_or_in_time() -> None:
         *_, last = members.reports(Stop(mean_return=1.0))
         assert last.score >= 1.0
         assert list(members.reports(Stop(seconds=1e-9))) == []
+        with pytest.raises(ConfigurationError, match=r"evaluation_return is for pools: .* Use Stop\(mean_return=475\)"):
+            members.reports(Stop(evaluation_return=475))
 
 
 @pytest.mark.more
