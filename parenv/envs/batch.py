@@ -142,7 +142,7 @@ class EnvBatch:
                     self._side.note(self._own.start + column, info)
             except BaseException as error:
                 if isinstance(error, TypeError | ValueError):
-                    explain_step(error, self._own.start + column)
+                    explain_step(error)
                 observation, reward = self._fail(column, error), 0.0
             keep(observation)
             pay(reward)
@@ -204,7 +204,7 @@ class EnvBatch:
                 try:
                     self._board.rewards[self._own.start + column] = reward
                 except (TypeError, ValueError) as error:
-                    explain_step(error, self._own.start + column)
+                    explain_step(error)
                     self._fail(column, error)
 
     def _write(self, columns: Sequence[int], where: Where, observations: list[Any], stepped: bool) -> None:

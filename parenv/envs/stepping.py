@@ -99,7 +99,7 @@ class EnvStepper:
                 else:
                     write(rows, column, observation)
         except (TypeError, ValueError) as error:
-            explain_step(error, self._progress.env_id)
+            explain_step(error)
             raise
 
     @property

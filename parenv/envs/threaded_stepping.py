@@ -12,7 +12,7 @@ from typing import Any
 
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
-from parenv.envs.returned import explain_step, reset_result
+from parenv.envs.returned import reset_result
 from parenv.envs.stepping import EnvStepper
 from parenv.envs.targets import Target
 from parenv.envs.values import Rows
@@ -123,8 +123,8 @@ class ThreadedStepper(EnvStepper):
     def reset(self, seeds: Sequence[int | None], rows: Rows) -> Sequence[Found]:
         """Begin an episode in every sub-environment and write the first observations; the info of each."""
         self._leave()
-        infos, columns, envs = [], range(self.num_envs), self.envs
-        self._threads.begin(columns, lambda column: reset_result(envs[column].reset(seed=seeds[column])))
+        infos, columns = [], range(self.num_envs)
+        self._threads.begin(columns, lambda column: reset_result(self.envs[column].reset(seed=seeds[column])))
         self._resetting.extend(columns)
         for column in columns:
             self._progress.begin("reset", self._first + column)
@@ -139,7 +139,7 @@ class ThreadedStepper(EnvStepper):
 
         A second call after an exception continues the step that raised.
         """
-        split, envs = self._split(actions), self.envs
+        split = self._split(actions)
         if self._stepping:  # The environment of the first column has raised, and another one has taken its place.
             self._begin_steps([first], split)
         elif not first and not self._resetting:  # After the last reset has raised, `first` alone shows an old step.
@@ -149,7 +149,7 @@ class ThreadedStepper(EnvStepper):
             self._write_step(self._stepping[0], rows, step, target)
             self._stepping.popleft()
             if not self._stepping:
-                self._threads.begin(self._resetting, lambda column: reset_result(envs[column].reset()))
+                self._threads.begin(self._resetting, lambda column: reset_result(self.envs[column].reset()))
         while self._resetting:
             self._write_reset(self._resetting.popleft(), rows, step, target)
 
@@ -159,18 +159,11 @@ class ThreadedStepper(EnvStepper):
             super().close()
 
     def _begin_steps(self, columns: Iterable[int], actions: Sequence[Any]) -> None:
-        # No task refers to this object: an exception that is never taken keeps its task's frame, and so would keep the
-        # threads, which end with this object.
-        steps = self._steps
-        self._threads.begin(columns, lambda column: steps[column](actions[column]))
+        self._threads.begin(columns, lambda column: self._steps[column](actions[column]))
 
     def _write_step(self, column: int, rows: Rows, step: int, target: Target) -> None:
         self._progress.cell[0] = self._step_codes[column]
-        try:
-            observation, target.rewards[step][column], terminated, truncated, info = self._threads.take(column)
-        except (TypeError, ValueError) as error:
-            explain_step(error, self._first + column)
-            raise
+        observation, target.rewards[step][column], terminated, truncated, info = self._threads.take(column)
         if target.infos:
             target.infos.write(step, column, info)
         if terminated or truncated:

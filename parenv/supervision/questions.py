@@ -76,14 +76,10 @@ class Questions:
         self._workers.calls.forget(*question.numbers.values())
 
     def lost(self, worker: int, error: Exception) -> None:
-        """A worker is gone: its successor is asked what it has not answered, or nobody can answer that any more.
-
-        The answer to a reset describes environments that are gone too, and so the successor is asked again.
-        """
+        """A worker is gone: its successor is asked what it has not answered, or nobody can answer that any more."""
         calls = self._workers.calls
         for question in self._open:
-            is_valid = question.method != "reset" and self._answered_by(question, worker)
-            if worker not in question.numbers or is_valid:
+            if worker not in question.numbers or self._answered_by(question, worker):
                 continue
             number = question.numbers[worker]
             if question.method in _REPEATABLE:

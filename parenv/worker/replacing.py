@@ -7,8 +7,6 @@ from typing import Any
 
 from parenv.envs.seeding import environment_seed
 from parenv.envs.values import Rows
-from parenv.envs.vector_stepping import VectorStepper
-from parenv.errors import ConfigurationError
 from parenv.memory.status_slot import StatusSlot
 from parenv.process.restart_limit import RestartLimit
 from parenv.worker.collecting import Collector
@@ -29,11 +27,6 @@ class Replacements:
     """
 
     def __init__(self, job: Job, stepper: Any, first_env_id: int, generation: int, progress: StatusSlot) -> None:
-        if isinstance(stepper, VectorStepper):
-            raise ConfigurationError(
-                'on_env_error="restart_env" needs single sub-environments, but env_fn makes a VectorEnv: use '
-                '"restart_worker"'
-            )
         self.stepper = stepper
         self._job, self._first, self._generation, self._progress = job, first_env_id, generation, progress
         self._restart_limit = RestartLimit(job.options.restart, len(stepper.envs))

@@ -84,6 +84,6 @@ def fill_rows(
             error.args = (f"in env step {env_steps + row + 1}: {error.args[0]}",)
             raise
         except (TypeError, ValueError) as error:
-            explain_step(error, progress.env_id)
+            explain_step(error)
             raise
     return carry, acting

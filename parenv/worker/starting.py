@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gymnasium.vector import VectorEnv
+
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found, first_seen
 from parenv.envs.made import make_envs
@@ -55,6 +57,12 @@ def start(
     first, count = env_ids.start, len(env_ids)
     fit = Fit.of(job.options, warn)
     envs = make_envs(job.factories, env_ids, progress)
+    if job.options.on_env_error == "restart_env" and isinstance(envs[0], VectorEnv):
+        # A SyncVectorEnv too: its factory cannot make one of its sub-environments.
+        raise ConfigurationError(
+            'on_env_error="restart_env" needs single sub-environments, but env_fn makes a VectorEnv: use '
+            '"restart_worker"'
+        )
     stepper = make_stepper(envs, first, progress, fit, job.options.step_threads)
     if job.num_envs_is_given and stepper.num_envs != count:
         raise ConfigurationError(

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import write_seen
-from parenv.envs.returned import explain_step
 from parenv.errors import ObservationError
 from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter
@@ -115,9 +114,6 @@ class TogetherCollector(AgentsCollector):
                         group.write(rows[index], row, observation)
             except KeyError as error:
                 raise self._unheard(column, agent, error) from error
-            except ValueError as error:
-                explain_step(error, self.roster.env_ids[column])
-                raise
             if are_named:
                 for agent, index, row in live:
                     self._writer.groups[index].infos.write(step, row, infos.get(agent, {}))

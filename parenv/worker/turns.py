@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.infos import Found, write_seen
-from parenv.envs.returned import explain_step
 from parenv.errors import ObservationError, ParenvError
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
@@ -221,11 +220,7 @@ class TurnsCollector(AgentsCollector):
         if not pending.there[row]:
             return
         mine, count = self._writer.groups[seat.group], pending.counts[row]
-        try:
-            mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
-        except ValueError as error:
-            explain_step(error, self._progress.env_id)
-            raise
+        mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
         if mine.infos:
             mine.infos.write(int(count), row, info)
         pending.there[row] = False

@@ -182,18 +182,3 @@ def test_an_environment_in_its_place_must_have_the_same_agents() -> None:
         ) as pool,
     ):
         next(pool.rollouts())
-
-
-@pytest.mark.parametrize("kind", [Scripted, ScriptedTurns])
-def test_a_reward_that_is_a_sequence_is_said_with_env_id(kind: Any) -> None:
-    class Several(kind):  # type: ignore[misc]
-        def reward(self, agent: str, action: int) -> Any:
-            return np.array([1.0, 2.0])
-
-    makers = [lambda: kind(0), lambda: Several(1)]
-    policies = {"hen": Counter(), "fox": Counter()}
-    with (
-        AsyncWorkerPool(makers, policies, policy_of=species, num_workers=0, rollout_length=5) as pool,
-        pytest.raises(ValueError, match=r"^the reward of env_id 1 must be a number, got a sequence"),
-    ):
-        next(pool.rollouts())

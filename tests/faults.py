@@ -1,0 +1,312 @@
+"""Ledger environments and policies with one fault at a chosen place, and an audit of every transition around it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from parenv import Policy
+from parenv.policy.policy import Action
+
+Place = Literal["reset", "step", "load", "postprocess", "loss"]
+NUM_ENVS = 4
+TARGET = 1
+"""The sub-environment that has the fault, or whose worker has it."""
+EPISODE = 3
+"""Its episode with the fault, or after which its reset has it: late enough that a rollout was delivered before."""
+AGENTS = ("cat_0", "dog_0")
+
+
+class SimulatorError(RuntimeError):
+    """The fault, where it is an exception."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Happens once, whichever process comes first.
+
+    Args:
+        place: where.
+        kills: whether the process kills itself there, instead of raising.
+        folder: where processes leave each other notes.
+    """
+
+    place: Place
+    kills: bool
+    folder: Path
+
+    def at(self, place: Place) -> None:
+        if place != self.place or not _created(self.folder / "happened"):
+            return
+        if self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise SimulatorError("the motor is hot")
+
+    def next_life(self) -> int:
+        """A number that no other instance of an environment has: later ones have higher numbers."""
+        notes = os.open(self.folder / "lives", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        os.write(notes, b"x")
+        life = os.lseek(notes, 0, os.SEEK_CUR)
+        os.close(notes)
+        return life
+
+    @property
+    def happened(self) -> bool:
+        return (self.folder / "happened").exists()
+
+
+def _created(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def length(env_id: int, episode: int) -> int:
+    return 2 + (env_id * 5 + episode * 3) % 4
+
+
+def choose(observations: Any) -> Any:
+    """The action that an observation asks for, so that the audit knows whose action was taken."""
+    return (observations * np.array([3, 5, 7, 11, 13])[: observations.shape[-1]]).sum(-1) % 4
+
+
+def reward_of(observation: Any, action: int) -> float:
+    """Differs by the observation and by the action that the environment was given."""
+    return float(1000 * action + int(np.dot(observation, [31, 17, 7, 3, 1][: len(observation)])) % 1000)
+
+
+class FaultyEnv(gym.Env[Any, Any]):
+    """Observation ``[env_id, life, episode, step]``."""
+
+    observation_space = spaces.Box(-1, 1 << 40, (4,), np.int64)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, env_id: int, fault: Fault) -> None:
+        self.env_id, self.fault = env_id, fault
+        self.state = np.array([env_id, fault.next_life(), -1, 0])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.env_id == TARGET and self.state[2] == EPISODE:
+            self.fault.at("reset")
+        self.state[2:] = self.state[2] + 1, 0
+        return self.state, {}
+
+    def step(self, action: Any) -> Any:
+        reward = reward_of(self.state, int(action))
+        return self.state, reward, *self.advance(), {}
+
+    def advance(self) -> tuple[bool, bool]:
+        if self.env_id == TARGET and self.state[2] == EPISODE and self.state[3] == 1:
+            self.fault.at("step")
+        self.state[3] += 1
+        return flags_of(self.state.tolist())
+
+
+def flags_of(state: list[int]) -> tuple[bool, bool]:
+    """Whether the episode is terminated or truncated in this state: in turn."""
+    env_id, _, episode, step = state[:4]
+    ended = step >= length(env_id, episode)
+    return ended and episode % 2 == 0, ended and episode % 2 == 1
+
+
+def note_worker(worker: int) -> None:
+    os.environ["FAULTY_WORKER"] = str(worker)
+
+
+class FaultyBatch(gym.vector.SyncVectorEnv):
+    """A pool takes a plain SyncVectorEnv apart and steps its sub-environments by itself; this one it does not."""
+
+
+def faulty_batch(fault: Fault) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """The sub-environments of the worker that makes it."""
+    first = NUM_ENVS // 2 * int(os.environ["FAULTY_WORKER"])
+    return FaultyBatch([lambda i=i: FaultyEnv(i, fault) for i in range(first, first + NUM_ENVS // 2)])
+
+
+class FaultyAgents(FaultyEnv):
+    """The same with two agents that act together, shaped like PettingZoo's ParallelEnv."""
+
+    metadata = {"name": "faulty_v0"}  # noqa: RUF012
+
+    def __init__(self, env_id: int, fault: Fault) -> None:
+        super().__init__(env_id, fault)
+        self.possible_agents, self.agents = list(AGENTS), list[str]()
+
+    def observation_space(self, agent: str) -> Any:  # type: ignore[override]
+        return spaces.Box(-1, 1 << 40, (5,), np.int64)
+
+    def action_space(self, agent: str) -> Any:  # type: ignore[override]
+        return spaces.Discrete(4)
+
+    def see(self, agent: str) -> Any:
+        return np.array([*self.state, AGENTS.index(agent)])
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        super().reset()
+        self.agents = list(AGENTS)
+        return {agent: self.see(agent) for agent in AGENTS}, {agent: {} for agent in AGENTS}
+
+    def step(self, actions: Any) -> Any:
+        rewards = {agent: reward_of(self.see(agent), int(action)) for agent, action in actions.items()}
+        terminated, truncated = self.advance()
+        self.agents = [] if terminated or truncated else self.agents
+        seen = {agent: self.see(agent) for agent in AGENTS}
+        return (
+            seen,
+            rewards,
+            dict.fromkeys(AGENTS, terminated),
+            dict.fromkeys(AGENTS, truncated),
+            {a: {} for a in AGENTS},
+        )
+
+
+class FaultyTurns(FaultyAgents):
+    """The same with agents that act one after the other, shaped like PettingZoo's AECEnv."""
+
+    def agent_iter(self) -> Any:
+        raise NotImplementedError
+
+    def observe(self, agent: str) -> Any:
+        return self.see(agent)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:  # type: ignore[override]
+        super().reset()
+        self.agent_selection = AGENTS[0]
+        self.rewards = dict.fromkeys(AGENTS, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(AGENTS, False), dict.fromkeys(AGENTS, False)
+        self.infos: Any = {agent: {} for agent in AGENTS}
+
+    def last(self) -> Any:
+        agent = self.agent_selection
+        return self.see(agent), self.rewards[agent], self.terminations[agent], self.truncations[agent], {}
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self.agents.remove(agent)
+        else:
+            self.rewards[agent] = reward_of(self.see(agent), int(action))
+            if agent == AGENTS[-1]:
+                terminated, truncated = self.advance()
+                self.terminations = dict.fromkeys(AGENTS, terminated)
+                self.truncations = dict.fromkeys(AGENTS, truncated)
+        self.agent_selection = AGENTS[1 - AGENTS.index(agent)]
+
+
+class Chooses(Policy):
+    """Says with each action which version chose it; the pool's versions and these numbers go together."""
+
+    def __init__(self, number: int, fault: Fault) -> None:
+        self.number, self.fault = number, fault
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state)
+        if self.number == 2:
+            self.fault.at("load")
+
+    def act(self, observations: Any, carry: Any) -> Action:
+        return Action(choose(observations), {"acted_by": np.full(len(observations), self.number)})
+
+
+class ChoosingNet(torch.nn.Module):
+    """The same as a network, for gradients."""
+
+    number: torch.Tensor
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(2))
+        self.register_buffer("number", torch.tensor(number))
+
+    def act(self, observations: torch.Tensor) -> Any:
+        return torch.as_tensor(choose(observations.numpy())), self.number.expand(len(observations))
+
+
+class Lived(NamedTuple):
+    """A transition, with the version that the pool says chose its action, and whether its row begins anew before it."""
+
+    observation: list[int]
+    action: int
+    reward: float
+    following: list[int]
+    flags: tuple[bool, bool]
+    acted_by: int
+    version: int
+    begins: bool
+
+
+class Ledger(dict[tuple[int, str], list[Lived]]):
+    """By sub-environment and agent, what was delivered, in order."""
+
+    def __init__(self) -> None:
+        self.broken_off: dict[tuple[int, str], bool] = {}
+
+
+def write_down(rollout: Any, ledger: Ledger) -> None:
+    """Add the transitions of a rollout of one policy, or of the agents that acted by one."""
+    following, agents = rollout.next_observations(), getattr(rollout, "agents", None)
+    for column, env_id in enumerate(np.asarray(rollout.env_ids).tolist()):
+        begins = bool(rollout.restarted[column])
+        real = np.asarray(rollout.valid[:, column] if agents is None else rollout.alive[:, column])
+        key = env_id, "" if agents is None else agents[column]
+        for row in range(len(real)):
+            if not real[row]:
+                # A step worker that died leaves a step that no environment took.
+                ledger.broken_off[key] = agents is None
+                continue
+            begins = begins or ledger.broken_off.pop(key, False)
+            # An agent that acts in turns may have begun its first turn by an older version.
+            first = agents is not None and row == int(np.flatnonzero(real)[0])
+            version = int(rollout.first_versions[column]) if first else rollout.policy_version
+            ledger.setdefault(key, []).append(
+                Lived(
+                    rollout.observations[row, column].tolist(),
+                    int(rollout.actions[row, column]),
+                    float(rollout.rewards[row, column]),
+                    following[row, column].tolist(),
+                    (bool(rollout.terminated[row, column]), bool(rollout.truncated[row, column])),
+                    int(rollout.extras["acted_by"][row, column]),
+                    version,
+                    begins,
+                )
+            )
+            begins = False
+
+
+def audit(ledger: Ledger) -> set[int]:
+    """Check every transition and what comes after it; the env_ids of which more than one instance lived."""
+    for lived in ledger.values():
+        for one in lived:
+            assert one.action == choose(np.array(one.observation)), one
+            assert one.reward == reward_of(one.observation, one.action), one
+            assert one.acted_by == one.version, one
+            arrived = [*one.observation[:3], one.observation[3] + 1, *one.observation[4:]]
+            assert one.following == arrived, one
+            flags = flags_of(arrived)
+            assert one.flags == flags if any(flags) else not one.flags[0], one
+        for one, following in pairwise(lived):
+            _check_next(one, following)
+    return {env_id for (env_id, _), lived in ledger.items() if len({one.observation[1] for one in lived}) > 1}
+
+
+def _check_next(one: Lived, following: Lived) -> None:
+    env_id, life, episode, step, *agent = one.following
+    now = following.observation
+    begun_anew = now == [env_id, now[1], 0, 0, *agent] and now[1] > life
+    if any(flags_of(one.following)):
+        assert begun_anew or now == [env_id, life, episode + 1, 0, *agent], (one, following)
+    elif one.flags[1] or following.begins:
+        assert begun_anew, (one, following)
+    else:
+        assert now == [env_id, life, episode, step, *agent], (one, following)

@@ -1,0 +1,222 @@
+"""Every place of a fault, every way of stepping, and what is to become of it: no transition may be wrong afterwards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+from faults import (
+    AGENTS,
+    EPISODE,
+    NUM_ENVS,
+    TARGET,
+    Chooses,
+    ChoosingNet,
+    Fault,
+    FaultyAgents,
+    FaultyEnv,
+    FaultyTurns,
+    Ledger,
+    Lived,
+    Place,
+    SimulatorError,
+    audit,
+    choose,
+    faulty_batch,
+    length,
+    note_worker,
+    write_down,
+)
+
+from parenv import (
+    AsyncWorkerPool,
+    ConfigurationError,
+    GradientOptions,
+    ParallelVectorEnv,
+    RestartPolicy,
+    TorchPolicy,
+    WorkerOptions,
+)
+
+Way = Literal["single", "threads", "step workers", "native batch", "parallel agents", "AEC agents"]
+Consequence = Literal["error", "replace", "restart", "death"]
+SOON = RestartPolicy(backoff_s=1e-3, max_backoff_s=2e-3)
+ON_ENV_ERROR = {"error": "raise", "replace": "restart_env", "restart": "restart_worker", "death": "raise"}
+REFUSED = {
+    ("step workers", "replace"): "with step_workers, use",
+    ("native batch", "replace"): "needs single sub-environments",
+}
+WORKERS = [{0, 1}, {2, 3}]
+"""Their sub-environments; the first has the one with the fault."""
+
+pytestmark = pytest.mark.usefixtures("warnings_are_expected")
+
+
+def makers(way: Way, fault: Fault) -> Any:
+    if way == "native batch":
+        return functools.partial(faulty_batch, fault)
+    kind = {"parallel agents": FaultyAgents, "AEC agents": FaultyTurns}.get(way, FaultyEnv)
+    return [functools.partial(kind, env_id, fault) for env_id in range(NUM_ENVS)]
+
+
+def options(way: Way, consequence: Consequence) -> WorkerOptions:
+    return WorkerOptions(
+        restart=SOON,
+        on_env_error=ON_ENV_ERROR[consequence],  # type: ignore[arg-type]
+        step_threads=2 if way == "threads" else 1,
+        step_workers=2 if way == "step workers" else None,
+        preload=("faults",),
+        setup_fn=note_worker,
+    )
+
+
+def policy_of(agent: str, episode: Any) -> str:
+    return agent[:3]
+
+
+class Learner:
+    """Learns nothing, and publishes after each rollout a version that knows its number."""
+
+    def __init__(self, way: Way, fault: Fault) -> None:
+        self.named, self.fault, self.number = "agents" in way, fault, 0
+        self.gradients = fault.place == "loss"
+
+    def policy(self) -> Any:
+        return {agent[:3]: self._one() for agent in AGENTS} if self.named else self._one()
+
+    def _one(self) -> Any:
+        if not self.gradients:
+            return Chooses(self.number, self.fault)
+        return TorchPolicy(ChoosingNet(self.number), "act", ("actions", "acted_by"))
+
+    def publish(self, pool: Any) -> None:
+        self.number += 1
+        assert pool.publish(self.policy()) == self.number
+
+
+def rollouts_of(pool: Any, learner: Learner) -> Iterator[Any]:
+    stream = pool.gradients() if learner.gradients else pool.rollouts()
+    for delivered in stream:
+        for rollout in delivered.rollouts if learner.gradients else [delivered]:
+            yield from rollout.values() if learner.named else [rollout]
+        learner.publish(pool)
+
+
+def has_the_fault(rollout: Any) -> bool:
+    target = rollout.observations[..., 0] == TARGET
+    return bool((target & (rollout.observations[..., 2] == EPISODE)).any())
+
+
+def collected(way: Way, consequence: Consequence, fault: Fault, mode: Any) -> Ledger:
+    """Collect until the fault is some episodes ago."""
+    learner, ledger = Learner(way, fault), Ledger()
+
+    def postprocess(policy: Any, rollout: Any) -> Any:
+        if has_the_fault(rollout):
+            fault.at("postprocess")
+        return {}
+
+    def loss_fn(policy: Any, rollout: Any) -> Any:
+        parts = list(zip(policy.values(), rollout.values(), strict=True)) if learner.named else [(policy, rollout)]
+        if any(has_the_fault(part) for _, part in parts):
+            fault.at("loss")
+        return sum(one.module.bias.sum() for one, _ in parts)
+
+    gradient: dict[str, Any] = {
+        "parallelism": "gradient", "loss_fn": loss_fn, "gradient": GradientOptions(keep_rollouts=True),
+    }  # fmt: skip
+    with AsyncWorkerPool(
+        makers(way, fault), learner.policy(), policy_of=policy_of if learner.named else None,
+        num_envs=NUM_ENVS, num_workers=2, mode=mode, rollout_length=3, seed=5, workers=options(way, consequence),
+        **(gradient if learner.gradients else {"postprocess": postprocess}),
+    ) as pool:  # fmt: skip
+        for rollout in rollouts_of(pool, learner):
+            write_down(rollout, ledger)
+            if fault.happened and all(len(lived) > 30 and lived[-1].observation[2] > 1 for lived in ledger.values()):
+                break
+    return ledger
+
+
+def live_anew(way: Way, place: Place, consequence: Consequence) -> list[set[int]]:
+    if place == "load":
+        return WORKERS
+    dies_alone = way == "step workers" and place in ("reset", "step") and consequence == "death"
+    return [{TARGET}] if consequence == "replace" or dies_alone else WORKERS[:1]
+
+
+def last_states_of_the_first_life(ledger: Ledger) -> set[tuple[int, ...]]:
+    """Episode and step that each agent of the replaced sub-environment had arrived at: nothing of it may be lost."""
+    lives = [lived for (env_id, _), lived in ledger.items() if env_id == TARGET]
+    first = min(one.observation[1] for lived in lives for one in lived)
+    return {max(tuple(one.following[2:4]) for one in lived if one.observation[1] == first) for lived in lives}
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("consequence", get_args(Consequence))
+@pytest.mark.parametrize("way", get_args(Way))
+@pytest.mark.parametrize("place", get_args(Place))
+def test_no_transition_is_wrong_around_a_fault(
+    place: Place, way: Way, consequence: Consequence, mode: Any, tmp_path: Path
+) -> None:
+    fault = Fault(place, consequence == "death", tmp_path)
+    if refusal := REFUSED.get((way, consequence)):
+        with pytest.raises(ConfigurationError, match=refusal):
+            collected(way, consequence, fault, mode)
+    elif consequence == "error" or (consequence != "death" and place not in ("reset", "step")):
+        with pytest.raises(SimulatorError, match="the motor is hot"):
+            collected(way, consequence, fault, mode)
+    else:
+        ledger = collected(way, consequence, fault, mode)
+        assert audit(ledger) in live_anew(way, place, consequence)
+        if consequence == "replace":
+            assert last_states_of_the_first_life(ledger) == {
+                (EPISODE, 1 if place == "step" else length(TARGET, EPISODE))
+            }
+
+
+def stepped(pool_options: dict[str, Any], fault: Fault, num_steps: int = 60) -> Ledger:
+    """Step a vector env until the fault is some episodes ago."""
+    ledger = Ledger()
+    make = [functools.partial(FaultyEnv, env_id, fault) for env_id in range(NUM_ENVS)]
+    options = WorkerOptions(restart=SOON, preload=("faults",))
+    with ParallelVectorEnv(make, autoreset_mode="SameStep", workers=options, **pool_options) as envs:
+        observations, _ = envs.reset(seed=5)
+        for _ in range(num_steps):
+            actions = choose(observations)
+            following, rewards, terminated, truncated, infos = envs.step(actions)
+            for env_id in range(NUM_ENVS):
+                if infos.get("worker_restarted", [False] * NUM_ENVS)[env_id]:
+                    # The step was not taken: the row is the last observation once more, and a new episode follows.
+                    assert infos["final_obs"][env_id].tolist() == observations[env_id].tolist()
+                    assert (rewards[env_id], terminated[env_id], truncated[env_id]) == (0.0, False, True)
+                    ledger.broken_off[env_id, ""] = True
+                    continue
+                ended = terminated[env_id] or truncated[env_id]
+                arrived = infos["final_obs"][env_id] if ended else following[env_id]
+                flags = bool(terminated[env_id]), bool(truncated[env_id])
+                begins = ledger.broken_off.pop((env_id, ""), False)
+                acted = observations[env_id].tolist(), int(actions[env_id]), float(rewards[env_id])
+                lived = Lived(*acted, arrived.tolist(), flags, 0, 0, begins)
+                ledger.setdefault((env_id, ""), []).append(lived)
+            observations = following
+    assert fault.happened
+    return ledger
+
+
+@pytest.mark.parametrize("consequence", ["error", "death"])
+@pytest.mark.parametrize("caller_steps", [False, True])
+@pytest.mark.parametrize("place", ["reset", "step"])
+def test_no_step_of_a_vector_env_is_wrong_around_a_fault(
+    place: Place, caller_steps: bool, consequence: Consequence, tmp_path: Path
+) -> None:
+    fault = Fault(place, consequence == "death", tmp_path)
+    how: dict[str, Any] = {"num_workers": 1 if caller_steps else 2, "caller_steps": caller_steps}
+    if consequence == "error":
+        with pytest.raises(SimulatorError, match="the motor is hot"):
+            stepped(how, fault)
+    else:
+        assert audit(stepped({**how, "on_worker_death": "restart"}, fault)) == WORKERS[0]
