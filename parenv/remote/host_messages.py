@@ -28,6 +28,15 @@ def max_head_bytes(max_message_bytes: int) -> int:
     return max(max_message_bytes // 16, 1 << 16)
 
 
+def max_brackets(max_message_bytes: int) -> int:
+    """How many lists and dicts the JSON at the head of a message from a host may have: each takes microseconds to read.
+
+    >>> max_brackets(1 << 26), max_brackets(1 << 16)
+    (262144, 32768)
+    """
+    return max(max_message_bytes // 256, 1 << 15)
+
+
 @dataclass(frozen=True)
 class Join:
     """Host, first: here I am.

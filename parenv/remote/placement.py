@@ -244,6 +244,14 @@ class HostsPlacement:
     def _hear(self) -> None:
         for host, name, frames in heard(self._listener, self._max_message_bytes):
             self._received += sum(map(len, frames))
+            if barred := self._rejections.bar(name):
+                self._rejections.note("barred", name, f"cannot join: {barred}")
+                self._dismiss(host, barred)
+                continue
+            # One that has not joined says no more than that it wants to.
+            if host not in self._hosts and len(frames[0]) > wire.max_head_bytes(0):
+                self._rejections.note("has not joined", name, "speaks, but has not joined")
+                continue
             try:
                 check_head(frames, self._max_message_bytes)
                 sender, message = from_frames(frames)
@@ -262,14 +270,17 @@ class HostsPlacement:
         if not isinstance(error, ProtocolError):
             _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
         self._rejections.offence("malformed message", name, f"sent what it may not: {why}")
-        self._tell(host, wire.Refuse(f"the driver cannot accept what it was sent: {why}"))
+        self._dismiss(host, f"the driver cannot accept what it was sent: {why}")
+
+    def _dismiss(self, host: bytes, why: str) -> None:
+        """End a host and its connection, and hear nothing more of it."""
+        self._listener.dismiss(host, to_frames(wire.HOST, wire.Refuse(why)))
         self._lose(host, "it sent what it may not")
 
     def _welcome(self, host: bytes, name: str, join: wire.Join) -> None:
-        barred = self._rejections.bar(name)
         roomless = "a host needs room for at least one worker" if join.capacity < 1 else ""
-        if why := barred or disagreement(join.versions) or roomless:
-            self._rejections.note("barred" if barred else "version", name, f"cannot join: {why}")
+        if why := disagreement(join.versions) or roomless:
+            self._rejections.note("version", name, f"cannot join: {why}")
             self._tell(host, wire.Refuse(why))
             return
         launch = self._launch

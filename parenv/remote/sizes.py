@@ -9,7 +9,7 @@ from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import Sender, to_frames
 from parenv.protocol.messages import Commit, Failure, Reply
-from parenv.remote.host_messages import max_head_bytes
+from parenv.remote.host_messages import max_brackets, max_head_bytes
 from parenv.remote.net.curve import HostListener
 
 FRAME_BYTES = 64
@@ -32,7 +32,15 @@ def _excess(frames: Sequence[Buffer], limit: int) -> str:
         return (
             f"{len(frames[0]):,} bytes beside arrays in one message, more than the sixteenth that {allowed} lets cross"
         )
+    if (brackets := _brackets(frames[0])) > max_brackets(limit):
+        return f"{brackets:,} lists, dicts and arrays in one message, more than {allowed} lets cross"
     return ""
+
+
+def _brackets(head: Buffer) -> int:
+    """How many lists and dicts a head begins, at most."""
+    text = bytes(head)
+    return text.count(b"[") + text.count(b"{")
 
 
 def _failure(message: Any, excess: str) -> Failure:
@@ -56,7 +64,9 @@ def check_head(frames: list[Buffer], max_message_bytes: int) -> None:
     """Check a message before it is read.
 
     Raises:
-        ProtocolError: its head is too large.
+        ProtocolError: its head is too large, or has too many lists.
     """
     if len(frames[0]) > (most := max_head_bytes(max_message_bytes)):
         raise ProtocolError(f"the head of a message has {len(frames[0]):,} bytes, more than {most:,}")
+    if (brackets := _brackets(frames[0])) > (most := max_brackets(max_message_bytes)):
+        raise ProtocolError(f"the head of a message has {brackets:,} lists and dicts, more than {most:,}")

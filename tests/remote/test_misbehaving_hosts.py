@@ -22,7 +22,7 @@ from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, slot_layout
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData
-from parenv.remote import exchange
+from parenv.remote import exchange, placement
 from parenv.remote.host_messages import HOST, Chunks, Gone, Goodbye, Heartbeat, Join, Refuse, Start, Started, Welcome
 from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostListener, HostSocket
@@ -484,6 +484,51 @@ def test_a_key_that_sends_what_it_may_not_again_and_again_joins_no_more(
         fake.close()
         assert pool.statistics().hosts == 1
         assert caplog.text.count("host host5 sent what it may not") == 1
+
+
+@pytest.mark.more
+def test_the_connection_of_an_offender_ends_and_nothing_more_of_it_is_read(
+    hosts: Any, fake: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+
+    def noted(frames: Any) -> Any:
+        read.append(bytes(frames[0][:4]))
+        return from_frames(frames)
+
+    with serving(hosts) as pool:
+        expected: dict[int, tuple[int, ...]] = {}
+        fake.join()
+        take(pool, expected, until=lambda: pool.statistics().hosts == 2)
+        monkeypatch.setattr(placement, "from_frames", noted)
+        for _ in range(5):
+            fake.say_frames([b"\x00" * 40])
+        take(pool, expected, until=lambda: fake._socket.look() == "lost")
+        assert read.count(bytes(4)) == 1
+        assert pool.statistics().refused_connections == {"malformed message": 1}
+        assert (pool.statistics().hosts, pool.statistics().worker_restarts) == (1, 0)
+
+
+@pytest.mark.more
+def test_a_message_by_a_barred_key_is_refused_unread_on_a_connection_that_had_joined_too(
+    hosts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(hosts) as pool:
+        expected: dict[int, tuple[int, ...]] = {}
+        joined = FakeHost(hosts)
+        joined.join()
+        take(pool, expected, until=lambda: pool.statistics().hosts == 2)
+        for count in range(1, 4):
+            offender = FakeHost(hosts)
+            offender.say_frames([b"garbage"])
+            take(pool, expected, until=lambda count=count: refused(pool, "malformed message")() == count)
+            offender.close()
+        joined.say_frames([b"garbage"])
+        take(pool, expected, until=lambda: refused(pool, "barred")() == 1)
+        joined.hear(Refuse)
+        joined.close()
+        assert pool.statistics().refused_connections == {"malformed message": 3, "barred": 1}
+        assert pool.statistics().hosts == 1
 
 
 def test_a_host_ends_in_order_at_a_driver_of_another_protocol(hosts: Any) -> None:

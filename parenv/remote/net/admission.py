@@ -29,6 +29,8 @@ CHECKS = 4
 """How often in a silence a connection is looked at, so that it is noticed in the last quarter."""
 INTERVAL_S, STRANGER_INTERVAL_S = 0.25, 0.05
 """How often it is looked at what connections bring, and those that have not been let in."""
+LAST_MESSAGE_S = 2.0
+"""How long a connection that is to end stays open for the message that tells its host why."""
 MAX_EVENTS_AT_ONCE = 1000
 MAX_EVENTS_WAITING = 100_000
 """Beyond it ZeroMQ waits for us, and all connections with it."""
@@ -159,6 +161,11 @@ class Admission:
         if connection is not None and connection.peer in (peer, UNKNOWN):
             shut(fd, connection.port)
 
+    def dismiss(self, fd: int) -> None:
+        """End a connection once the last message to it has had the time to arrive."""
+        if (connection := self._live.get(fd)) is not None:
+            connection.ends_s = time.monotonic() + LAST_MESSAGE_S
+
     def objection(self, host: Known, is_first: bool) -> str:
         """Why a message of a host that was let in is not to be heard: one of :data:`REASONS`, or nothing.
 
@@ -270,7 +277,8 @@ class Admission:
         now = traffic(fd, connection.port)
         connection.note(now)
         # One that has not been let in is ended anyway when its handshake takes too long.
-        if connection.let_in and now.silent_s > self._silence_s * (CHECKS - 1) / CHECKS:
+        is_silent = connection.let_in and now.silent_s > self._silence_s * (CHECKS - 1) / CHECKS
+        if is_silent or time.monotonic() > connection.ends_s:
             shut(fd, connection.port)
 
     def _follow(self) -> None:

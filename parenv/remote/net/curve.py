@@ -140,6 +140,13 @@ class HostListener:
                 return peer, host.name, parts
         return None
 
+    def dismiss(self, peer: bytes, frames: Frames) -> None:
+        """Send a host a last message, drop what it still sends, and end its connection soon after."""
+        if (stream := self._streams.of(peer)) is not None:
+            self.send(peer, frames)
+            self._streams.ban(peer)
+            self.admission.dismiss(stream.fd)
+
     def close(self, linger_s: float = 0.0) -> None:
         """Close. Idempotent.
 
@@ -170,6 +177,7 @@ class HostListener:
             self._streams.ban(peer)
             self.admission.expel(refusal, fd, str(first.get("Peer-Address")))
             return []
+        stream.fd = fd
         self.admission.heard(fd, host, nbytes)
         if read := stream.receipts.due(nbytes):
             self.send(peer, credit=read)

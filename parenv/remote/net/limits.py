@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,6 +50,7 @@ class Connection:
         turned_away: whether it is being ended.
         host: whose it is, as soon as a message has been read.
         read_bytes: how much has been read of it.
+        ends_s: when it is to be ended, on the monotonic clock.
     """
 
     port: int
@@ -59,6 +61,7 @@ class Connection:
     turned_away: bool = False
     host: Known | None = None
     read_bytes: int = 0
+    ends_s: float = math.inf
     _received_bytes: int = 0
     _overrated_bytes: int = 0
 

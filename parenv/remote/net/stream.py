@@ -36,11 +36,13 @@ class Stream:
     Attributes:
         received: how many messages have come.
         receipts: of what has come, on the driver's side.
+        fd: descriptor of the connection, on the driver's side.
     """
 
     def __init__(self) -> None:
         self.received = 0
         self.receipts = Receipts()
+        self.fd = -1
         self._sent = 0
 
     def seal(self, parts: Sequence[Buffer], credit: int = 0) -> bytes:
