@@ -121,6 +121,19 @@ class Placement(Protocol):
     def alive(self) -> int:
         """How many workers run."""
 
+    def expel(self, worker: Sender, why: str, if_room: bool = False) -> bool:
+        """End the host of a worker, with all its workers, because of what the host does.
+
+        Args:
+            worker: one of its workers.
+            why: what it does, such as ``"it did not kill worker 1"``.
+            if_room: whether to do so only if other hosts have room for these workers.
+
+        Returns:
+            Whether that was done; the ends of the workers are reported by :meth:`wait`.
+        """
+        return False
+
     def traffic(self) -> Traffic:
         """What has crossed a network."""
         return Traffic()

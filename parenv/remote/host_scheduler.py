@@ -46,6 +46,11 @@ class HostScheduler:
             del self._host_of[worker]
         return lost
 
+    def could_leave(self, host: bytes) -> bool:
+        """Whether other hosts have room for the workers of a host."""
+        others = sum(self._capacity.values()) - self._capacity[host]
+        return len(self._host_of) + len(self._waiting) <= others
+
     def want(self, worker: Sender) -> None:
         """A worker is to be started."""
         self._waiting.append(worker)

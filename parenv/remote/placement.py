@@ -10,7 +10,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from parenv.errors import ProtocolError
 from parenv.memory.maps import AnyWeights, BoardMap, SlotMap
@@ -40,6 +40,18 @@ MAX_STACK_LENGTH, MAX_NAME = 1 << 15, 253
 _log = logging.getLogger("parenv")
 
 
+class _Host(NamedTuple):
+    """A host that has joined.
+
+    Args:
+        key: name of its key.
+        words: what it is called in messages.
+    """
+
+    key: str
+    words: str
+
+
 class HostsPlacement:
     """Places workers on hosts as these come, and takes over what they write.
 
@@ -61,7 +73,7 @@ class HostsPlacement:
         self._local = LocalPlacement(beside=listener)
         self._scheduler = HostScheduler()
         self._present: dict[int, Sender] = {}
-        self._hosts: dict[bytes, str] = {}
+        self._hosts: dict[bytes, _Host] = {}
         self._pids: dict[Sender, int] = {}
         self._events: deque[Event] = deque()
         self._stacks: dict[Sender, str] = {}
@@ -141,6 +153,16 @@ class HostsPlacement:
         elif self._scheduler.is_waiting(worker) and signum == signal.SIGKILL:
             self._scheduler.ended(worker)
             self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
+
+    def expel(self, worker: Sender, why: str, if_room: bool = False) -> bool:
+        """End the host of a worker, with all its workers, because of what the host does."""
+        host = self._scheduler.host_of(worker)
+        if host is None or (if_room and not self._scheduler.could_leave(host)):
+            return False
+        key = self._hosts[host].key
+        self._rejections.offence("misbehaved", key, f"is expelled: {why}")
+        self._dismiss(host, f"the driver ends this host: {why}", why)
+        return True
 
     def stack(self, worker: Sender) -> str:
         """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
@@ -225,16 +247,15 @@ class HostsPlacement:
                 self._provider.tend()
 
     def _lose(self, host: bytes, why: str) -> None:
-        name = self._hosts.pop(host, None)
-        if name is None:
+        if (gone := self._hosts.pop(host, None)) is None:
             return
         lost = self._scheduler.leave(host)
         self._exchange.forget_host(host)
         if not self._closed:
-            _log.warning("%s is gone with %d workers: %s", name, len(lost), why)
+            _log.warning("%s is gone with %d workers: %s", gone.words, len(lost), why)
         for worker in lost:
             pid = self._forget(worker)
-            self._events.append(Ended(worker, pid, None, None, "", f"{name} is gone: {why}"))
+            self._events.append(Ended(worker, pid, None, None, "", f"{gone.words} is gone: {why}"))
 
     def _forget(self, worker: Sender) -> int:
         """Take nothing more from a worker that has ended; its process id."""
@@ -246,7 +267,7 @@ class HostsPlacement:
             self._received += sum(map(len, frames))
             if barred := self._rejections.bar(name):
                 self._rejections.note("barred", name, f"cannot join: {barred}")
-                self._dismiss(host, barred)
+                self._dismiss(host, barred, "it sent what it may not")
                 continue
             # One that has not joined says no more than that it wants to.
             if host not in self._hosts and len(frames[0]) > wire.max_head_bytes(0):
@@ -270,12 +291,12 @@ class HostsPlacement:
         if not isinstance(error, ProtocolError):
             _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
         self._rejections.offence("malformed message", name, f"sent what it may not: {why}")
-        self._dismiss(host, f"the driver cannot accept what it was sent: {why}")
+        self._dismiss(host, f"the driver cannot accept what it was sent: {why}", "it sent what it may not")
 
-    def _dismiss(self, host: bytes, why: str) -> None:
+    def _dismiss(self, host: bytes, refusal: str, why: str) -> None:
         """End a host and its connection, and hear nothing more of it."""
-        self._listener.dismiss(host, to_frames(wire.HOST, wire.Refuse(why)))
-        self._lose(host, "it sent what it may not")
+        self._listener.dismiss(host, to_frames(wire.HOST, wire.Refuse(refusal)))
+        self._lose(host, why)
 
     def _welcome(self, host: bytes, name: str, join: wire.Join) -> None:
         roomless = "a host needs room for at least one worker" if join.capacity < 1 else ""
@@ -286,11 +307,11 @@ class HostsPlacement:
         launch = self._launch
         if launch is None or self._closed:
             return
-        self._hosts[host] = f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})"
+        self._hosts[host] = _Host(name, f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})")
         self._tell(host, self._exchange.welcome(launch, len(self._head)))
         if host not in self._hosts:  # It was gone before it could be told.
             return
-        _log.info("%s has joined with room for %d workers", self._hosts[host], join.capacity)
+        _log.info("%s has joined with room for %d workers", self._hosts[host].words, join.capacity)
         self._scheduler.join(host, join.capacity)
         self._place()
 

@@ -256,10 +256,11 @@ class Supervisor:
             self._starting.add(worker)
             self.restarts += 1
         for worker in list(self._starting):
-            if (ready := self.workers.ready(worker)) is not None:
+            ready = self.workers.ready(worker)
+            if ready is not None and worker not in self._killed and self._is_as_before(worker, ready):
                 self._starting.discard(worker)
                 self._away.discard(worker)
-                self._welcome(worker, ready)
+                self._welcome(worker)
 
     def _changing(self, worker: int) -> str:
         if worker in self._killed:
@@ -274,9 +275,10 @@ class Supervisor:
     def _late(self, worker: int, limit: str) -> None:
         changing = self._changing(worker)
         if changing == KILLED:
-            error = WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker)
-            raise self._given_up(error) from self._killed[worker]
-        if changing != STARTING:
+            if not self.workers.expel(worker, f"it did not kill worker {worker}"):
+                error = WorkerTimeoutError(f"worker {worker} could not be killed", worker=worker)
+                raise self._given_up(error) from self._killed[worker]
+        elif changing != STARTING:
             self.time_out(worker, limit)
         elif self._waits_for_a_host(worker):
             raise self._given_up(self._without_host(worker))
@@ -291,11 +293,19 @@ class Supervisor:
             **self.workers.about(worker),
         )
 
-    def _welcome(self, worker: int, ready: Ready | StepReady) -> None:
-        workers, before = self.workers, self._ready[worker]
-        if pack([ready.spaces, ready.num_envs]) != pack([before.spaces, before.num_envs]):
-            error = WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
+    def _is_as_before(self, worker: int, ready: Ready | StepReady) -> bool:
+        """Whether a worker has the spaces that it had before its restart. If it has others, its host is ended."""
+        before = self._ready[worker]
+        if pack([ready.spaces, ready.num_envs]) == pack([before.spaces, before.num_envs]):
+            return True
+        error = WorkerError(f"worker {worker} was restarted and has other spaces than before", worker=worker)
+        if not self.workers.expel(worker, f"worker {worker} has other spaces there than before", if_room=True):
             raise self._given_up(error)
+        self._killed[worker] = error
+        return False
+
+    def _welcome(self, worker: int) -> None:
+        workers = self.workers
         for message in self._product.briefing(worker):
             workers.say(worker, message)
         back = Back(worker, workers.generation(worker))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
 from parenv.memory.status_slot import StatusSlot
 from parenv.placement.base import Ended, Event, Launch, Placement
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
+from parenv.protocol.data import pack
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Message, Ready, Reply, SideData, StepReady
 from parenv.supervision.calls import Calls
@@ -124,8 +125,8 @@ class Workers:
             ProtocolError: they have neither as many sub-environments as planned nor all equally many.
         """
         self.placement.start(launch, [process.sender for process in self._processes])
-        watchdog = Watchdog(1, timeout_s)
-        while not all(process.ready for process in self._processes):
+        watchdog, suspected = Watchdog(1, timeout_s), set[int]()
+        while not all(process.ready for process in self._processes) or self._expel_odd_hosts(suspected):
             if watchdog.look(0, time.monotonic(), "starting", timeout_s):
                 raise self._late(timeout_s)
             try:
@@ -140,6 +141,25 @@ class Workers:
                 raise ProtocolError(f"workers have {shares} sub-environments, and were to have {self.shares}")
             self.shares, self.first_env_id = shares, self._first_worker * shares[0]
         return ready
+
+    def _expel_odd_hosts(self, suspected: set[int]) -> bool:
+        """End hosts that describe sub-environments otherwise than most workers do; whether there were any.
+
+        A worker that does so on another host too is right: its sub-environments are others.
+
+        Args:
+            suspected: workers that did so before; added to.
+        """
+        ready: list[Any] = [process.ready for process in self._processes]
+        numbers = [one.num_envs for one in ready]
+        due = self.shares if len(set(numbers)) > 1 else numbers
+        described = [(one.num_envs == number, _spaces(one)) for one, number in zip(ready, due, strict=True)]
+        ((usual, count),) = Counter(described).most_common(1)
+        odd = [worker for worker, one in enumerate(described) if one != usual and worker not in suspected]
+        suspected.update(odd)
+        why = "its sub-environments have other spaces, or another number, than those of most workers"
+        expelled = [self.expel(worker, why, if_room=True) for worker in odd if 2 * count > len(described)]
+        return any(expelled)
 
     def restart(self, launch: Launch, worker: int) -> None:
         """Start another process in the place of one that is gone; what the old one still says is refused."""
@@ -180,6 +200,10 @@ class Workers:
     def signal(self, worker: int, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started."""
         self.placement.signal(self._processes[worker].sender, signum, alone)
+
+    def expel(self, worker: int, why: str, if_room: bool = False) -> bool:
+        """End the host of a worker, see :meth:`~parenv.placement.base.Placement.expel`."""
+        return self.placement.expel(self._processes[worker].sender, why, if_room)
 
     def stack(self, worker: int) -> str:
         """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
@@ -286,3 +310,8 @@ class Workers:
             + ". Raise WorkerOptions.start_timeout_s if they only need longer",
             **self.about(late[0]),
         )
+
+
+def _spaces(ready: Any) -> bytes:
+    """The spaces of a worker, if all workers must have the same: those of a vector env may differ."""
+    return pack(ready.spaces)[0] if isinstance(ready, Ready) else b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import signal
 import threading
 import time
 import traceback
@@ -15,18 +16,35 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from sampling import one_in
+from worker_hosts import until
 
 from parenv import AsyncWorkerPool, Stop, WorkerOptions
 from parenv.memory.layout import COMMIT_DTYPE, RolloutSpec, slot_layout
 from parenv.memory.spaces import describe, leaves
+from parenv.memory.status_slot import code
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData
 from parenv.remote import exchange, placement
-from parenv.remote.host_messages import HOST, Chunks, Gone, Goodbye, Heartbeat, Join, Refuse, Start, Started, Welcome
+from parenv.remote.host_messages import (
+    HOST,
+    Chunks,
+    Gone,
+    Goodbye,
+    Heartbeat,
+    Join,
+    Refuse,
+    Signal,
+    Stack,
+    Start,
+    Started,
+    Welcome,
+)
 from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.host_keys import AllowList, read_driver_keys, read_host_keys
+from parenv.supervision import watch
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.transport.waiting import Waiting
 
@@ -257,8 +275,10 @@ def test_a_host_that_does_not_fit_is_told_why_and_gets_no_job(
 
 
 @contextmanager
-def driven(hosts: Any, raised: list[BaseException] | None = None) -> Iterator[list[Any]]:
-    """A pool of one worker in another thread, until it has 80 env steps; afterwards its rollouts and statistics."""
+def driven(
+    hosts: Any, raised: list[BaseException] | None = None, num_workers: int = 1, **limits: Any
+) -> Iterator[list[Any]]:
+    """A pool in another thread, until it has 80 env steps; afterwards its rollouts and statistics."""
     seen: list[Any] = []
 
     def drive() -> None:
@@ -270,9 +290,11 @@ def driven(hosts: Any, raised: list[BaseException] | None = None) -> Iterator[li
             raised.append(error)
 
     def drive_until_done() -> None:
-        options = WorkerOptions(start_timeout_s=LATE_S)
+        options = WorkerOptions(start_timeout_s=LATE_S, **limits)
+        envs = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(num_workers)]
+        placement = hosts.placement(silence_s=2.5)
         with AsyncWorkerPool(
-            [lambda: LedgerEnv(0)], zeros, num_workers=1, rollout_length=8, workers=options, placement=hosts.placement()
+            envs, zeros, num_workers=num_workers, rollout_length=8, workers=options, placement=placement
         ) as pool:
             seen.extend(rollout.copy() for rollout in pool.rollouts(Stop(env_steps=80, seconds=LATE_S)))
             seen.append(pool.statistics())
@@ -413,6 +435,74 @@ def test_what_may_not_be_said_now_ends_its_host_and_not_the_run(hosts: Any, fake
     *rollouts, statistics = seen
     assert len(rollouts) == 10
     assert statistics.refused_connections == {"malformed message": 1}
+
+
+@pytest.mark.more
+def test_a_host_that_does_not_kill_its_worker_is_expelled_and_the_run_goes_on(
+    hosts: Any, fake: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+    monkeypatch.setattr(watch, "KILL_TIMEOUT_S", 0.5)
+    with driven(hosts, step_timeout_s=5.0) as seen:
+        fake.join()
+        worker, _ = fake.hear(Start)
+        fake.say(Ready(list(space), 1, [], []), worker)
+        fake.hear(Credit)
+        fake.say(Heartbeat([0], np.array([code("step", 0), 0, 0, 1], "<i8").tobytes()))
+        fake.hear(Signal)
+        fake.say(Stack("none"), worker)
+        assert fake.hear(Signal)[1].signum == signal.SIGKILL
+        assert fake.hear(Refuse)[1].reason == "the driver ends this host: it did not kill worker 0"
+        hosts.start(1)
+    *rollouts, statistics = seen
+    assert len(rollouts) == 10
+    assert statistics.worker_restarts == 1
+    assert statistics.refused_connections == {"misbehaved": 1}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("wrong", [{"num_envs": 5}, {"spaces": [describe(spaces.Discrete(3))] * 2}], ids=str)
+def test_a_host_that_has_other_sub_environments_than_most_is_expelled_and_the_run_begins(
+    hosts: Any, fake: FakeHost, wrong: dict[str, Any]
+) -> None:
+    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+    with driven(hosts, num_workers=3) as seen:
+        fake.join()
+        worker, _ = fake.hear(Start)
+        hosts.start(3)
+        fake.say(replace(Ready(list(space), 1, [], []), **wrong), worker)
+        _, refusal = fake.hear(Refuse)
+        assert refusal.reason.startswith("the driver ends this host: its sub-environments have other spaces, or")
+    *rollouts, statistics = seen
+    assert {int(rollout.worker) for rollout in rollouts} <= {0, 1, 2}
+    assert statistics.refused_connections == {"misbehaved": 1}
+
+
+@pytest.mark.more
+def test_a_host_on_which_a_restarted_worker_has_other_spaces_is_expelled_and_the_run_goes_on(
+    hosts: Any, fake: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = describe(LedgerEnv(0).observation_space), describe(LedgerEnv(0).action_space)
+    other = FakeHost(hosts, "host4")
+    with caplog.at_level(logging.INFO, logger="parenv"), driven(hosts) as seen:
+        fake.join()
+        worker, _ = fake.hear(Start)
+        fake.say(Ready(list(space), 1, [], []), worker)
+        fake.hear(Credit)
+        hosts.start(2)
+        until(lambda: "host 'host0'" in caplog.text)
+        other.join(capacity=5)
+        other.hear(Welcome)
+        fake.close()
+        worker, _ = other.hear(Start)
+        other.say(Ready([space[1], space[1]], 1, [], []), worker)
+        _, refusal = other.hear(Refuse)
+        assert refusal.reason == "the driver ends this host: worker 0 has other spaces there than before"
+    other.close()
+    *rollouts, statistics = seen
+    assert len(rollouts) == 10
+    assert statistics.worker_restarts == 2
+    assert statistics.refused_connections == {"misbehaved": 1}
 
 
 ESCAPE = "\x1b]0;pwned\x07"

@@ -82,3 +82,16 @@ class RosterMachine(RuleBasedStateMachine):
 
 TestRoster = RosterMachine.TestCase
 TestRoster.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_a_host_could_leave_if_others_have_room_for_its_workers_and_for_those_that_wait() -> None:
+    scheduler = HostScheduler()
+    scheduler.join(b"a", capacity=2)
+    for worker in range(2):
+        scheduler.want(Sender(worker, 0))
+    scheduler.place()
+    assert not scheduler.could_leave(b"a")
+    scheduler.join(b"b", capacity=2)
+    assert scheduler.could_leave(b"a")
+    scheduler.want(Sender(2, 0))
+    assert not scheduler.could_leave(b"a")
