@@ -626,9 +626,10 @@ def on_device(value: Any) -> Any:
 def test_tensors_of_a_device_have_the_values_and_transitions_of_the_arrays(kind: Any) -> None:
     with AsyncWorkerPool(scripted(2, kind), {"hen": act, "fox": act}, policy_of=species, num_workers=0) as pool:
         rows = next(pool.rollouts())["hen"]  # type: ignore[index]
-    there = rows._with_each(on_device, rows.ends)
-    following = there.next_values(on_device(np.zeros(rows.alive.shape)), lambda seen: seen[:, 2] + 1.0)
-    expected = rows.next_values(np.zeros(rows.alive.shape), lambda seen: seen[:, 2] + 1.0)
+    there = rows._with_each(on_device, [rows._ends], env_ids=on_device(rows.env_ids))
+    values = np.zeros(rows.alive.shape, np.int64)
+    following = there.next_values(on_device(values), lambda seen: seen[:, 2] + 1)
+    expected = rows.next_values(values, lambda seen: seen[:, 2] + 1)
     assert following.tolist() == expected.tolist()
     assert there.transitions().rewards.tolist() == rows.transitions().rewards.tolist()
 
