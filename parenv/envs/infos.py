@@ -55,9 +55,9 @@ class InfoRows:
         """Write what a step returned, as what came with the next observation too."""
         for wanted in self._infos:
             value = fitting(wanted, info.get(wanted.name))
-            _put(self._own[wanted.name], step, column, value)
+            _put(wanted, self._own[wanted.name], step, column, value)
             if wanted.acted_on:
-                _put(self._seen[wanted.name], step + 1, column, value)
+                _put(wanted, self._seen[wanted.name], step + 1, column, value)
 
     def write_first(self, row: int, column: int, info: Found) -> None:
         """Write what a reset returned, as what came with the observation of a row."""
@@ -113,7 +113,7 @@ def write_seen(infos: Sequence[Info], rows: Mapping[str, Any], column: int, info
     for wanted in infos:
         if wanted.acted_on:
             blocks = [rows[name][None] for name in wanted.names]
-            _put(blocks, 0, column, fitting(wanted, info.get(wanted.name)))
+            _put(wanted, blocks, 0, column, fitting(wanted, info.get(wanted.name)))
 
 
 def fitting(wanted: Info, value: Any) -> Any:
@@ -137,7 +137,7 @@ def batch_of(wanted: Info, infos: Found, columns: Any) -> tuple[Any, Any]:
     """
     found, mask = infos.get(wanted.name), infos.get(f"_{wanted.name}")
     if found is None:
-        return 0, False
+        return wanted.absent, False
     there: Any = True if mask is None else as_array(mask)[columns]
     values = as_array(found)
     if values.dtype == object:
@@ -149,13 +149,14 @@ def batch_of(wanted: Info, infos: Found, columns: Any) -> tuple[Any, Any]:
         values = values[columns]
     if there is True:
         return values, there
-    return np.where(there.reshape(-1, *(1,) * len(wanted.shape)), values, 0), there
+    return np.where(there.reshape(-1, *(1,) * len(wanted.shape)), values, wanted.absent), there
 
 
 def _check(wanted: Info, shape: tuple[int, ...], dtype: Any) -> None:
     if shape != wanted.shape or not np.can_cast(dtype, wanted.dtype, "same_kind"):
         raise ObservationError(
-            f"the info {wanted.name!r} has shape {shape} and dtype {dtype}; at the start it had "
+            f"the info {wanted.name!r} has shape {shape} and dtype {dtype}; "
+            f"{'at the start it had' if wanted.default is None else 'its default has'} "
             f"{wanted.shape} and {np.dtype(wanted.dtype)}. Let it be the same in every step and reset"
         )
 
@@ -174,7 +175,7 @@ def _is_batched(value: Any) -> bool:
     return isinstance(value, list | tuple) or len(getattr(value, "shape", ())) > 0
 
 
-def _put(blocks: Sequence[Any], row: int, column: int, value: Any) -> None:
+def _put(wanted: Info, blocks: Sequence[Any], row: int, column: int, value: Any) -> None:
     values, there = blocks
-    values[row, column] = 0 if value is None else value
+    values[row, column] = wanted.absent if value is None else value
     there[row, column] = value is not None

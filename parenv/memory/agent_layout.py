@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from gymnasium import spaces
 
 from parenv.memory.layout import (
+    NO_DEFAULTS,
     ROLLOUT_FIELDS,
     Axes,
     Extra,
@@ -112,6 +113,7 @@ def agents_spec(
     policies: Sequence[str],
     about: Mapping[str, Any],
     gradient_bytes: int = 0,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
 ) -> AgentsSpec:
     """Put together what rollouts consist of.
 
@@ -123,6 +125,7 @@ def agents_spec(
         about: what a worker has found out: ``state``, the leaf of ``env.state()`` or ``None``; ``turns``; ``infos``,
             of each group; and by policy ``found``: its group, extras and carry.
         gradient_bytes: the flat gradient that each worker adds.
+        defaults: of infos, by name.
     """
     agents = tuple(observation_spaces.spaces)
     found = {
@@ -134,7 +137,8 @@ def agents_spec(
     groups = [RowGroup(("",), replace(of_envs, of_agents=True, num_policies=len(policies)))]
     for index, mine in enumerate(agent_groups(observation_spaces, action_spaces), start=1):
         observed, acted = leaves(observation_spaces[mine[0]]), leaves(action_spaces[mine[0]])
-        spec = RolloutSpec(rollout_length, observed, acted, infos=infos_from_data(about["infos"][index - 1]))
+        infos = infos_from_data(about["infos"][index - 1], defaults)
+        spec = RolloutSpec(rollout_length, observed, acted, infos=infos)
         groups.append(RowGroup(mine, replace(_with_policies(spec, index, found), of_agents=True)))
     return AgentsSpec(tuple(groups), tuple(policies), found, about["turns"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,9 @@ class Extra:
     postprocessed: bool = False
 
 
+NO_DEFAULTS: Mapping[str, Any] = {}
+
+
 @dataclass(frozen=True)
 class Info:
     """An info that the user named, an array ``[T, B, *shape]`` of the rollout.
@@ -81,12 +85,19 @@ class Info:
         shape: of one value.
         dtype: likewise.
         acted_on: whether the policy takes it, so that it belongs to the observation that it came with.
+        default: what is written where it is not there, if the user gave that.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     acted_on: bool = False
+    default: Any = dataclasses.field(default=None, compare=False)
+
+    @property
+    def absent(self) -> Any:
+        """What is written where it is not there."""
+        return 0 if self.default is None else self.default
 
     @property
     def names(self) -> tuple[str, str]:
@@ -302,14 +313,14 @@ def infos_as_data(infos: Sequence[Info]) -> list[Any]:
     return [[info.name, list(info.shape), info.dtype, info.acted_on] for info in infos]
 
 
-def infos_from_data(data: Sequence[Any]) -> tuple[Info, ...]:
-    """The inverse of :func:`infos_as_data`, whoever has sent it.
+def infos_from_data(data: Sequence[Any], defaults: Mapping[str, Any] = NO_DEFAULTS) -> tuple[Info, ...]:
+    """The inverse of :func:`infos_as_data`, whoever has sent it, with the user's defaults by name.
 
     Raises:
         ProtocolError: these are not different arrays of numbers.
     """
     arrays, _ = extras_and_carry(data, ())
-    return tuple(Info(array.name, array.shape, array.dtype, array.postprocessed) for array in arrays)
+    return tuple(Info(a.name, a.shape, a.dtype, a.postprocessed, defaults.get(a.name)) for a in arrays)
 
 
 def _shape(shape: Any, dtype: Any) -> tuple[int, ...]:

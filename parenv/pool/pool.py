@@ -72,8 +72,9 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         gradient: how the workers' gradients become one.
         postprocess: ``(policy, rollout) -> {name: array [T, B, ...]}``, called on the worker with tensors and without
             gradients; the arrays join ``Rollout.extras``.
-        infos: names of infos, numbers or arrays, that come along in ``Rollout.infos``, such as ``("is_success",)``. One
-            whose name is that of a parameter of the policy, such as ``action_mask``, is also given to it when it acts.
+        infos: names of infos, numbers or arrays, that come along in ``Rollout.infos``, such as ``("action_mask",)``. A
+            dict gives defaults to infos that only some steps return, such as ``{"is_success": False}``; ``None`` is no
+            default. If the policy has a parameter of an info's name, it is also given the info when it acts.
         prefetch: async: rollouts that a worker may run ahead of the learner; 0: it waits for the learner's update.
         max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what workers and prefetch allow.
         on_stale: ``"pace"``: keep that bound by waiting for the worker that needs it; ``"drop"``: by dropping, counted.
@@ -115,7 +116,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         rollout_length: int | Literal["episode"] = 128,
         loss_fn: Callable[[Any, Any], Any] | None = None,
         postprocess: Callable[[Any, Any], Any] | None = None,
-        infos: Sequence[str] = (),
+        infos: Sequence[str] | Mapping[str, Any] = (),
         prefetch: int = 1,
         max_policy_lag: int | None = None,
         on_stale: OnStale = "pace",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from parenv.argument_checks import at_least, is_callable, one_of, options_of
 from parenv.envs.factories import Factories, Spaces, as_factories, given_spaces
 from parenv.envs.seeding import root_seed
@@ -116,9 +118,9 @@ def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None,
     is_one = options.step_workers and given.num_workers is None
     num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
     part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
-    names, infos = isinstance(given.policy, Mapping), _names(given.infos)
+    names, infos = isinstance(given.policy, Mapping), _infos(given.infos)
     for policy in given.policy.values() if names else (given.policy,):
-        _check_infos_needed(as_policy(policy), infos)
+        _check_infos_needed(as_policy(policy), tuple(infos))
     if given.placement is None:  # A host may have other devices than this machine.
         check_devices(options.devices)
     return (partial(agents_job, given) if names else Job)(
@@ -246,13 +248,24 @@ def _settings(settings: Any) -> Mapping[str, Any]:
     return dict(settings or {})
 
 
-def _names(infos: Any) -> tuple[str, ...]:
-    is_sequence = isinstance(infos, Sequence) and not isinstance(infos, str)
-    if not is_sequence or not all(isinstance(name, str) for name in infos):
-        raise ConfigurationError(f'infos must be names of infos, such as ("is_success", "action_mask"), got {infos!r}')
+def _infos(infos: Any) -> dict[str, Any]:
+    """By name, the default of an info or ``None``."""
+    is_collection = isinstance(infos, Sequence | Mapping) and not isinstance(infos, str)
+    if not is_collection or not all(isinstance(name, str) for name in infos):
+        raise ConfigurationError(
+            'infos must be names of infos, such as ("action_mask",), or a dict of them with defaults, such as '
+            f'{{"is_success": False}}, got {infos!r}'
+        )
     if len({part for name in infos for part in (name, f"_{name}")}) < 2 * len(infos):
         raise ConfigurationError(f"infos must be different names, of which none is another with _ before it: {infos!r}")
-    return tuple(infos)
+    found = dict(infos) if isinstance(infos, Mapping) else dict.fromkeys(infos)
+    for name, default in found.items():
+        if default is not None and np.asarray(default).dtype.kind not in "?biuf":
+            raise ConfigurationError(
+                f"infos[{name!r}] must be a default, a number, a boolean or an array of those, got {default!r}. "
+                "Give None for an info that has no default."
+            )
+    return found
 
 
 def _check_infos_needed(policy: Policy, infos: Sequence[str]) -> None:

@@ -44,7 +44,8 @@ class AgentsTask(CollectingTask[AgentsJob]):
     def lay_out(self, layout: Layout, mapping: Any) -> None:
         """Be told where everything lies in shared memory, all of which is mapped there."""
         job, (observed, acted) = self._job, self._spaces
-        spec = agents_spec(job.rollout_length, observed, acted, list(job.policy), layout.extras, job.gradient_bytes)
+        about = (list(job.policy), layout.extras, job.gradient_bytes, job.infos)
+        spec = agents_spec(job.rollout_length, observed, acted, *about)
         self._writers = SlotWriters(AgentWriter, agents_layout, spec, layout, len(self._envs), mapping)
 
         def make_cast(job: AgentsJob) -> Cast:

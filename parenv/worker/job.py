@@ -125,7 +125,7 @@ class Job(WorkerJob):
         rollout_length: ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`.
         num_envs_is_given: whether the user said how many sub-environments there are.
         gradient: how to compute gradients, or ``None`` for experience.
-        infos: names of infos that come along.
+        infos: by name of each info that comes along, its default, or ``None`` where it has none.
         settings: of version 0, beside those that the policy has.
     """
 
@@ -134,7 +134,7 @@ class Job(WorkerJob):
     rollout_length: int
     num_envs_is_given: bool
     gradient: GradientJob | None
-    infos: tuple[str, ...]
+    infos: Mapping[str, Any]
     settings: Mapping[str, Any]
 
     @property

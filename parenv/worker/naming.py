@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,11 +45,11 @@ class HeardInfos(InfoRows):
         super().write_batch(step, infos, columns, own, seen)
 
 
-def infos_in(names: Sequence[str], taken: Collection[str], of_each: Sequence[Found]) -> tuple[Info, ...]:
-    """What those of the named infos are like that are here.
+def infos_in(names: Mapping[str, Any], taken: Collection[str], of_each: Sequence[Found]) -> tuple[Info, ...]:
+    """What those of the named infos are like that have a default or are here.
 
     Args:
-        names: of infos.
+        names: of infos, with their defaults or ``None``.
         taken: names of those that the policy takes, and of other things.
         of_each: infos of sub-environments.
 
@@ -57,8 +57,10 @@ def infos_in(names: Sequence[str], taken: Collection[str], of_each: Sequence[Fou
         ConfigurationError: one is no array of numbers.
     """
     found = []
-    for name in names:
-        value = next((info[name] for info in of_each if info.get(name) is not None), None)
+    for name, default in names.items():
+        value = default
+        if value is None:
+            value = next((info[name] for info in of_each if info.get(name) is not None), None)
         if value is not None:
             array = np.asarray(value)
             if array.dtype.kind not in "?biuf":
@@ -66,7 +68,8 @@ def infos_in(names: Sequence[str], taken: Collection[str], of_each: Sequence[Fou
                     f"infos names {name!r}, which is {type(value).__name__}: only numbers, booleans and arrays of "
                     "those can come along in a rollout"
                 )
-            found.append(Info(name, array.shape, array.dtype.str, not {name, f"_{name}"}.isdisjoint(taken)))
+            is_taken = not {name, f"_{name}"}.isdisjoint(taken)
+            found.append(Info(name, array.shape, array.dtype.str, is_taken, default))
     return tuple(found)
 
 
@@ -89,7 +92,7 @@ def played(grounds: Grounds, actor: Actor, spec: RolloutSpec, missing: Sequence[
         writer.infos = everything = HeardInfos(spec.infos, writer.arrays)
         for _ in range(MAX_STEPS):
             collector.collect(writer)
-            found = infos_in(missing, (), everything.heard)
+            found = infos_in(dict.fromkeys(missing), (), everything.heard)
             if len(found) == len(missing):
                 return found
             if writer.num_ends:
@@ -111,6 +114,6 @@ def nowhere(absent: Sequence[str], everything: Sequence[Found]) -> Configuration
     returned = sorted({str(name) for info in everything for name in info})
     return ConfigurationError(
         f"infos names {', '.join(map(repr, absent))}, but neither resets nor {len(everything)} steps of an episode "
-        f"returned that: what they returned is {returned}. Correct the name, or have the environment "
-        "return it in every step"
+        f"returned that: what they returned is {returned}. Correct the name, or, if only some steps return the info, "
+        f"give it a default: infos={{{absent[0]!r}: False}} or another number or array"
     )

@@ -54,7 +54,7 @@ class RolloutTask(CollectingTask[Job]):
         job, started, worker = self._job, self._started, self._sender.worker
         extras, carry = extras_and_carry(layout.extras, layout.carry)
         spec = replace(started.spec, extras=extras, carry=carry, gradient_bytes=job.gradient_bytes)
-        spec = replace(spec, infos=infos_from_data(layout.infos), on_device=bool(layout.device))
+        spec = replace(spec, infos=infos_from_data(layout.infos, job.infos), on_device=bool(layout.device))
         self._writers = SlotWriters(RolloutWriter, slot_layout, spec, layout, started.stepper.num_envs, mapping)
 
         read = partial(WeightsReader, memory=mapping, offset=job.weights_offset, device=job.device)

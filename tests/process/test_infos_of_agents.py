@@ -99,6 +99,18 @@ def test_every_agent_is_told_what_belongs_to_its_observation_and_it_is_in_its_ro
         check(next(pool.rollouts())["fox"], True)  # type: ignore[index]
 
 
+@pytest.mark.parametrize("kind", [Telling, TellingTurns])
+def test_an_info_with_a_default_is_there_for_all_agents(kind: Any) -> None:
+    policies, infos = {"hen": as_told, "fox": as_told}, {"mask": None, "late": -1.0}
+    with AsyncWorkerPool([lambda: kind(0)], policies, policy_of=species, infos=infos, num_workers=0) as pool:
+        rollout: Any = next(pool.rollouts())
+    for name, rows in rollout.items():
+        absent = rows.alive & ~rows.infos["_late"]
+        assert absent.any()
+        assert (rows.infos["late"][absent] == -1.0).all()
+        assert rows.infos["_late"].any() == (name == "fox")
+
+
 def test_an_info_that_no_agent_is_told_is_an_error_that_says_what_there_is() -> None:
     with pytest.raises(ConfigurationError, match=r"infos names 'rank', but .*: what they returned is \['late', 'mask'"):
         AsyncWorkerPool(

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parenv import AsyncWorkerPool, ConfigurationError, Policy, Stop, TorchPolicy, WorkerOptions
+from parenv import AsyncWorkerPool, ConfigurationError, ObservationError, Policy, Stop, TorchPolicy, WorkerOptions
 from parenv.policy.policy import Action
 
 N = 5
@@ -157,6 +157,32 @@ def test_every_kind_of_policy_gets_the_mask_before_it_acts(policy: Any) -> None:
             pool.publish(policy)
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_info_with_a_default_need_not_be_there_and_has_the_default_then(make: Any, num_workers: int) -> None:
+    infos = {"action_mask": None, "is_success": False, "late": -1.0, "never": np.array([2, 3])}
+    with AsyncWorkerPool(make, first_allowed, num_workers=num_workers, rollout_length=7, infos=infos) as pool:
+        rollout = next(pool.rollouts())
+    found = rollout.infos
+    assert found["late"].tolist() == np.where(found["is_success"], 7.5, -1.0).tolist()
+    assert (found["_late"] == found["is_success"]).all()
+    assert (found["is_success"] == rollout.terminated).all()
+    assert (found["never"] == [2, 3]).all()
+    assert not found["_never"].any()
+    assert found["_action_mask"].all()
+
+
+def test_an_info_of_another_kind_than_its_default_is_an_error() -> None:
+    with (
+        AsyncWorkerPool(
+            Masked, first_allowed, num_workers=0, infos={"action_mask": None, "late": False}, rollout_length=50
+        ) as pool,
+        pytest.raises(ObservationError, match=r"the info 'late' has shape \(\) and dtype float64; its default has"),
+    ):
+        next(pool.rollouts())
+
+
 def test_a_policy_that_takes_none_leaves_all_infos_to_the_steps() -> None:
     class Unmasked(Masked):
         def step(self, action: Any) -> Any:
@@ -276,7 +302,8 @@ def test_a_resumed_run_acts_on_the_mask_of_the_observation_it_stopped_at() -> No
 
 
 def test_a_name_that_no_info_has_is_an_error_that_says_what_there_is() -> None:
-    with pytest.raises(ConfigurationError, match=r"names 'is_sucess', .*\['action_mask', 'is_success', 'late', 'numb"):
+    words = r"names 'is_sucess', .*\['action_mask', 'is_success', 'late', 'numb.*infos=\{'is_sucess': False\}"
+    with pytest.raises(ConfigurationError, match=words):
         AsyncWorkerPool(Masked, first_allowed, num_workers=0, infos=("action_mask", "is_sucess"))
 
 
@@ -344,10 +371,15 @@ def test_an_info_that_the_policy_needs_and_reset_does_not_return_is_an_error_tha
         AsyncWorkerPool(Unmasked, by_a_mask_that_it_needs, num_workers=num_workers, infos=("action_mask",))
 
 
-@pytest.mark.parametrize("infos", ["late", ("a", "a"), ("a", "_a"), (3,), 3])
+@pytest.mark.parametrize("infos", ["late", ("a", "a"), ("a", "_a"), (3,), 3, {3: 0}, {"a": 0, "_a": 0}])
 def test_names_that_are_none_are_refused(infos: Any) -> None:
     with pytest.raises(ConfigurationError, match="infos must be"):
         AsyncWorkerPool(Masked, first_allowed, infos=infos)
+
+
+def test_a_default_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"infos\['late'\] must be a default, a number.*, got 'x'"):
+        AsyncWorkerPool(Masked, first_allowed, infos={"late": "x"})
 
 
 def test_an_info_that_changes_its_shape_names_its_sub_environment() -> None:
