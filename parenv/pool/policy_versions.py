@@ -34,6 +34,7 @@ class PolicyVersions:
 
     Attributes:
         tables: by number of a version of all together, what it consists of.
+        setting_names: of the settings of any policy.
     """
 
     newest: Version
@@ -220,6 +221,7 @@ class PolicyVersions:
         self._serial += 1
         self.newest = Version(number, self._serial, bytes(cloudpickle.dumps(dict(rows))))
         self._kept[number], self.tables[number] = self.newest, rows
+        self.setting_names = {name for row in rows.values() for name in row.settings}
         self._played |= {row.index: Played(name, row.of, row.number, 0) for name, row in rows.items()}
 
     def _taken(self, name: str) -> set[int]:

@@ -21,7 +21,7 @@ from parenv.policy.policy import PolicyLike
 from parenv.pool.evaluating import PendingEvaluation
 from parenv.pool.events import Observer
 from parenv.pool.misplaced_arguments import names_their_home
-from parenv.pool.pool_plan import make_plan
+from parenv.pool.pool_plan import make_plan, settings_of_publish
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder
 from parenv.pool.statistics import PoolStatistics
@@ -212,7 +212,15 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         """
         return self._stream("gradient", "gradients", PoolSession.next_gradient, stop)
 
-    def publish(self, policy: Any, *, min_kl: float | None = None, on: Rollout | None = None, **settings: Any) -> int:
+    def publish(
+        self,
+        policy: Any,
+        *,
+        min_kl: float | None = None,
+        on: Rollout | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **more_settings: Any,
+    ) -> int:
         """Make a new version, by which every rollout that begins from now on acts.
 
         Args:
@@ -224,7 +232,9 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
                 ``log_prob(observations, actions)``, which a :class:`~parenv.TorchPolicy` has if its method takes
                 ``action``. Where policies have names, those are published that have moved.
             on: the rollout for ``min_kl``.
-            **settings: reach the workers as ``policy.settings`` with this version, and stay until they are changed.
+            settings: by name, what reaches the workers as ``policy.settings`` with this version, and stays until it is
+                changed.
+            **more_settings: the same as keywords. A new name that looks like one of the options above is warned of.
 
         Returns:
             The number of the version, which is that of the one before where nothing was published; where policies have
@@ -236,9 +246,10 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
             PolicyLagError: rollouts under way would become older than ``max_policy_lag``.
         """
         with self._using() as session:
+            sets = settings_of_publish(settings, more_settings, session.versions.setting_names)
             if (min_kl, on) != (None, None):
-                policy = session.moved(policy, settings, min_kl, on)
-            return session.version if policy is None else session.publish(policy, settings)
+                policy = session.moved(policy, sets, min_kl, on)
+            return session.version if policy is None else session.publish(policy, sets)
 
     def freeze(self, name: str) -> str:
         """Keep the newest version of a policy as an opponent, say: ``policy_of`` may return the name of it, for good.

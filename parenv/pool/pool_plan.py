@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -25,6 +27,8 @@ from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
 from parenv.supervision.partition import Given, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
+
+_OPTIONS_OF_PUBLISH = ("min_kl", "on", "settings")
 
 
 @dataclass(frozen=True)
@@ -246,6 +250,25 @@ def _settings(settings: Any) -> Mapping[str, Any]:
     if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
         raise ConfigurationError(f'settings must be a dict by name, such as {{"epsilon": 1.0}}, got {settings!r}')
     return dict(settings or {})
+
+
+def settings_of_publish(settings: Any, keywords: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
+    """The settings of a publish; warns of keywords that are probably misspelt options.
+
+    Args:
+        settings: what was given as such.
+        keywords: the others.
+        known: names of settings that there are already.
+    """
+    for name in [name for name in keywords if name not in known]:
+        like = [option for option in _OPTIONS_OF_PUBLISH if {*option.split("_")} <= {*name.split("_")}]
+        if like := like or get_close_matches(name, _OPTIONS_OF_PUBLISH, cutoff=0.75):
+            warnings.warn(
+                f"publish() has no option {name!r}, so the policy gets a setting of that name. Write {like[0]}= for "
+                f"the option, or settings={{{name!r}: ...}} for the setting.",
+                stacklevel=3,
+            )
+    return {**_settings(settings), **keywords}
 
 
 def _infos(infos: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import cloudpickle
@@ -51,6 +51,11 @@ class Versions:
 
     def __getitem__(self, number: int) -> Version:
         return self._kept[number]
+
+    @property
+    def setting_names(self) -> Collection[str]:
+        """Names of the settings of the newest version."""
+        return self.settings.keys()
 
     def has_room(self, in_use: Iterable[int]) -> bool:
         """Whether another version can be written, if of the old ones only these are still needed."""

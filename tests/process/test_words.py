@@ -69,6 +69,37 @@ def test_settings_are_what_the_first_version_starts_with(num_workers: int) -> No
         assert (next(stream).extras["epsilon"] == 0.25).all()
 
 
+def test_settings_of_publish_come_as_a_dict_or_as_keywords() -> None:
+    class Greedy(Policy):
+        def act(self, observations: Any, carry: Any) -> Action:
+            values = {name: np.full(len(observations), self.settings.get(name, 0.0)) for name in ("epsilon", "on_edge")}
+            return Action(zeros(observations), values)
+
+    with AsyncWorkerPool("CartPole-v1", Greedy(), num_workers=0, mode="sync", rollout_length=2) as pool:
+        stream = pool.rollouts()
+        pool.publish(Greedy(), settings={"epsilon": 0.5, "on_edge": 1.0})
+        assert {name: values[0, 0] for name, values in next(stream).extras.items()} == {"epsilon": 0.5, "on_edge": 1.0}
+        pool.publish(Greedy(), epsilon=0.25, on_edge=2.0)
+        assert {name: values[0, 0] for name, values in next(stream).extras.items()} == {"epsilon": 0.25, "on_edge": 2.0}
+        with pytest.raises(ConfigurationError, match="settings must be a dict by name"):
+            pool.publish(Greedy(), settings=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("kl_min", "min_kl"), ("minkl", "min_kl"), ("on_rollout", "on"), ("setting", "settings")]
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_a_setting_of_publish_that_looks_like_an_option_is_warned_of_once(name: str, option: str, named: bool) -> None:
+    policy: Any = {"all": zeros} if named else zeros
+    words = f"publish() has no option {name!r}, so the policy gets a setting of that name. Write {option}= for the"
+    with AsyncWorkerPool("CartPole-v1", policy, num_workers=0) as pool:
+        with pytest.warns(UserWarning, match=re.escape(words)) as warned:
+            assert pool.publish(policy, **{name: 0.01}) == 1
+        assert warned[0].filename == __file__
+        pool.publish(policy, **{name: 0.02})
+        pool.publish(policy, epsilon=0.1, round=3, opponents={})
+
+
 @pytest.mark.parametrize("settings", [3, {3: 4}, [("a", 1)]])
 def test_settings_that_are_none_are_refused(settings: Any) -> None:
     with pytest.raises(ConfigurationError, match="settings must be a dict by name"):
