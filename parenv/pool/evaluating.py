@@ -16,6 +16,7 @@ from parenv.pool.statistics import Counters
 from parenv.pool.versions import Version, Versions
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Supervisor
+from parenv.worker.evaluation import APART, BESIDE, IN_PLACE
 
 
 @dataclass
@@ -69,10 +70,10 @@ class Evaluator:
         """The version that is being evaluated beside the training."""
         return set() if self._under_way is None else {self._under_way.version.number}
 
-    def run(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
+    def run(self, episodes: int, deterministic: bool, in_place: bool) -> EpisodeStatistics:
         """Run episodes by the newest version, spread over the workers, and wait for them."""
         began, newest = time.perf_counter(), self._versions.newest
-        questions = self._questions(episodes, deterministic, False)
+        questions = self._questions(episodes, deterministic, IN_PLACE if in_place else APART)
         answers = self._supervisor.ask("evaluate", questions, newest[:2])
         return self._done(answers, newest, self._counters.env_steps, began, beside=False).episodes
 
@@ -80,7 +81,7 @@ class Evaluator:
         """Have workers do so beside the training; where they do already, nothing more is begun."""
         if self._under_way is None:
             newest = self._versions.newest
-            questions = self._questions(episodes, deterministic, True)
+            questions = self._questions(episodes, deterministic, BESIDE)
             question = self._supervisor.questions.begin("evaluate", questions, newest[:2])
             self._under_way = BegunEvaluation(question, newest, self._counters.env_steps, time.perf_counter())
         return self._under_way
@@ -108,11 +109,11 @@ class Evaluator:
             raise
         found.result = self._done(answers, found.version, found.env_steps, found.began, beside=True)
 
-    def _questions(self, episodes: int, deterministic: bool, beside: bool) -> dict[int, tuple[Any, ...]]:
+    def _questions(self, episodes: int, deterministic: bool, where: str) -> dict[int, tuple[Any, ...]]:
         self.begun += 1
         newest, num_workers = self._versions.newest, len(self._supervisor.workers.shares)
         wanted = {w: episodes // num_workers + (w < episodes % num_workers) for w in range(num_workers)}
-        return {w: (n, deterministic, self.begun, beside, *newest) for w, n in wanted.items() if n}
+        return {w: (n, deterministic, self.begun, where, *newest) for w, n in wanted.items() if n}
 
     def _done(
         self, answers: Mapping[int, Any], version: Version, env_steps: int, began: float, beside: bool

@@ -297,18 +297,18 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
 
     @overload
     def evaluate(
-        self, episodes: int, deterministic: bool = True, *, wait: Literal[True] = True
+        self, episodes: int, deterministic: bool = True, *, wait: Literal[True] = True, in_place: bool = False
     ) -> EpisodeStatistics: ...
 
     @overload
     def evaluate(self, episodes: int, deterministic: bool = True, *, wait: Literal[False]) -> PendingEvaluation: ...
 
     def evaluate(
-        self, episodes: int, deterministic: bool = True, *, wait: bool = True
+        self, episodes: int, deterministic: bool = True, *, wait: bool = True, in_place: bool = False
     ) -> EpisodeStatistics | PendingEvaluation:
         """Run whole episodes by the newest version, on the workers, in sub-environments made for it.
 
-        The training environments, their random states and the policy's carry are not touched.
+        The training environments, their random states and the policy's carry are not touched, except with ``in_place``.
 
         Args:
             episodes: how many.
@@ -318,13 +318,23 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
                 result it is in :meth:`statistics`. There is one at a time: while it is under way, nothing more is begun
                 and the one under way is returned.
 
+            in_place: whether to play in the training environments, for those of which a process may have only one.
+                Their episodes under way are cut: what a worker collects next has ``restarted``.
+
         Returns:
             The episodes; with ``wait=False``, what will have them.
+
+        Raises:
+            ConfigurationError: ``in_place`` with ``wait=False``, with policies by name, or in a recorded run.
         """
         at_least("episodes", episodes, 1)
+        if in_place and not wait:
+            raise ConfigurationError(
+                "in_place=True must wait, since the training cannot go on meanwhile, got wait=False"
+            )
         with self._using() as session:
             if wait:
-                return session.evaluate(episodes, deterministic)
+                return session.evaluate(episodes, deterministic, in_place)
             return PendingEvaluation(session.evaluator.begin(episodes, deterministic), self._finish_evaluation)
 
     def statistics(self) -> PoolStatistics:

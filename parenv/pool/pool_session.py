@@ -21,6 +21,7 @@ from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics
 from parenv.process.forks import Owner
+from parenv.worker.job import AgentsJob
 
 
 class PoolSession:
@@ -123,11 +124,13 @@ class PoolSession:
         self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
 
-    def evaluate(self, episodes: int, deterministic: bool) -> EpisodeStatistics:
+    def evaluate(self, episodes: int, deterministic: bool, in_place: bool = False) -> EpisodeStatistics:
         """Run episodes by the newest version, once what is evaluated beside the training is done."""
+        if in_place:
+            self._check_in_place()
         self.finish_evaluation()
         with self._timer.during("calling"):
-            return self.evaluator.run(episodes, deterministic)
+            return self.evaluator.run(episodes, deterministic, in_place)
 
     def finish_evaluation(self) -> None:
         """Wait for what is evaluated beside the training."""
@@ -202,6 +205,14 @@ class PoolSession:
         self.evaluator.begun, self._supervisor.restarts = state["evaluations"], state["worker_restarts"]
         self._counters.load(state["statistics"])
         self._timer.resume(state["seconds"], state["collecting_seconds"])
+
+    def _check_in_place(self) -> None:
+        if isinstance(self.plan.job, AgentsJob):
+            raise ConfigurationError("in_place=True must have one policy without a name, got policies by name")
+        if self.plan.recorder.orders:
+            raise ConfigurationError(
+                "in_place=True cuts training episodes, which record and replay cannot repeat. Leave one of them out"
+            )
 
     def _versions_in_use(self) -> set[int]:
         return self._queue.scheduler.versions_in_use() | self.evaluator.versions_in_use()

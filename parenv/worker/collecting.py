@@ -131,14 +131,19 @@ class Collector:
         """``[env_id, doing, exception as text]`` of every sub-environment that was replaced since the last time."""
         return []
 
-    def restart(self, seeds: Sequence[int | None] | None = None) -> list[Any]:
+    def restart(self, seeds: Sequence[int | None] | None = None, *, cuts: bool = False) -> list[Any]:
         """Leave all episodes that are under way, and begin others, with seeds for some of them.
+
+        Args:
+            seeds: of the sub-environments.
+            cuts: whether the next rollout has to say so, by ``restarted``.
 
         Returns:
             Their first observations, one array or list ``[B, ...]`` per leaf.
         """
         batch = self.stepper.num_envs
         self._begin_anew(seeds or [None] * batch)
+        self._restarted |= cuts
         self._open = OpenEpisodes(batch)
         self._carry = self.actor.initial_carry(batch)
         return [copied(rows) for rows in self._rows]

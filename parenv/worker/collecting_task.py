@@ -12,7 +12,7 @@ from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.collecting import StopCollectingError
-from parenv.worker.evaluation import Evaluation
+from parenv.worker.evaluation import BESIDE, IN_PLACE, EnvsEvaluation, Evaluation
 from parenv.worker.failing import LATER, Outlet
 from parenv.worker.loads import Loads
 
@@ -82,13 +82,16 @@ class CollectingTask(ABC, Generic[SomeJob]):
         return self._asked.each(name, lambda env: method(env, next(positions), *arguments), columns)
 
     def _evaluate(
-        self, episodes: int, deterministic: bool, number: int, beside: bool, version: int, place: int, snapshot: bytes
+        self, episodes: int, deterministic: bool, number: int, where: str, version: int, place: int, snapshot: bytes
     ) -> Any:
         assert self._evaluation is not None
-        if beside:
+        if where == BESIDE:
             self._evaluation.begin(episodes, deterministic, number, place, snapshot)
             return LATER
         self._load(version, place, snapshot)
+        if where == IN_PLACE:
+            assert isinstance(self._evaluation, EnvsEvaluation)
+            return self._evaluation.run_in_place(episodes, deterministic, number)
         return self._evaluation.run(episodes, deterministic, number)
 
     @abstractmethod

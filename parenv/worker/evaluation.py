@@ -20,12 +20,18 @@ from parenv.worker.failing import LATER
 from parenv.worker.grounds import Grounds
 from parenv.worker.job import Job
 
+APART, BESIDE, IN_PLACE = "apart", "beside", "in place"
+"""An evaluation plays while the training waits, beside it, or in the training's own sub-environments."""
 MAX_STEPS = 16
 """Env steps between two looks at who is done."""
 PIECE_S = 0.005
 """How long a piece of an evaluation beside the training may take, unless a single env step takes longer."""
 FRACTION = 0.1
 """Of its time with rollouts, what a worker that always has some to collect spends on an evaluation beside them."""
+_SECOND_IN_A_PROCESS = (
+    "An evaluation makes a second set of sub-environments in each worker, beside those of the training. If a process "
+    "may have only one, as with stable-retro, use pool.evaluate(..., in_place=True)."
+)
 Within = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -125,6 +131,15 @@ class EnvsEvaluation(Evaluation):
         fit, in_use = collector.actor.fit, collector.stepper.envs
         self._grounds = Grounds(job.factories, env_ids, self._progress, fit, job.options.step_threads, in_use)
 
+    def run_in_place(self, episodes: int, deterministic: bool, number: int) -> tuple[Any, ...]:
+        """The same as :meth:`run` in the training's sub-environments, whose episodes under way are cut."""
+        apart, self._grounds = self._grounds, self._grounds.over(self._collector.stepper)
+        try:
+            return self.run(episodes, deterministic, number)
+        finally:
+            self._grounds = apart
+            self._collector.restart(cuts=True)
+
     def close(self) -> None:
         """Close its sub-environments."""
         self._grounds.close()
@@ -133,7 +148,11 @@ class EnvsEvaluation(Evaluation):
         training = self._collector.spec
         extras = tuple(extra for extra in training.extras if not extra.postprocessed)
         spec = replace(training, rollout_length=MAX_STEPS, extras=extras, on_device=False)
-        collector, _ = self._grounds.collector(acting, spec, seed, self._worker)
+        try:
+            collector, _ = self._grounds.collector(acting, spec, seed, self._worker)
+        except Exception as error:
+            error.add_note(_SECOND_IN_A_PROCESS)
+            raise
         return EnvsGame(collector, episodes, within)
 
 

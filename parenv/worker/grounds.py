@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,12 @@ class Grounds:
             self._stepper = make_stepper(envs, self.env_ids.start, self.progress, self.fit, self.step_threads)
             self.get_to_know(self._stepper.envs)
         return self._stepper
+
+    def over(self, stepper: Stepper) -> Grounds:
+        """The same over sub-environments that are there already."""
+        there = replace(self)
+        there._stepper = stepper
+        return there
 
     def get_to_know(self, envs: Sequence[Any]) -> None:
         """Look at environments that have just been made."""

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -372,6 +372,61 @@ def test_a_stream_stops_at_the_return_of_an_evaluation_that_ends_during_it() -> 
             pass
         assert pool.statistics().evaluation.mean_return == 45  # type: ignore[union-attr]
         assert pool.statistics().seconds < PATIENCE_S
+
+
+def lean(observations: Any) -> Any:
+    return observations[:, 2] > 0
+
+
+class Only(gym.Wrapper[Any, Any, Any, Any]):
+    """An emulator, of which a process may have one."""
+
+    there: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        if Only.there:
+            raise RuntimeError("Cannot create multiple emulator instances per process")
+        Only.there += 1
+        super().__init__(gym.make("CartPole-v1"))
+
+    def close(self) -> None:
+        Only.there -= 1
+        super().close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_environments_of_which_a_process_may_have_one_are_evaluated_in_place(num_workers: int) -> None:
+    how: dict[str, Any] = {"num_envs": max(1, num_workers), "num_workers": num_workers, "mode": "sync", "seed": 3}
+    with AsyncWorkerPool("CartPole-v1", lean, rollout_length=32, **how) as pool:
+        wanted = pool.evaluate(5)
+    with AsyncWorkerPool(Only, lean, rollout_length=32, **how) as pool:
+        stream = pool.rollouts()
+        before = next(stream)
+        with pytest.raises(RuntimeError, match="multiple emulator") as raised:
+            pool.evaluate(5)
+        assert any("use pool.evaluate(..., in_place=True)" in note for note in raised.value.__notes__)
+        assert not next(stream).restarted.any()
+        assert pool.evaluate(5, in_place=True).lengths.shape == (5,)
+        after, behind = next(stream), next(stream)
+        assert (after.restarted.all(), behind.restarted.any()) == (True, False)
+        assert (np.abs(after.observations[0]) <= 0.05).all()
+        np.testing.assert_array_equal(after.last_observations, behind.observations[0])
+        assert not (after.observations[0] == before.observations[0]).any()
+    with AsyncWorkerPool(Only, lean, rollout_length=32, **how) as pool:
+        found = pool.evaluate(5, in_place=True)
+    assert (found.returns.tolist(), found.env_ids.tolist()) == (wanted.returns.tolist(), wanted.env_ids.tolist())
+
+
+def test_an_evaluation_in_place_is_refused_where_it_would_do_harm(tmp_path: Path) -> None:
+    for policy, evaluation, record, message in [
+        (lean, {"wait": False}, None, "in_place=True must wait"),
+        ({"a": lean}, {}, None, "in_place=True must have one policy without a name"),
+        (lean, {}, tmp_path / "run", "in_place=True cuts training episodes, which record and replay cannot repeat"),
+    ]:
+        with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, record=record) as pool:
+            evaluate: Any = pool.evaluate
+            with pytest.raises(ConfigurationError, match=message):
+                evaluate(2, in_place=True, **evaluation)
 
 
 @pytest.mark.parametrize(
