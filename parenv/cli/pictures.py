@@ -53,7 +53,9 @@ def pictures(timeline: Timeline) -> list[Picture]:
     if not len(timeline.arrived_s):
         return []
     marks = "" if not timeline.losses else " Red lines: a worker or a sub-environment was lost."
-    returns = Picture("Return", f"Dots: episodes. Line: mean of the last {_window(timeline)}.{marks}", _draw_returns)
+    diamonds = " Diamonds: mean returns of evaluations." if len(timeline.evaluations.seconds) else ""
+    caption = f"Dots: episodes. Line: mean of the last {_window(timeline)}.{diamonds}{marks}"
+    returns = Picture("Return", caption, _draw_returns)
     return [
         Picture("Timeline", _timeline_caption(timeline), _draw_timeline),
         Picture("Where the time went", _utilisation_caption(timeline), _draw_utilisation),
@@ -153,15 +155,20 @@ def _utilisation_caption(timeline: Timeline) -> str:
 def _draw_returns(figure: Any, timeline: Timeline) -> None:
     panels = _two_panels(figure)
     episodes, mean = timeline.episodes, timeline.episodes.running_mean(_window(timeline))
+    evaluated = timeline.evaluations
     every = max(1, len(episodes) // MOST_DOTS)
     # One mean for each rollout: between episodes that arrived together it would go up and down in one place.
     last = np.flatnonzero(np.diff(episodes.env_steps, append=-1))
     lost_s = [loss.seconds for loss in timeline.losses]
     lost = [timeline.env_steps_at(seconds) for seconds in lost_s]
-    axes = (("env steps", episodes.env_steps, lost), ("seconds", episodes.seconds, lost_s))
-    for panel, (label, across, places) in zip(panels, axes, strict=True):
+    axes = (
+        ("env steps", episodes.env_steps, evaluated.env_steps, lost),
+        ("seconds", episodes.seconds, evaluated.seconds, lost_s),
+    )
+    for panel, (label, across, evaluated_at, places) in zip(panels, axes, strict=True):
         panel.scatter(across[::every], episodes.returns[::every], 5, color="#9ecae1", linewidths=0, rasterized=True)
         panel.plot(across[last], mean[last], color=COLOURS["learn"], linewidth=1.8)
+        panel.scatter(evaluated_at, evaluated.mean_returns, 26, color=COLOURS["evaluate"], marker="D", zorder=3)
         _mark(panel, places)
         panel.set_xlabel(label)
         panel.locator_params(axis="x", nbins=6)

@@ -109,6 +109,21 @@ class Episodes:
 
 
 @dataclass(frozen=True)
+class Evaluations:
+    """Evaluations of the policy, ``[N]`` each.
+
+    Args:
+        seconds: when each was done.
+        env_steps: of the run when it began, NaN in traces of older versions of parenv.
+        mean_returns: NaN where one is not finite.
+    """
+
+    seconds: Any
+    env_steps: Any
+    mean_returns: Any
+
+
+@dataclass(frozen=True)
 class Timeline:
     """A run.
 
@@ -122,6 +137,7 @@ class Timeline:
         env_steps: of each, int64 ``[N]``.
         policy_lag: of each in publishes, int64 ``[N]``.
         episodes: that ended in them.
+        evaluations: of the policy.
         losses: workers and sub-environments that were lost.
     """
 
@@ -134,6 +150,7 @@ class Timeline:
     env_steps: Any
     policy_lag: Any
     episodes: Episodes
+    evaluations: Evaluations
     losses: tuple[Loss, ...]
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.cli.timeline import Episodes, Loss, Timeline, Track
+from parenv.cli.timeline import Episodes, Evaluations, Loss, Timeline, Track
 from parenv.errors import ConfigurationError
 from parenv.records.trace import DRIVER, FORMAT
 
@@ -73,6 +73,7 @@ class _Reader:
         self._worker_env_steps: dict[int, array[int]] = defaultdict(lambda: array("q"))
         self._arrived_us, self._env_steps, self._lags = array("d"), array("q"), array("q")
         self._returns, self._lengths, self._rollouts = array("d"), array("q"), array("q")
+        self._evaluated_us, self._evaluated = array("d"), array("d")
         self._losses: list[tuple[str, int, float, str]] = []
 
     def add_line(self, line: str) -> None:
@@ -99,6 +100,7 @@ class _Reader:
             env_steps=env_steps,
             policy_lag=np.array(self._lags, np.int64),
             episodes=Episodes(returns, np.array(self._lengths, np.int64), so_far[rollouts], arrived_s[rollouts]),
+            evaluations=Evaluations(self._seconds(self._evaluated_us), *np.array(self._evaluated).reshape(-1, 2).T),
             losses=tuple(Loss(what, who, float(self._seconds([us])[0]), why) for what, who, us, why in self._losses),
         )
 
@@ -108,6 +110,10 @@ class _Reader:
             self._add_piece(event, name)
         elif phase == "i" and name == "rollout":
             self._add_rollout(event["ts"], event["args"])
+        elif phase == "i" and name == "evaluated":
+            mean, env_steps = event["args"]["mean return"], event["args"].get("env_steps")
+            self._evaluated_us.append(event["ts"])
+            self._evaluated.extend(np.nan if value is None else value for value in (env_steps, mean))
         elif phase == "i" and name in _LOST:
             self._losses.append((_LOST[name], event["tid"] - DRIVER - 1, event["ts"], event["args"]["reason"]))
         elif phase == "M" and name == "parenv":

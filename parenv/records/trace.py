@@ -80,11 +80,12 @@ class TraceWriter(Observer):
                 self._delivered(now, arrival)
             case Published(version, since):
                 self._piece(DRIVER, "publish", since, now, f'{{"policy_version": {version}}}')
-            case Evaluated(result, _, beside=True):  # It took nothing of the driver's time.
-                about = {"policy_version": result.policy_version, "mean return": _number(result.mean_return)}
+            case Evaluated(result, since, beside):
+                about: dict[str, Any] = {"policy_version": result.policy_version}
+                if not beside:  # One beside the training takes nothing of the driver's time.
+                    self._piece(DRIVER, "evaluate", since, now, json.dumps(about))
+                about |= {"env_steps": result.env_steps, "mean return": _number(result.mean_return)}
                 self._event("evaluated", "i", DRIVER, now, s="t", args=about)
-            case Evaluated(result, since):
-                self._piece(DRIVER, "evaluate", since, now, f'{{"policy_version": {result.policy_version}}}')
             case Lost(worker, reason):
                 self._lost.setdefault(worker, now)
                 self._event("lost", "i", _track(worker), now, s="t", args={"reason": str(reason)})

@@ -463,7 +463,7 @@ def test_statistics_scalars_and_a_trace_tell_of_it(tmp_path: Path) -> None:
         assert scalars(figures)["eval/mean_ep_length"] == 5
     events = json.loads((tmp_path / "trace.json").read_text())
     (found,) = [event for event in events if event["name"] == "evaluated"]
-    assert found["args"] == {"policy_version": 0, "mean return": 0.0}
+    assert found["args"] == {"policy_version": 0, "env_steps": 0, "mean return": 0.0}
 
 
 def test_weights_are_those_of_a_state_dict_also_where_tensors_are_tied_or_not_in_it() -> None:

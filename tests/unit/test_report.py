@@ -88,6 +88,8 @@ def two_workers(path: Path, **about: Any) -> Path:
         piece("driver", "learn", 1.0, 1.5),
         piece("driver", "wait", 1.5, 2.0),
         instant("driver", "rollout", 2.0, env_steps=10, policy_lag=1),
+        instant("driver", "evaluated", 2.0, policy_version=0, env_steps=1020, **{"mean return": 7.5}),
+        instant("driver", "evaluated", 2.5, policy_version=1, **{"mean return": None}),
         *run("1", 0.0, 10),
         instant("1", "lost", 1.4, reason="worker 1 was killed by <SIGKILL>"),
         piece("1", "restart", 1.4, 2.0, generation=1),
@@ -132,6 +134,10 @@ def test_what_a_trace_says_is_read_in_seconds_since_the_first_rollout_was_asked_
     assert timeline.arrived_s == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0])
     assert timeline.policy_lag.tolist() == [0, 1, 2, 1, 1]
     assert timeline.cycle_s == pytest.approx(1.0)
+    evaluations = timeline.evaluations
+    assert evaluations.seconds == pytest.approx([2.0, 2.5])
+    np.testing.assert_array_equal(evaluations.env_steps, [1020, np.nan])
+    np.testing.assert_array_equal(evaluations.mean_returns, [7.5, np.nan])
     episodes = timeline.episodes
     assert episodes.returns.tolist()[:2] + episodes.returns.tolist()[3:] == [1.0, 3.0, 5.0]
     assert math.isnan(episodes.returns[2])
@@ -226,6 +232,7 @@ def test_the_page_has_all_pictures_and_needs_no_other_file(tmp_path: Path, capsy
         "Run of 2030-01-02 03:04:05 (trace.json)",
         "sync, experience parallelism, 2 workers, 3 sub-environments: 80 env steps in 3.0 seconds",
         "26.7 env steps per second, 1 restart.",
+        "Diamonds: mean returns of evaluations.",
         "worker 1 was killed by <SIGKILL>",
         "env_id 0 raised during env.step() and was replaced: ValueError: no",
     ):
