@@ -73,7 +73,7 @@ class ActionFit:
 
     def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
         if leaf.dtype is None:
-            return to_array(values)
+            return list(values) if isinstance(values, tuple) else to_array(values)
         array, wanted = np.asarray(_array(values)), (batch, *leaf.shape)
         if array.shape == wanted and array.dtype == leaf.dtype:
             return array

@@ -154,6 +154,23 @@ def test_actions_of_every_space_reach_the_environment(name: str, step_workers: i
                 assert space.contains(as_single(space, at(rollout.actions, row, 0)))
 
 
+TUPLES = {"equal lengths": lambda i: (1, 2), "different lengths": lambda i: tuple(range(i % 3))}
+
+
+@pytest.mark.parametrize("batch", [tuple, list])
+@pytest.mark.parametrize("action_of", TUPLES.values(), ids=TUPLES)
+def test_a_batch_of_sequences_may_be_a_tuple_as_the_batched_space_has_it(action_of: Any, batch: Any) -> None:
+    space = spaces.Sequence(spaces.Discrete(3))
+    with AsyncWorkerPool(
+        lambda: Sampler(spaces.Box(-1, 1, (1,)), space),
+        lambda observations: batch(map(action_of, range(len(observations)))),
+        num_workers=0,
+        num_envs=3,
+        rollout_length=4,
+    ) as pool:
+        assert next(pool.rollouts()).actions == [[action_of(i) for i in range(3)]] * 4
+
+
 def as_single(space: Any, value: Any) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: as_single(space[key], part) for key, part in value.items()}
