@@ -82,10 +82,15 @@ def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, giv
     for number, space in enumerate(observations):
         fits = number == 0 if mode == "same" else is_space_dtype_shape_equiv(space, single)
         if not fits:
-            hint = "; if that is intended, use observation_mode='different'" if mode == "same" else ""
+            # Others match these texts, which are Gymnasium's.
+            are_not, remedy = (
+                ("are not equivalent", "If this is intentional, use `observation_mode='different'` instead.")
+                if mode == "same"
+                else ("do not share a common shape and dtype", "Give them one shape and dtype.")
+            )
             raise RuntimeError(
-                f"the observation space of env_id {which.index(number)}, {space}, does not go together with {single} "
-                f"for observation_mode={mode!r}{hint}"
+                f"the sub-environments observation spaces {are_not}. single_observation_space={single}, but env_id "
+                f"{which.index(number)} has {space}. {remedy}"
             )
     actions, which = _distinct(of_workers, "action_space")
     if len(actions) > 1:

@@ -227,8 +227,9 @@ def _checked(mode: Any) -> ObservationMode:
             raise TypeError(f"observation_mode must be a pair of spaces, got {type(mode[0])} and {type(mode[1])}")
         return mode
     if mode not in ("same", "different"):
+        # Others match the beginning, which is Gymnasium's text.
         raise ConfigurationError(
-            "observation_mode must be 'same', 'different' or a tuple of batched and single observation space, "
-            f"got {mode!r}"
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}. In a tuple, put the batched space first"
         )
     return str(mode)
