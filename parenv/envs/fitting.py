@@ -2,7 +2,7 @@
 
 Shape and kind (boolean, integer, float) must be those of the space. A value of the same kind in another dtype is cast,
 with one warning for all values of that leaf, or is an error with ``strict_dtype``. Only the actions that a vector env
-is given reach its environments as they are, as with Gymnasium's, with the same warning.
+is given reach its environments as they are, as with Gymnasium's, with the same warning; floats may be integers then.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ class Fit:
         """What the options say."""
         return cls(options.strict_dtype, options.check_finite, warn)
 
-    def problem(self, what: str, leaf: Leaf, array: Any, becomes: str = "are cast to") -> str | None:
+    def problem(self, what: str, leaf: Leaf, array: Any, as_is: bool = False) -> str | None:
         """Why an array of another dtype than the leaf's does not fit, if it does not; else the user is warned.
 
         Args:
             what: ``"observation"`` or ``"action"``.
             leaf: of the space.
             array: of the right shape.
-            becomes: what is done with it.
+            as_is: whether it stays as it is, and is not cast; whole floats fit then where integers belong.
         """
         wanted: np.dtype[Any] = np.dtype(leaf.dtype)
         if array.dtype == wanted:
             return None
-        if not of_one_kind(array.dtype, wanted):
+        if not of_one_kind(array.dtype, wanted) and not (as_is and _is_whole(array, wanted)):
             return f"{array.dtype} is not of the kind of {wanted}"
         if wanted.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(array.astype(wanted), array):
             return f"its values do not fit into {wanted}"
         if self.strict:
             return f"it is {array.dtype} and not {wanted}, and strict_dtype=True forbids to cast it"
+        becomes = "not" if as_is else "are cast to"
         self.warn_once(
             (what, leaf),
             f"the {what}s{leaf.name} are {array.dtype} and {becomes} the {wanted} of their space: give them that "
@@ -77,6 +78,12 @@ def of_one_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     (True, False)
     """
     return np.can_cast(given, wanted, "same_kind") or (given.kind in "iu" and wanted.kind in "iu")
+
+
+def _is_whole(array: Any, wanted: np.dtype[Any]) -> bool:
+    """Whether floats are integers or booleans, as those of SB3's policy for MultiBinary are."""
+    with np.errstate(invalid="ignore"):  # NaN equals no integer.
+        return array.dtype.kind == "f" and wanted.kind in "iub" and np.array_equal(array.astype(wanted), array)
 
 
 def not_finite(values: Any) -> bool:

@@ -127,6 +127,7 @@ class Results:
 
         Raises:
             ConfigurationError: actions are not finite, where that is checked, or do not fit their space.
+            TypeError: they are not a batch, but a single number.
         """
         board, fit = self._board, self._fit
         first = board.actions[0]
@@ -189,7 +190,12 @@ def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> 
     values = np.asarray(given)
     if values.dtype.kind not in "?biufc":
         return
-    if values.shape[1:] != leaf.shape or not values.shape:
+    if not values.shape:  # As Gymnasium's vector envs raise it.
+        raise TypeError(
+            f"the actions{leaf.name} must be a list or an array with one for each sub-environment, got {given}. "
+            f"Give {len(env_ids)} actions"
+        )
+    if values.shape[1:] != leaf.shape:
         raise ConfigurationError(
             f"the actions{leaf.name} have shape {values.shape}, but {len(env_ids)} sub-environments need "
             f"{(len(env_ids), *leaf.shape)}"
@@ -198,7 +204,7 @@ def _check_actions(leaf: Leaf, given: Any, env_ids: Sequence[int], fit: Fit) -> 
         raise ConfigurationError(f"{len(values)} actions were given for {len(env_ids)} sub-environments")
     is_guise = not hasattr(given, "dtype") and of_one_kind(values.dtype, np.dtype(leaf.dtype))
     if not is_guise and not (leaf.integral and values.dtype.kind in "iub"):
-        problem = fit.problem("action", leaf, values, "not")
+        problem = fit.problem("action", leaf, values, as_is=True)
         if problem is not None:
             raise ConfigurationError(f"the actions{leaf.name} do not fit their space: {problem}")
     for env_id, action in zip(env_ids, values, strict=True) if fit.finite else ():

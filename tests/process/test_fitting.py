@@ -154,7 +154,7 @@ KINDS = {
     "vector, actions": (
         run_vector,
         lambda: Showing(SINGLE, action_space=spaces.MultiDiscrete([3, 3])),
-        single([1] * 4),
+        single([1] * 4) + np.float32(0.5),
         ValueError,
     ),
 }

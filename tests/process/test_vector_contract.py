@@ -532,6 +532,58 @@ def test_a_wrong_number_of_actions_is_refused_and_nothing_is_stepped(actions: An
         assert envs.step(np.zeros(N, np.int64))[1].tolist() == [0.5] * N
 
 
+@INLINE_OR_NOT
+def test_a_single_action_for_all_is_a_type_error_as_in_gymnasium(num_workers: int) -> None:
+    with (
+        parallel(talkers(), num_workers=num_workers) as envs,
+        contextlib.closing(SyncVectorEnv(talkers())) as reference,
+    ):
+        for one in (envs, reference):
+            one.reset(seed=0)
+            with pytest.raises(TypeError):
+                one.step(1)
+        with pytest.raises(TypeError, match=r"^the actions must be a list or an array .*, got 1\. Give 3 actions$"):
+            envs.send(1)
+        assert envs.step(np.zeros(N, np.int64))[1].tolist() == [0.5] * N
+
+
+FLOATS: dict[str, tuple[Any, Any]] = {
+    "multi binary": (spaces.MultiBinary(3), np.ones((N, 3), np.float32)),
+    "multi discrete": (spaces.MultiDiscrete([3, 4]), np.full((N, 2), 2.0)),
+    "integer box": (spaces.Box(0, 255, (2,), np.uint8), np.full((N, 2), 255.0, np.float32)),
+    "discrete": (spaces.Discrete(3), np.array([0.0, 1.0, 2.0])),
+}
+
+
+@pytest.mark.one_in(2)
+@INLINE_OR_NOT
+@pytest.mark.parametrize("name", FLOATS)
+def test_whole_floats_for_integer_spaces_reach_environments_as_by_sync_vector_env(name: str, num_workers: int) -> None:
+    space, actions = FLOATS[name]
+    with (
+        parallel(talkers(acted=space), num_workers=num_workers) as envs,
+        contextlib.closing(SyncVectorEnv(talkers(acted=space))) as reference,
+    ):
+        for one in (envs, reference):
+            one.reset(seed=0)
+        with pytest.warns(UserWarning, match=f"the actions are {actions.dtype} and not the {space.dtype} of their"):
+            envs.step(actions)
+        envs.step(actions)
+        for _ in range(2):
+            reference.step(actions)
+        assert_same(envs.get_attr("actions"), reference.get_attr("actions"), where="actions")
+
+
+@INLINE_OR_NOT
+@pytest.mark.parametrize("wrong", [0.5, np.nan, 300.0, -1.0])
+def test_floats_that_are_no_such_integers_are_refused_and_nothing_is_stepped(wrong: float, num_workers: int) -> None:
+    with parallel(talkers(acted=FLOATS["integer box"][0]), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ConfigurationError, match="do not fit their space: float64 is not of the kind of uint8"):
+            envs.step(np.array([[0.0, 1.0], [wrong, 1.0], [2.0, 3.0]]))
+        assert envs.get_attr("actions") == ([],) * N
+
+
 # Which spaces go together.
 
 
