@@ -59,8 +59,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         caller_steps: whether this process steps a part of the sub-environments itself while workers step theirs, which
             is faster where a step is cheap; it takes the place of a worker where ``num_workers`` is left out. Given up
             is what a process of their own protects from: a crash of native code in that part takes this process along,
-            and a hang there cannot be cut. ``"auto"``: where that pays, and the first sub-environment's module brings
-            no native code that could crash.
+            and a hang there cannot be cut. The ``timeout`` of a wait does not interrupt this process either: the wait
+            ends when its part is done, and raises only if workers still step then. ``"auto"``: where that pays, and the
+            first sub-environment's module brings no native code that could crash.
         spin_us: microseconds that this process and workers look whether they have been rung for, before they sleep and
             have to be woken. ``"auto"``: 100 where the usable cores suffice for all workers and this process, while
             waits are that short, and with at most a tenth of a core spent beyond the wake-ups that are saved; 0: never.
