@@ -27,6 +27,7 @@ from parenv.pool.pool_plan import Plan
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions
+from parenv.process.user_code import dumps
 from parenv.protocol.messages import Layout
 from parenv.supervision.launch import inline_placement, local_launch, worker_placement
 from parenv.supervision.supervisor import Product, Supervisor
@@ -115,6 +116,6 @@ def _placement_for(plan: Plan, job: Job, weights: AnyWeights) -> Placement:
 def _another(policy: Any) -> Any:
     """A copy that shares no state: pickled and unpickled as for a process, or else copied deeply."""
     try:
-        return cloudpickle.loads(cloudpickle.dumps(policy))
+        return cloudpickle.loads(dumps(policy))
     except Exception:
         return copy.deepcopy(policy)

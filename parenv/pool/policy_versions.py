@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from parenv.errors import ConfigurationError
@@ -16,6 +15,7 @@ from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of
 from parenv.pool.moving import has_moved
 from parenv.pool.versions import Version, source_of
+from parenv.process.user_code import dumps
 
 
 class PolicyVersions:
@@ -122,13 +122,13 @@ class PolicyVersions:
         for name, policy in given.items():
             mine, place = {**rows[name].settings, **settings}, self._free_place(name)
             if name in self._weights:
-                snapshot = cloudpickle.dumps((mine, None)) if mine else b""
+                snapshot = dumps((mine, None)) if mine else b""
                 try:
                     self._weights[name].write(source_of(policy), place, rows[name].place)
                 except ConfigurationError as error:
                     raise ConfigurationError(f"policy {name!r}: {error}") from error
             else:
-                snapshot = cloudpickle.dumps((mine, policy))
+                snapshot = dumps((mine, policy))
             number_of_it = rows[name].number + 1
             rows[name] = replace(rows[name], number=number_of_it, place=place, snapshot=snapshot, settings=mine)
         self._take(number(), rows)
@@ -165,8 +165,8 @@ class PolicyVersions:
         rows: dict[str, PolicyRow] = {}
         for index, name in enumerate(self._policies):
             version, mine = settings["policies"][name]
-            snapshot = cloudpickle.dumps((dict(mine), None)) if mine else b""
-            rows[name] = PolicyRow(index, name, version, 0, bytes(snapshot), dict(mine))
+            snapshot = dumps((dict(mine), None)) if mine else b""
+            rows[name] = PolicyRow(index, name, version, 0, snapshot, dict(mine))
         self._kept, self.tables = {}, {}
         self._take(number, dict(rows))
         for name, kept in settings["frozen"].items():
@@ -219,7 +219,7 @@ class PolicyVersions:
     def _take(self, number: int, rows: PolicyTable) -> None:
         """Have these be the newest of all."""
         self._serial += 1
-        self.newest = Version(number, self._serial, bytes(cloudpickle.dumps(dict(rows))))
+        self.newest = Version(number, self._serial, dumps(dict(rows)))
         self._kept[number], self.tables[number] = self.newest, rows
         self.setting_names = {name for row in rows.values() for name in row.settings}
         self._played |= {row.index: Played(name, row.of, row.number, 0) for name, row in rows.items()}
@@ -242,7 +242,7 @@ class PolicyVersions:
         place = self._free_place(of)
         if block is not None:
             self._weights[of].block(place)[:] = np.asarray(block, np.uint8).tobytes()
-        return PolicyRow(index, of, number, place, bytes(snapshot), settings, may_be_drawn)
+        return PolicyRow(index, of, number, place, snapshot, settings, may_be_drawn)
 
     def _check_given(self, given: Any) -> None:
         if not isinstance(given, Mapping) or not given:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-import cloudpickle
-
 from parenv.errors import ConfigurationError
 from parenv.policy.policy import Policy, as_policy
 from parenv.policy.snapshots import WeightsWriter, module_of
 from parenv.pool.moving import has_moved
+from parenv.process.user_code import dumps
 
 
 class Version(NamedTuple):
@@ -80,11 +79,11 @@ class Versions:
         place = next(place for place in range(self._num_places) if place not in taken)
         if self._weights is None:
             as_policy(given)
-            snapshot = cloudpickle.dumps((settings, given))
+            snapshot = dumps((settings, given))
         else:
-            snapshot = cloudpickle.dumps((settings, None)) if settings else b""
+            snapshot = dumps((settings, None)) if settings else b""
             self._weights.write(source_of(given), place, self.newest.place)
-        self.newest = Version(number(), place, bytes(snapshot))
+        self.newest = Version(number(), place, snapshot)
         self.settings = settings
         self._kept[self.newest.number] = self.newest
         return self.newest.number
@@ -111,8 +110,8 @@ class Versions:
     def resume(self, number: int, settings: Mapping[str, Any]) -> None:
         """Go on counting from a version, which is what the pool was made with, with these settings."""
         self.settings = dict(settings)
-        snapshot = cloudpickle.dumps((self.settings, None)) if settings else b""
-        self.newest = Version(number, 0, bytes(snapshot))
+        snapshot = dumps((self.settings, None)) if settings else b""
+        self.newest = Version(number, 0, snapshot)
         self._kept = {number: self.newest}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 
 from parenv.errors import NotPicklableError
+from parenv.process.user_code import dumps
 
 MAX_DEPTH = 6
 
@@ -22,7 +23,7 @@ def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
         NotPicklableError: the message names the part, and the object in it, that cannot be pickled.
     """
     try:
-        return bytes(cloudpickle.dumps(whole))
+        return dumps(whole)
     except Exception as error:
         for name, part in named.items():
             where = find_unpicklable(part, name)

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
+from parenv.process.user_code import dumps
 from parenv.protocol.messages import Call
 from parenv.supervision.workers import Workers
 
@@ -103,7 +102,7 @@ class Questions:
         for worker in workers:
             values = question.arguments[worker]
             if id(values) not in pickled:
-                pickled[id(values)] = cloudpickle.dumps(values)
+                pickled[id(values)] = dumps(values)
             number = question.numbers[worker] = self._workers.calls.number()
             named = len(values[0]) if values and isinstance(values[0], Sequence) else 0
             self._workers.say(worker, Call(number, question.method, pickled[id(values)], *question.weights, named))

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from parenv.errors import SubEnvironmentError
 from parenv.placement.base import drained
 from parenv.process.forks import Owner
+from parenv.process.user_code import dumps
 from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
 from parenv.supervision.partition import each_worker
@@ -221,7 +221,7 @@ class VectorSession:
             return
         ids = self._all if env_ids is None else env_ids.tolist()
         each = each_action(self.spaces.single_action, actions, len(ids))
-        self.backend.give(Actions(None, cloudpickle.dumps(dict(zip(ids, each, strict=True)))), ids)
+        self.backend.give(Actions(None, dumps(dict(zip(ids, each, strict=True)))), ids)
 
     def _number(self, env_ids: Any) -> None:
         """Give a request its number."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import cloudpickle
 
+from parenv.process.user_code import dumps
+
 
 @dataclass(frozen=True)
 class PickledEnv:
@@ -27,7 +29,7 @@ class PickledEnv:
         """
         inner = env.unwrapped
         random_state = getattr(inner, "_np_random", None), getattr(inner, "_np_random_seed", None)
-        return cls(cloudpickle.dumps((env, random_state)))
+        return cls(dumps((env, random_state)))
 
     def __call__(self) -> Any:
         """A copy, with the random state that it had."""

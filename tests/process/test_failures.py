@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import signal
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -104,6 +106,40 @@ def test_an_environment_that_raises_comes_back_in_its_own_type_with_its_place(wh
     if num_workers:
         assert "raise_simulator_error" in cause.remote_traceback
         assert "env_id 2" in str(cause)
+
+
+SCRIPT = """import gymnasium as gym
+
+class Faulty(gym.Wrapper):
+    def step(self, action):
+        raise ValueError("which line?")
+
+def make():
+    return Faulty(gym.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.parametrize("is_notebook", [False, True])
+def test_a_remote_traceback_of_a_script_or_a_notebook_shows_file_and_line(
+    is_notebook: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, names = tmp_path / "script.py", {"__name__": "__main__"}
+    if is_notebook:
+        monkeypatch.setitem(
+            linecache.cache, str(path), (len(SCRIPT), None, SCRIPT.splitlines(keepends=True), str(path))
+        )
+    else:
+        path.write_text(SCRIPT)
+    exec(compile(SCRIPT, path, "exec"), names)
+    with (
+        pytest.raises(ValueError, match=r"which line\?") as raised,
+        AsyncWorkerPool(names["make"], zeros, num_envs=1, num_workers=1) as pool,
+    ):
+        next(pool.rollouts())
+    cause = raised.value.__cause__
+    assert isinstance(cause, SubEnvironmentError)
+    shown = f'  File "{path}", line 5, in step\n    raise ValueError("which line?")\n'
+    assert shown in cause.remote_traceback
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
