@@ -17,7 +17,7 @@
     │   └── RestartLimitError                it died more often than ``RestartPolicy`` allows
     ├── PolicyLagError                       yours: a publish would break ``max_policy_lag``
     ├── ReplayError                          yours: a replayed run does not do what was recorded
-    ├── NotDataError (TypeError)             yours: a value cannot leave a worker as plain data
+    ├── NotDataError (TypeError)             yours: a value is not plain data
     ├── ProtocolError                        ours: a message that may not be said now, or is malformed
     ├── PoolBusyError                        another thread is using the pool
     └── PoolClosedError                      the pool was closed before
@@ -282,12 +282,14 @@ class ReplayError(ParenvError):
 
 
 class NotDataError(ParenvError, TypeError):
-    """A value cannot travel from a worker as plain data, and nothing a worker sends is ever unpickled.
+    """A value is not plain data, so that it can neither travel from a worker nor be saved in a checkpoint.
+
+    Nothing that a worker sends, and nothing in a file, is ever unpickled.
 
     >>> from parenv import save_checkpoint
     >>> save_checkpoint("run.ckpt", {"agent": object()})
     Traceback (most recent call last):
-    parenv.errors.NotDataError: value['agent'] is a builtins.object, which cannot leave a worker: ...
+    parenv.errors.NotDataError: value['agent'] is a builtins.object, which is not plain data. ...
     """
 
 

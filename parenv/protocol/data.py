@@ -140,15 +140,15 @@ def _pack_tagged(value: Any, buffers: _Buffers, where: str, depth: int) -> dict[
         buffers.append(value)
         return {"memory": len(buffers) - 1}
     raise NotDataError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot leave a worker: only None, "
-        f"bool, int, float, str, bytes, list, tuple, dict and numpy arrays do. Return plain data instead."
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which is not plain data. "
+        "Use None, bool, int, float, str, bytes, list, tuple, dict or numpy arrays."
     )
 
 
 def _pack_array(value: np.ndarray[Any, Any] | np.generic, buffers: _Buffers, where: str) -> dict[str, Any]:
     array = np.asarray(value)
     if array.dtype.kind not in _KINDS:
-        raise NotDataError(f"{where} is an array of dtype {array.dtype}, which cannot leave a worker as plain data")
+        raise NotDataError(f"{where} is an array of dtype {array.dtype}, which is not plain data.")
     can_be_viewed = buffers.views and array.size and array.flags.c_contiguous
     buffers.append(array.reshape(-1).view(np.uint8).data if can_be_viewed else array.tobytes())
     tag = "scalar" if isinstance(value, np.generic) else "array"

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from parenv.errors import ConfigurationError, ProtocolError
+from parenv.errors import ConfigurationError, NotDataError, ProtocolError
 from parenv.process.whole_files import make_folder_of, replacing
 from parenv.protocol.data import pack, unpack
 from parenv.protocol.digests import SIZE, new_digest
@@ -39,7 +39,7 @@ def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
     ...     load_checkpoint(file.name)
     {'env_steps': 1024, 'weights': (1.0, 2.5)}
     """
-    text, buffers = pack(without_tensors(data, "value"))
+    text, buffers = pack(without_tensors(data, "value", _without_state_dict))
     target, digest = Path(path), new_digest()
     make_folder_of(target)
     try:
@@ -75,6 +75,13 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Any:
         raise ConfigurationError(
             f"{path} cannot be read as a checkpoint: {error}. Load a checkpoint that is not damaged."
         ) from error
+
+
+def _without_state_dict(value: Any, where: str) -> Any:
+    if hasattr(value, "state_dict"):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise NotDataError(f"{where} is a {kind}, which is not plain data. Save its state_dict() instead.")
+    return value
 
 
 def _checked(content: memoryview) -> memoryview:

@@ -251,6 +251,14 @@ def test_a_checkpoint_of_the_former_format_is_read(tmp_path: Path) -> None:
     assert load_checkpoint(path)["env_steps"] == 1024
 
 
+def test_a_checkpoint_of_a_module_says_what_to_save_instead(tmp_path: Path) -> None:
+    with pytest.raises(NotDataError) as caught:
+        save_checkpoint(tmp_path / "file", {"agent": torch.nn.Linear(2, 2)})
+    assert str(caught.value) == (
+        "value['agent'] is a torch.nn.modules.linear.Linear, which is not plain data. Save its state_dict() instead."
+    )
+
+
 def test_a_missing_folder_is_made_for_a_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "missing" / "run" / "agent.ckpt", {"weights": 1.0})
     assert load_checkpoint(tmp_path / "missing" / "run" / "agent.ckpt") == {"weights": 1.0}

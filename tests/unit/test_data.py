@@ -164,7 +164,7 @@ def test_anything_else_is_refused_with_its_place(value: Any, where: str) -> None
     with pytest.raises(NotDataError) as caught:
         pack(value)
     assert str(caught.value).startswith(where)
-    assert "cannot leave a worker" in str(caught.value)
+    assert "which is not plain data" in str(caught.value)
 
 
 def test_what_is_nested_too_deep_is_refused() -> None:
