@@ -233,6 +233,19 @@ class Masked(Branching):
     def act(self, observations: Any, action_mask: Any) -> Any:
         return self.net(observations).argmax(-1)
 
+    def tempered(self, observations: Any, temperature: float) -> Any:
+        return self.net(observations).argmax(-1)
+
+
+class MaskedIfGiven(Branching):
+    def act(self, observations: Any, action_mask: Any = None) -> Any:
+        return self.net(observations).argmax(-1)
+
+
+class Tempered(Branching):
+    def act(self, observations: Any, deterministic: bool = False, temperature: float = 2.0) -> Any:
+        return (self.net(observations) / temperature).tanh()
+
 
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -243,6 +256,8 @@ class Masked(Branching):
         (Drawing, "draws its actions also where .*deterministic_method"),
         (OnArrays, r"OnArrays.act takes numpy arrays.*takes_tensors = True"),
         (lambda: TorchPolicy(Masked(), "act", ("actions",)), r"acts on infos \(action_mask\)"),
+        (lambda: TorchPolicy(MaskedIfGiven(), "act", ("actions",)), r"acts on infos \(action_mask\)"),
+        (lambda: TorchPolicy(Masked(), "tempered", ("actions",)), r"acts on infos \(temperature\)"),
         (lambda: lambda observations: observations[:, 2] > 0, "policy with a torch module"),
         (lambda: {"state": "dict"}, "policy with a torch module"),
     ],
@@ -251,6 +266,19 @@ def test_what_cannot_be_exported_is_said_by_name(make: Any, message: str, tmp_pa
     with pytest.raises(ConfigurationError, match=message):
         export(make(), tmp_path / "agent.onnx", observation_space=CARTPOLE)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parameter_with_a_default_keeps_it_in_the_file(tmp_path: Path) -> None:
+    policy = TorchPolicy(Tempered(), "act", ("actions",))
+    report = export(policy, tmp_path / "new" / "agent.pt2", observation_space=CARTPOLE, format="torch")
+    assert (report.inputs, report.observations) == (("observations",), 1000)
+    assert report.path.is_file()
+
+
+def test_the_random_state_of_the_callers_space_is_not_touched(tmp_path: Path) -> None:
+    space, same = (spaces.Box(-1, 1, (4,), seed=7) for _ in range(2))
+    export(greedy(), tmp_path / "agent.pt2", observation_space=space, format="torch", parity=8)
+    assert np.array_equal(space.sample(), same.sample())
 
 
 @pytest.mark.parametrize(

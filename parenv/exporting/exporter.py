@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import logging
@@ -80,8 +81,9 @@ def export(
     The graph is all of ``policy.act`` as ``evaluate(deterministic=True)`` calls it, in evaluation mode: normalising,
     clipping and squashing that the policy does are part of it. Inputs are ``observations`` and, of a policy with a
     carry, ``carry``; outputs ``actions``, the policy's extras by name, and ``next_carry``. Nested ones have names with
-    dots, such as ``observations.position``. The first dimension of all is the batch, of any size. The file is there
-    only if the comparison went well; one before it is replaced.
+    dots, such as ``observations.position``. A parameter with a default, such as ``temperature=1.0``, keeps it. The
+    first dimension of all is the batch, of any size. The file is there only if the comparison went well; one before it
+    is replaced.
 
     Args:
         policy: a policy with a torch module: an ``nn.Module``, a :class:`~parenv.TorchPolicy`, or a
@@ -196,6 +198,7 @@ def _observations(graph: Graph, space: Space[Any], count: int, on: Rollout | Non
     if on is not None:
         return graph.rows_of(on, count)
     batch = -(-count // _STEPS)
+    space = copy.deepcopy(space)  # The caller's space keeps its random state.
     space.seed(0)
     return [graph.clipped([space.sample() for _ in range(batch)], _FAR) for _ in range(_STEPS)]
 

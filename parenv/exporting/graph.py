@@ -15,7 +15,7 @@ from parenv.exporting.onnx_policy import names_of
 from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, leaves, stacked, unflatten
 from parenv.policy.distributions import unchecked_distributions
-from parenv.policy.policy import Action, Policy, apply_settings, as_policy
+from parenv.policy.policy import Action, Policy, apply_settings, as_policy, infos_needed
 from parenv.policy.snapshots import module_of
 from parenv.worker.acting import arrays_in, carry_of, rows_as_leaves
 from parenv.worker.writing import to_array
@@ -121,7 +121,8 @@ def _policy(given: Any) -> Policy:
             f"{type(policy).__name__}.act takes numpy arrays, which no graph can follow: set takes_tensors = True and "
             "compute with tensors"
         )
-    if infos := policy.infos_taken() - _NO_INFOS:
+    # A parameter with a default keeps it in the file. Without its mask a policy would take forbidden actions, though.
+    if infos := (infos_needed(policy) | (policy.infos_taken() & {"action_mask"})) - _NO_INFOS:
         raise ConfigurationError(
             f"the policy acts on infos ({', '.join(sorted(infos))}), which are not among the inputs of an exported "
             "one: have the environment put them into its observations"
