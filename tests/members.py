@@ -72,7 +72,7 @@ def population(**more: Any) -> Population:
         "rollout_length": 8,
         "hyperparameters": {"lr": LogUniform(1e-3, 1e-1)},
         "evolve": Tournament(size=2, every=32, resample=0.2),
-        "fitness": Fitness(episodes=3),
+        "fitness": Fitness(episodes=3, deterministic=False),
         "mode": "sync",
         "seed": 5,
         **more,

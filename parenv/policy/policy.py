@@ -111,7 +111,7 @@ class TorchPolicy(Policy):
         outputs: names of all values that the method returns, in order: ``"actions"``, optionally ``"carry"``, any names
             for extras, and ``None`` for each value that is not wanted.
         deterministic_method: the method that acts in ``evaluate(deterministic=True)``, returning actions alone or the
-            same outputs; without it, ``method`` acts there too.
+            same outputs; without it, ``method`` acts there too, with a warning if it draws random numbers.
         initial_carry: ``initial_carry(batch)``; by default the module's method of that name.
 
     >>> import torch

@@ -15,7 +15,7 @@ from parenv.errors import PolicyOutputError
 from parenv.experience.rollout import map_trees
 from parenv.memory.layout import Extra
 from parenv.memory.spaces import Leaf, is_single, unflatten
-from parenv.policy.policy import Policy, apply_settings, as_policy
+from parenv.policy.policy import Policy, TorchPolicy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
 from parenv.worker.fitting_actions import ActionFit
 from parenv.worker.writing import RolloutWriter, to_array
@@ -38,6 +38,8 @@ class Actor:
         actions: makes actions fit.
         infos_taken: names of infos that the policy takes.
     """
+
+    _act: Callable[..., Any]
 
     def __init__(
         self,
@@ -87,9 +89,12 @@ class Actor:
     def deterministic(self, wanted: bool) -> Iterator[None]:
         """Have ``settings["deterministic"]`` say so meanwhile."""
         self._apply({**self._settings, "deterministic": wanted})
+        if wanted and isinstance(self._policy, TorchPolicy) and self._policy.deterministic_method is None:
+            self._act = self._watched_act
         try:
             yield
         finally:
+            self._act = self._policy.act
             self._apply(self._settings)
 
     def initial_carry(self, batch: int) -> Any:
@@ -173,10 +178,26 @@ class Actor:
             raise PolicyOutputError(f"postprocess must return a dict of arrays, got {type(returned).__name__}")
         return {str(name): value for name, value in returned.items()}
 
+    def _watched_act(self, observations: Any, carry: Any, **infos: Any) -> Any:
+        """Act once, and warn if that drew random numbers."""
+        policy = self._policy
+        assert isinstance(policy, TorchPolicy)
+        self._act, before = policy.act, _random_state_on(self.device)
+        found = policy.act(observations, carry, **infos)
+        if not before.equal(_random_state_on(self.device)):
+            method = f"{type(policy.module).__name__}.{policy.method}"
+            self.fit.warn_once(
+                "deterministic",
+                "An evaluation with deterministic=True draws random numbers, because "
+                f"{method} acts in it as in training. "
+                "Give TorchPolicy(..., deterministic_method=...), or evaluate with deterministic=False.",
+            )
+        return found
+
     def _use(self, policy: Any) -> None:
         self._given = policy
         self._policy: Policy = as_policy(policy)
-        self._act: Callable[..., Any] = self._policy.act
+        self._act = self._policy.act
         self.infos_taken = self._policy.infos_taken()
         self._convert: Callable[[Any], Any] = self._tensor if self._policy.takes_tensors else _own_array
         self._context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -207,6 +228,12 @@ class Actor:
     def _placed(self, value: Any) -> Any:
         """A tensor where the policy acts; anything else as it is."""
         return value.to(self.device) if hasattr(value, "to") else value
+
+
+def _random_state_on(device: str) -> Any:
+    import torch
+
+    return torch.cuda.get_rng_state(device) if device.startswith("cuda") else torch.get_rng_state()
 
 
 def _as_tensor(value: Any) -> Any:

@@ -152,6 +152,35 @@ def test_evaluation_acts_deterministically_with_the_newest_version() -> None:
         assert (statistics.returns == statistics.lengths).all()
 
 
+class Sampling(torch.nn.Module):
+    def act(self, observations: Any) -> Any:
+        return torch.randint(2, (len(observations),))
+
+    def best(self, observations: Any) -> Any:
+        return torch.zeros(len(observations), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_evaluation_that_draws_actions_although_it_is_deterministic_warns_once(num_workers: int) -> None:
+    arguments: dict[str, Any] = {"num_envs": 2, "num_workers": num_workers}
+    for policy in (
+        TorchPolicy(Sampling(), "best", ("actions",)),
+        TorchPolicy(Sampling(), "act", ("actions",), deterministic_method="best"),
+    ):
+        with AsyncWorkerPool("CartPole-v1", policy, **arguments) as pool:
+            pool.evaluate(2)
+    with AsyncWorkerPool("CartPole-v1", TorchPolicy(Sampling(), "act", ("actions",)), **arguments) as pool:
+        pool.evaluate(2, deterministic=False)
+        with pytest.warns(UserWarning, match="An evaluation with deterministic=True draws random") as caught:
+            pool.evaluate(2)
+        pool.evaluate(2)  # A warning is an error here.
+    assert str(caught[0].message) == (
+        "An evaluation with deterministic=True draws random numbers, because Sampling.act acts in it as in training. "
+        "Give TorchPolicy(..., deterministic_method=...), or evaluate with deterministic=False."
+    )
+    assert (len(caught), caught[0].filename) == (1, __file__)
+
+
 class Versioned(Policy):
     """Says in its extras which version it is, by what it was made as and by its settings."""
 

@@ -70,7 +70,7 @@ def train(pool: AsyncWorkerPool, net: Net, stop: Stop, learning_rate: float = 0.
             pool.publish(net)
         if len(seen) % 20 == 0:
             pool.set_attr("gain", 1.0 + 0.1 * float(np.float32(rollout.rewards.mean())))
-            pool.evaluate(1)
+            pool.evaluate(1, deterministic=False)
     return seen
 
 

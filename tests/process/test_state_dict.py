@@ -102,7 +102,7 @@ def test_a_resumed_sync_run_is_the_run_that_was_not_interrupted(num_workers: int
     module = Recurrent()
     with AsyncWorkerPool(walk, recurrent(module), **arguments) as pool:
         whole = train(pool, module, 8)
-        steps, evaluated = pool.statistics().env_steps, pool.evaluate(3).returns.tolist()
+        steps, evaluated = pool.statistics().env_steps, pool.evaluate(3, deterministic=False).returns.tolist()
     module = Recurrent()
     with AsyncWorkerPool(walk, recurrent(module), **arguments) as pool:
         first = train(pool, module, 4)
@@ -115,7 +115,7 @@ def test_a_resumed_sync_run_is_the_run_that_was_not_interrupted(num_workers: int
         assert pool.policy_version == 4
         second = train(pool, module, 4)
         statistics = pool.statistics()
-        assert (statistics.env_steps, pool.evaluate(3).returns.tolist()) == (steps, evaluated)
+        assert (statistics.env_steps, pool.evaluate(3, deterministic=False).returns.tolist()) == (steps, evaluated)
         assert 0 < statistics.env_steps_per_second < 1e7
     assert first + second == whole
 
