@@ -24,12 +24,15 @@ class Fit:
         strict: whether another dtype of the same kind is an error.
         finite: whether numbers must be finite.
         warn: told once for each leaf that its values are cast.
+
+    Attributes:
+        any_kind: whether values of every dtype fit, unless ``strict``.
     """
 
     def __init__(
         self, strict: bool = False, finite: bool = False, warn: Callable[[str], object] = warnings.warn
     ) -> None:
-        self.strict, self.finite = strict, finite
+        self.strict, self.finite, self.any_kind = strict, finite, False
         self._warn = warn
         self._warned: set[object] = set()
 
@@ -48,7 +51,7 @@ class Fit:
             as_is: whether it stays as it is, and is not cast; whole floats fit then where integers belong.
         """
         wanted: np.dtype[Any] = np.dtype(leaf.dtype)
-        if array.dtype == wanted:
+        if array.dtype == wanted or (self.any_kind and not self.strict):
             return None
         if not of_one_kind(array.dtype, wanted) and not (as_is and _is_whole(array, wanted)):
             return f"{array.dtype} is not of the kind of {wanted}"

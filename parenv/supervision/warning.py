@@ -10,14 +10,19 @@ MAX_WARNINGS = 100
 
 
 class Warner:
-    """Warns once of the same thing, whichever worker says it."""
+    """Warns once of the same thing, whichever worker says it.
+
+    Attributes:
+        is_silent: whether it never warns, for a library that casts observations without a warning.
+    """
 
     def __init__(self) -> None:
         self._said: set[str] = set()
+        self.is_silent = False
 
     def __call__(self, text: str, about: str = "") -> None:
         """Warn, unless that was said before, or something else about the same."""
-        if (about or text) not in self._said and len(self._said) < MAX_WARNINGS:
+        if not self.is_silent and (about or text) not in self._said and len(self._said) < MAX_WARNINGS:
             self._said.add(about or text)
             warnings.warn(text, UserWarning, stacklevel=_frames_of_ours())
 

@@ -35,6 +35,7 @@ class _Process:
     """The present process of a worker.
 
     Attributes:
+        warn: shows what workers warn of.
         stands_for: its generation, counted on from those of the run that this one resumes.
         is_done: whether it is gone, or does nothing any more but wait for its end.
     """
@@ -65,6 +66,7 @@ class Workers:
         commits: rollouts that have come, until somebody takes them.
         side_data: what workers of a vector env had to say beside the board, until somebody takes it.
         step_errors: exceptions of single environments in steps on the board, likewise.
+        warn: shows what workers warn of.
         heard: by worker, messages of its present process.
     """
 
@@ -85,7 +87,7 @@ class Workers:
         self.commits: deque[Committed] = deque()
         self.side_data: deque[SideData] = deque()
         self.step_errors: deque[BaseException] = deque()
-        self._warn = Warner()
+        self.warn = Warner()
         self.heard = [0 for _ in shares]
         self.messages = self.refused_messages = 0
         self.closed = False
@@ -286,7 +288,7 @@ class Workers:
         worker = process.sender.worker
         error = from_failure(message, worker, self.pid(worker), self.env_ids(worker))
         if isinstance(error, Warning):
-            self._warn(str(error))
+            self.warn(str(error))
         elif message.call < 0:
             process.is_done = True
             raise error

@@ -63,7 +63,7 @@ class ProcessBackend:
         fileno = self._answers.fileno()
         self._spinner = None if spinning is None else Spinner(spinning, fileno, self._spun_ns)
         self.workers = Workers(self._placement, self._status, self._shares)
-        self.side_data = self.workers.side_data
+        self.side_data, self.warn = self.workers.side_data, self.workers.warn
         product = Product(self._launch, self._briefing, self._heed, self._unanswered, await_hosts=False)
         self._supervisor = Supervisor(self.workers, plan.job.options, product)
         self._questions = self._supervisor.questions

@@ -30,11 +30,12 @@ class Results:
         strict_infos: whether a value in an info that has no plain form is an error.
 
     Attributes:
+        fit: how actions must fit their space.
         left_out: what :meth:`report_left_out` has to report.
     """
 
     def __init__(self, board: Board, space: Space[Any], copy: bool, options: WorkerOptions, strict_infos: bool) -> None:
-        self._fit = Fit.of(options, Warner())
+        self.fit = Fit.of(options, Warner())
         self._board, self._copy, self._strict = board, copy, strict_infos
         self.left_out: dict[str, tuple[int, str]] = {}
         self._warn_left_out = Warner()
@@ -129,7 +130,7 @@ class Results:
             ConfigurationError: actions are not finite, where that is checked, or do not fit their space.
             TypeError: they are not a batch, but a single number.
         """
-        board, fit = self._board, self._fit
+        board, fit = self._board, self.fit
         first = board.actions[0]
         rows = slice(None) if env_ids is None else env_ids
         n = board.spec.num_envs if env_ids is None else len(env_ids)

@@ -202,6 +202,18 @@ class VectorSession:
         answers = self._answers(timeout, name)
         return tuple(answer for worker in sorted(answers) for answer in answers[worker])
 
+    def serve_library(self, each: str) -> None:
+        """Do as vector envs of other libraries, which give single environments what they are given, and the reverse.
+
+        Infos in Gymnasium's form mix the types of different rows under a key, and refuse what does not mix.
+
+        Args:
+            each: the key under which infos are given one by one.
+        """
+        results = self._results
+        results.fit.any_kind = True
+        self.read_infos = lambda env_ids: {each: results.each_info()}
+
     def measured_step(self, timeout: float) -> float:
         """Seconds per env step of a sub-environment that one worker makes for it."""
         self._question = self.backend.begin("measure", {0: ([],)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -177,10 +176,41 @@ OBSERVED: dict[str, tuple[Any, Any]] = {
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("name", OBSERVED)
-def test_observations_have_the_dtype_that_they_have_in_a_dummy_vec_env(name: str, num_workers: int) -> None:
-    warnings.simplefilter("ignore", UserWarning)
+def test_observations_are_cast_as_in_a_dummy_vec_env_and_without_a_warning(name: str, num_workers: int) -> None:
     env_fns = [lambda: Constant(*OBSERVED[name])] * N
     assert_same(trace(ParallelVecEnv(env_fns, num_workers=num_workers), 5), trace(DummyVecEnv(env_fns), 5))
+
+
+class Acted(Constant):
+    def step(self, action: Any) -> Any:
+        return self.observation, 0.0, False, False, {"action": np.array(action)}
+
+
+ACTED: dict[str, tuple[Any, Any]] = {
+    "floats as bits": (spaces.MultiBinary(3), np.ones((N, 3), np.float32)),
+    "floats as pixels": (spaces.Box(0, 255, (2,), np.uint8), np.full((N, 2), 0.5)),
+    "narrower floats": (spaces.Box(-1, 1, (2,), np.float64), np.full((N, 2), 0.1, np.float32)),
+    "wider floats": (spaces.Box(-1, 1, (2,), np.float32), np.full((N, 2), 0.1)),
+}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("name", ACTED)
+def test_actions_of_any_dtype_reach_the_environments_as_they_are(name: str, num_workers: int) -> None:
+    space, actions = ACTED[name]
+
+    def make() -> Any:
+        env = Acted(NUMBERS, np.zeros(3, np.float32))
+        env.action_space = space
+        return env
+
+    results = []
+    for envs in (DummyVecEnv([make] * N), ParallelVecEnv([make] * N, num_workers=num_workers)):
+        envs.reset()
+        results.append(envs.step(actions)[3])
+        envs.close()
+    assert_same(*results)
 
 
 def test_the_ended_episode_is_told_and_truncation_is_flagged_on_every_step() -> None:

@@ -122,6 +122,24 @@ class Images(gym.Env[Any, Any]):
         return self.np_random.integers(0, 255, (36, 36, 1), np.uint8)
 
 
+class Painting(gym.Env[Any, Any]):
+    """Its actions are integers."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+    action_space = spaces.Box(0, 255, (2,), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return self.np_random.random(2, np.float32), float(action.sum()), bool(self.np_random.random() < 0.1), False, {}
+
+
+class Switching(Painting):
+    action_space = spaces.MultiBinary(3)  # type: ignore[assignment]
+
+
 def envs_of(make: Callable[[], Any], wrap: Callable[[VecEnv], VecEnv] = lambda envs: envs, n: int = N) -> VecEnv:
     return wrap(make_vec_env(make, n, seed=SEED))
 
@@ -220,6 +238,8 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "PPO, Dict and infos": (PPO, Sums, PPO_SETTINGS),
     "PPO, gSDE": (PPO, pendulum, PPO_SETTINGS | SDE),
     "PPO, squashed": (PPO, pendulum, PPO_SETTINGS | SDE | {"policy_kwargs": {"squash_output": True}}),
+    "PPO, MultiBinary": (PPO, Switching, PPO_SETTINGS),
+    "PPO, pixels as actions": (PPO, Painting, PPO_SETTINGS),
     "A2C": (A2C, cartpole, {}),
     "A2C, longer": (A2C, pendulum, {"n_steps": 20}),
     "PPO, VecNormalize": (PPO, pendulum, PPO_SETTINGS, VecNormalize),

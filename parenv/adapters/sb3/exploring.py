@@ -125,7 +125,8 @@ class OnPolicyActor(WrappedPolicy):
 
     def _for_envs(self, actions: Any) -> Any:
         if not isinstance(self.action_space, Box):
-            return actions
+            # A Bernoulli distribution samples floats, which the model keeps and the space does not have.
+            return actions.astype(self.action_space.dtype, copy=False)
         if self.policy.squash_output:
             return self.policy.unscale_action(actions)
         return np.clip(actions, self.action_space.low, self.action_space.high)

@@ -78,10 +78,8 @@ class ParallelVecEnv(VecEnv):
             spaces=spaces,
             strict_infos=strict_infos,
         )
-        results = envs._session._results
-        # Infos in Gymnasium's form taken apart would not be those of before: its arrays mix what different rows have
-        # under a key, and refuse what does not mix.
-        envs._session.read_infos = lambda env_ids: {_EACH: results.each_info()}
+        envs._session.serve_library(_EACH)
+        envs._session.backend.warn.is_silent = True
         try:
             super().__init__(len(env_fns), envs.single_observation_space, envs.single_action_space)
         except BaseException:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gymnasium.spaces import Box
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -44,6 +45,8 @@ def transforms_for(model: BaseAlgorithm, mode: str) -> list[Transform] | None:
         collects_as_known = getattr(type(model), "collect_rollouts", None) is OnPolicyAlgorithm.collect_rollouts
         if not isinstance(model, OnPolicyAlgorithm) or not collects_as_known or model.n_steps < SHORT:
             return None
+        if isinstance(model.action_space, Box) and model.action_space.dtype.kind != "f":
+            return None  # The model gives the environments floats, which rollouts of integers cannot hold.
     return transforms_of(wrappers_of(model), exact=mode == "sync")
 
 
@@ -68,6 +71,7 @@ def played_envs(
         workers=WorkerOptions(restart=None, preload=PRELOAD),
         spaces=(original.observation_space, original.action_space),
     )
+    pool._session.workers.warn.is_silent = True
     published = model.policy if isinstance(model, OnPolicyAlgorithm) else acting_part(model.policy)
     try:
         return PlayedVecEnv(pool, original, results_writers(original), published, settings, ahead, parts)

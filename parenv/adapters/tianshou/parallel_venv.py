@@ -77,8 +77,7 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         self._action_spaces = [copy.deepcopy(self._envs.single_action_space) for _ in range(self.env_num)]
         for space in self._action_spaces[1:]:
             space.seed()
-        results = self._envs._session._results
-        self._envs._session.read_infos = lambda env_ids: {_EACH: results.each_info()}
+        self._envs._session.serve_library(_EACH)
 
     def reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """Begin episodes.
