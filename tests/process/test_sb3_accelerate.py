@@ -47,6 +47,7 @@ from parenv.adapters.sb3 import accelerate, workers_act
 from parenv.adapters.sb3.checks import check_version
 from parenv.adapters.sb3.filled_rollouts import fill, is_blind
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
+from parenv.worker.pickled_env import PickledEnv
 
 N, SEED = 3, 5
 NOISE = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.2 * np.ones(1))
@@ -385,6 +386,38 @@ def test_a_model_is_an_ordinary_one_after_the_block(make: Any) -> None:
     assert set(vars(model)) == attributes
     model.learn(100, reset_num_timesteps=False)
     assert model.num_timesteps == 192 + 96 + 96
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(PPO, PPO_SETTINGS), (A2C, {}), (DQN, OFF_POLICY)], ids=["acting", "stepped", "off-policy"]
+)
+def test_after_the_block_environments_have_the_random_states_that_they_would_have(kind: Any, settings: Any) -> None:
+    plain = model_of(kind, cartpole, **settings)
+    for _ in range(2):
+        plain.learn(96)
+    on_workers = model_of(kind, cartpole, **settings)
+    for _ in range(2):
+        with accelerate(on_workers, num_workers=2):
+            on_workers.learn(96)
+    assert_same_models(plain, on_workers)
+    assert_same(on_workers.get_env().reset(), plain.get_env().reset())
+
+
+def test_after_an_exception_the_next_reset_has_the_seeds_of_the_first() -> None:
+    model = model_of(PPO, cartpole, **PPO_SETTINGS)
+    with pytest.raises(ZeroDivisionError), accelerate(model, num_workers=1):
+        model.learn(96, Watch(3, ZeroDivisionError))
+    assert_same(model.get_env().reset(), envs_of(cartpole).reset())
+
+
+def test_copies_do_not_sample_from_their_action_space_what_the_model_does() -> None:
+    env = Sums()
+    env.action_space = spaces.Discrete(2**30, seed=SEED)
+    copies = [PickledEnv.of(env, env_id)() for env_id in (0, 0, 1)]
+    first, again, second = ([one.action_space.sample() for _ in range(9)] for one in copies)
+    assert first == again
+    assert len({*first, *second, *(env.action_space.sample() for _ in range(9))}) == 27
 
 
 @pytest.mark.one_in(2)

@@ -17,7 +17,13 @@ from parenv.adapters.sb3.checks import check_model, check_settings
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
 from parenv.adapters.sb3.stepped_vec_env import SteppedVecEnv
-from parenv.adapters.sb3.substitution import factories_of, innermost, places_of, results_writers
+from parenv.adapters.sb3.substitution import (
+    factories_of,
+    innermost,
+    places_of,
+    results_writers,
+    take_back_random_states,
+)
 from parenv.adapters.sb3.timed import timed
 from parenv.adapters.sb3.workers_act import played_envs, playing_forward, playing_methods, transforms_for
 from parenv.errors import ConfigurationError
@@ -33,8 +39,9 @@ def accelerate(
     """Have a model of Stable-Baselines3 learn on parenv's workers for as long as a ``with`` block lasts.
 
     The environments of the model's ``DummyVecEnv`` are copied to workers, with their random states; wrappers around
-    it, the buffers and ``train`` stay where they are. After the block the model has its own environments again. The
-    first ``learn`` in the block, and the first one behind it, begin with a reset.
+    it, the buffers and ``train`` stay where they are. After the block the model has its own environments again, with
+    the random states of the copies. After an exception they have their random states of before, and the next reset
+    repeats their seeds. The first ``learn`` in the block, and the first one behind it, begin with a reset.
 
     ``mode="sync"``: what is learned is the same to the bit as without workers, of stochastic policies too, whatever
     their number, with action noise, gSDE, ``VecNormalize``, ``VecFrameStack``, ``VecMonitor``, truncation bootstraps
@@ -117,9 +124,14 @@ class AcceleratedRun:
             self._undo = self._undo.pop_all()
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Give the model back what it had, and end the workers."""
-        self._undo.close()
+        envs: Any = self._envs
+        try:
+            if error is None and take_back_random_states(self._original, envs):
+                self._original._seeds = envs._seeds
+        finally:
+            self._undo.close()
 
     def advice(self) -> RunAdvice:
         """What the run so far spent its time on, and how to set it, as figures and, printed, in words.
@@ -155,7 +167,7 @@ class AcceleratedRun:
         model, original = self._model, self._original
 
         def put_back() -> None:
-            original._seeds, original._options = envs._seeds, envs._options
+            original._options = envs._options
             for holder, name in places:
                 if getattr(holder, name) is envs:
                     setattr(holder, name, original)

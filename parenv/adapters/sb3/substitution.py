@@ -16,7 +16,7 @@ from parenv.adapters.sb3.parallel_vec_env import ParallelVecEnv
 from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
 from parenv.errors import ConfigurationError, NotPicklableError
 from parenv.supervision.pickling import find_unpicklable
-from parenv.worker.pickled_env import PickledEnv
+from parenv.worker.pickled_env import PickledEnv, set_generator
 
 
 def wrappers_of(model: BaseAlgorithm) -> list[VecEnvWrapper]:
@@ -72,6 +72,22 @@ def factories_of(env: VecEnv) -> list[PickledEnv]:
     )
 
 
+def take_back_random_states(original: Any, envs: Any) -> bool:
+    """Give environments the random states of their copies, as if they had been stepped themselves.
+
+    Returns:
+        Whether all copies have one that can leave a worker.
+    """
+    call = envs._pool.call if isinstance(envs, PlayedVecEnv) else envs._envs.call
+    try:
+        states = [call("get_wrapper_attr", name) for name in ("np_random", "np_random_seed")]
+    except Exception:  # What an environment raises when it is asked, too.
+        return False
+    for env, *generator in zip(original.envs, *states, strict=True):
+        set_generator(env, tuple(generator))
+    return True
+
+
 def results_writers(env: VecEnv) -> dict[int, ResultsWriter]:
     """By env_id, what writes a Monitor's file; it stays in the driver."""
     monitors = {i: monitor for i, one in enumerate(getattr(env, "envs", ())) for monitor in _monitors(one)}
@@ -82,7 +98,7 @@ def _pickled(env_id: int, env: Env[Any, Any]) -> PickledEnv:
     monitors = list(_monitors(env))
     with others_for_a_while(monitors, "results_writer", [None] * len(monitors)):
         try:
-            return PickledEnv.of(env)
+            return PickledEnv.of(env, env_id)
         except Exception as error:
             where = find_unpicklable(env, f"env_id {env_id}")
             raise NotPicklableError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from gymnasium import Wrapper
 
 from parenv.adapters.sb3.told_infos import InfoLog
 from parenv.protocol.plain import plain_info
-from parenv.worker.pickled_env import PickledEnv
+from parenv.worker.pickled_env import PickledEnv, generator_of, set_generator
 
 OWN: list[ToldEnv] = []
 """The sub-environments of this worker."""
@@ -37,11 +38,16 @@ class ToldEnv(Wrapper[Any, Any, Any, Any]):
         self.env_id = env_id
         self._step = 0
         self._of_reset: dict[str, Any] = {}
+        self._copied: tuple[Any, Any] | None = copy.deepcopy(generator_of(env))
         OWN.append(self)
 
     def reset(self, **options: Any) -> Any:
         """As the environment does it."""
         observation, self._of_reset = self.env.reset(**options)
+        if self._copied is not None:
+            # The pool has begun with a reset by a seed of its own, which the model knows nothing of.
+            set_generator(self.env, self._copied)
+            self._copied = None
         return observation, self._of_reset
 
     def step(self, action: Any) -> Any:
