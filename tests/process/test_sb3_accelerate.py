@@ -42,7 +42,7 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
 )
 
-from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError
+from parenv import ConfigurationError, NotPicklableError, SubEnvironmentError, WorkerDiedError
 from parenv.adapters.sb3 import accelerate, workers_act
 from parenv.adapters.sb3.checks import check_version
 from parenv.adapters.sb3.filled_rollouts import fill, is_blind
@@ -420,6 +420,15 @@ def test_copies_do_not_sample_from_their_action_space_what_the_model_does() -> N
     assert len({*first, *second, *(env.action_space.sample() for _ in range(9))}) == 27
 
 
+def test_a_run_without_a_with_block_warns() -> None:
+    model = model_of(A2C, cartpole, n=1)
+    with pytest.warns(UserWarning, match=r"^accelerate\(\) has no effect without a with block") as caught:
+        accelerate(model)
+    assert caught[0].filename == __file__
+    with accelerate(model, num_workers=0):
+        pass
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_exception_in_the_middle_of_a_rollout_leaves_the_model_as_it_would_have(how: type[BaseException]) -> None:
@@ -680,8 +689,9 @@ def test_a_worker_that_dies_ends_the_run() -> None:
             return super().step(action)
 
     model = PPO("MultiInputPolicy", make_vec_env(Mortal, N), device="cpu", **PPO_SETTINGS)
-    with pytest.raises(Exception, match="exited with code 3"), accelerate(model, num_workers=1):
+    with pytest.raises(WorkerDiedError, match="exited with code 3") as caught, accelerate(model, num_workers=1):
         model.learn(96)
+    assert caught.value.__notes__[-1].startswith("accelerate() does not restart workers. The model keeps")
     assert type(model.env) is DummyVecEnv
 
 

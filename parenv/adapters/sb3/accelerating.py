@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from parenv.adapters.sb3.substitution import (
 )
 from parenv.adapters.sb3.timed import timed
 from parenv.adapters.sb3.workers_act import played_envs, playing_forward, playing_methods, transforms_for
-from parenv.errors import ConfigurationError
+from parenv.errors import ConfigurationError, WorkerError
 from parenv.process.cores import usable_cores
 
 
@@ -41,7 +42,8 @@ def accelerate(
     The environments of the model's ``DummyVecEnv`` are copied to workers, with their random states; wrappers around
     it, the buffers and ``train`` stay where they are. After the block the model has its own environments again, with
     the random states of the copies. After an exception they have their random states of before, and the next reset
-    repeats their seeds. The first ``learn`` in the block, and the first one behind it, begin with a reset.
+    repeats their seeds. The first ``learn`` in the block, and the first one behind it, begin with a reset. If a worker
+    dies, ``learn`` raises.
 
     ``mode="sync"``: what is learned is the same to the bit as without workers, of stochastic policies too, whatever
     their number, with action noise, gSDE, ``VecNormalize``, ``VecFrameStack``, ``VecMonitor``, truncation bootstraps
@@ -110,11 +112,13 @@ class AcceleratedRun:
         self._seconds = {"collect_rollouts": 0.0, "train": 0.0}
         self._envs: SteppedVecEnv | PlayedVecEnv | None = None
         self._undo = ExitStack()
+        self._unused = weakref.finalize(self, _warn_of_an_unused_run)
 
     def __enter__(self) -> AcceleratedRun:
         """Start the workers and give them the environments."""
         if self._envs is not None:
             raise ConfigurationError("a run of accelerate is for one with block: call accelerate again")
+        self._unused.detach()
         with self._undo:
             self._envs = envs = self._started()
             self._undo.callback(envs.close)
@@ -130,6 +134,11 @@ class AcceleratedRun:
         try:
             if error is None and take_back_random_states(self._original, envs):
                 self._original._seeds = envs._seeds
+            if isinstance(error, WorkerError):
+                error.add_note(
+                    "accelerate() does not restart workers. The model keeps what it has learned. "
+                    "Call learn(..., reset_num_timesteps=False) in another with block to continue."
+                )
         finally:
             self._undo.close()
 
@@ -190,6 +199,11 @@ class AcceleratedRun:
             policy: Any = model.policy
             self._undo.callback(delattr, policy, "forward")
             policy.forward = playing_forward(model, envs)
+
+
+def _warn_of_an_unused_run() -> None:
+    # Two frames of ours and of weakref lie above the line that drops the run.
+    warnings.warn("accelerate() has no effect without a with block. Write: with accelerate(model): ...", stacklevel=3)
 
 
 def _unwarned(setup_learn: Callable[..., Any]) -> Callable[..., Any]:
