@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from parenv.advice.recommendations import in_steps
 from parenv.cli import tables
 from parenv.cli.bench import Progress
-from parenv.cli.bench_report import BenchReport
+from parenv.cli.bench_report import BenchReport, Throughput
 from parenv.cli.machine import in_one_line
 
+BUSY = 0.3
+"""Load per core from which figures are not to be trusted."""
+ADVISE = "parenv advise also measures your learner and recommends a setting for both."
 FRAME = 4
 """Characters around a column: a line, a space on each side, and at most one line more."""
 
@@ -42,7 +47,7 @@ class PlainDisplay:
         self._say(in_one_line(report.machine))
         for table in (tables.cost_table(report), *tables.throughput_tables(report.throughput)):
             self._say("\n" + "\n".join(tables.in_text(table)))
-        for line in (*tables.failures(report), closing_line(report)):
+        for line in (*tables.failures(report), *closing_lines(report)):
             self._say(line)
 
     def _say(self, line: str) -> None:
@@ -88,7 +93,8 @@ class LiveDisplay:
             self._console.print(_rich(table, self._console.width))
         for line in tables.failures(report):
             self._console.print(line, style="red", highlight=False)
-        self._console.print(closing_line(report), style="dim", highlight=False)
+        for line in closing_lines(report):
+            self._console.print(line, style="dim", highlight=False)
 
 
 def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
@@ -99,12 +105,35 @@ def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
     return PlainDisplay(file)
 
 
-def closing_line(report: BenchReport) -> str:
-    """How the figures came about."""
-    return (
+def closing_lines(report: BenchReport) -> list[str]:
+    """How the figures came about, whether the machine was busy, and what was fastest."""
+    how = (
         f"{report.environment}: {report.repeats} rounds, {report.slice_s:.2g} s for each system in each, "
-        f"{report.seconds:.0f} s in all. Vector envs step with random actions; pools also act, with the policy."
+        f"{report.seconds:.0f} s in all, with starting. Vector envs step with random actions; pools also act, with the "
+        "policy."
     )
+    return [how, *_busy(report.machine), *_fastest(report.throughput), ADVISE]
+
+
+def _busy(machine: Mapping[str, Any]) -> Iterator[str]:
+    load, cores = machine["load_average"], machine["cores"]
+    if load > BUSY * cores:
+        yield f"Warning: the load average before was {load:g} on {cores} cores. Repeat this on an idle machine."
+
+
+def _fastest(throughput: Sequence[Throughput]) -> Iterator[str]:
+    """For the largest number of sub-environments, the fastest vector env and pool of parenv."""
+    most = max((one.num_envs for one in throughput), default=0)
+    for kind in ("ParallelVectorEnv", "AsyncWorkerPool"):
+        found = [one for one in throughput if one.num_envs == most and one.system.startswith(kind)]
+        speeds = {
+            tables.label(one.system, one.num_workers): one.env_steps_per_second.median
+            for one in found
+            if one.env_steps_per_second is not None
+        }
+        if speeds:
+            best = max(speeds, key=lambda name: speeds[name])
+            yield f"Fastest with {most} envs: {best}, {in_steps(speeds[best])} env steps per second."
 
 
 def _rich(table: tables.Table, width: int) -> Any:

@@ -104,7 +104,12 @@ def _add_bench(commands: Any) -> None:
         metavar="MODULE:FACTORY",
         help="makes the policy of the pools, or the same with learn and loss_fn as for advise (default: a small MLP)",
     )
-    one.add_argument("--seconds", type=float, default=60.0, help="for measuring, starting not counted (default: 60)")
+    one.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="for measuring; starting all systems may take minutes more (default: 60)",
+    )
     one.add_argument("--num-envs", type=int, nargs="+", default=[8, 64], metavar="N", help="default: 8 64")
     one.add_argument("--num-workers", type=int, nargs="+", metavar="N", help="default: 1, 2, 4, ... up to the cores")
     one.add_argument("--repeats", type=int, default=5, help="measurements of each (default: 5)")

@@ -85,6 +85,7 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
         ("SyncVectorEnv", 0),
         ("AsyncVectorEnv", None),
         *(("ParallelVectorEnv", workers) for workers in (0, 1, 2)),
+        ("ParallelVectorEnv, caller steps", 1),
         *((name, 0 if in_process else None) for name, in_process, _ in vector_peers(None)),
         *([("RLlib env runners of 2 envs", 2)] if rllib.is_installed() else []),
         *((f"AsyncWorkerPool, {mode}", workers) for mode in ("sync", "async") for workers in (1, 2)),

@@ -21,7 +21,7 @@ from parenv.cli.advise import advise
 from parenv.cli.agent import RandomNetwork
 from parenv.cli.bench import Progress, bench
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
-from parenv.cli.display import LiveDisplay, PlainDisplay, make_display
+from parenv.cli.display import LiveDisplay, PlainDisplay, closing_lines, make_display
 from parenv.cli.environment import environment_factory, named_object, tried_out
 from parenv.cli.machine import in_one_line, machine
 from parenv.cli.main import main, parser
@@ -92,6 +92,20 @@ def a_report() -> BenchReport:
         ),
         cost_failures={"env reset": "ValueError: no seed"},
     )
+
+
+def test_a_report_closes_with_what_is_fastest_and_warns_of_a_busy_machine() -> None:
+    idle = replace(a_report(), machine={**machine(), "cores": 2, "load_average": 0.5})
+    pools = (
+        Throughput("AsyncWorkerPool, sync", 64, 2, Spread(3000.0, 3000.0, 3000.0)),
+        Throughput("AsyncWorkerPool, async", 64, 1, Spread(4000.0, 4000.0, 4000.0)),
+        Throughput("AsyncWorkerPool, async", 64, 2, None, "OSError: no more processes"),
+    )
+    _, *fastest, advise = closing_lines(replace(idle, throughput=(*idle.throughput, *pools)))
+    assert fastest == ["Fastest with 64 envs: AsyncWorkerPool, async, 1 worker, 4,000 env steps per second."]
+    assert advise.startswith("parenv advise also measures your learner")
+    busy = replace(idle, machine={**idle.machine, "load_average": 1.5})
+    assert "the load average before was 1.5 on 2 cores. Repeat" in closing_lines(busy)[1]
 
 
 @pytest.mark.parametrize(

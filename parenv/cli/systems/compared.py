@@ -24,6 +24,7 @@ from parenv.vector.env import ParallelVectorEnv
 REFERENCE = "SyncVectorEnv"
 BATCHES_OF_ACTIONS = 32
 PREFETCH = 1
+CALLER_STEPS = "caller steps"
 POOL_WEIGHT = 2.0  # Half of it goes before the clock runs and after it has stopped.
 Make = Callable[[Sequence[Callable[[], Any]]], Any]
 LIBRARIES = (gymnasium, sb3, tianshou, torchrl)
@@ -79,6 +80,9 @@ def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[i
     peers = [system(name, 0 if in_process else None, partial(make, factories)) for name, in_process, make in found]
     counts = (0, *(workers for _, workers in grid([num_envs], num_workers)))
     ours = [system("ParallelVectorEnv", n, partial(ParallelVectorEnv, factories, num_workers=n)) for n in counts]
+    if 0 < (beside := max(1, max(counts) - 1)) < num_envs:  # This process takes the place of one of the workers.
+        make_ours = partial(ParallelVectorEnv, factories, num_workers=beside, caller_steps=True)
+        ours.append(system(f"ParallelVectorEnv, {CALLER_STEPS}", beside, make_ours))
     first = len(gymnasium.KINDS)
     yield from (*peers[:first], *ours, *peers[first:])
 
