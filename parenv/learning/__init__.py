@@ -1,4 +1,4 @@
-"""Help for the user's own loop: the pace of replay, ensembles, gradients, leagues, copies to a GPU."""
+"""Help for the user's own loop: the pace of replay, ensembles, gradients, leagues, copies to a GPU, unrolling."""
 
 from parenv.learning.distributed import all_reduce_gradients
 from parenv.learning.ensemble import Ensemble
@@ -6,5 +6,6 @@ from parenv.learning.league import League
 from parenv.learning.limiter import RateLimiter
 from parenv.learning.pipeline import pipeline
 from parenv.learning.prefetch import prefetch
+from parenv.learning.unrolling import unroll
 
-__all__ = ["Ensemble", "League", "RateLimiter", "all_reduce_gradients", "pipeline", "prefetch"]
+__all__ = ["Ensemble", "League", "RateLimiter", "all_reduce_gradients", "pipeline", "prefetch", "unroll"]
