@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import select
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 
@@ -19,60 +16,51 @@ from parenv.process.launcher import Launcher, ZygoteSpec
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
-from parenv.transport.waiting import Source, Waiting
-from parenv.transport.zeromq import DriverSocket, remaining
+from parenv.transport.local_sockets import DriverSocket
+from parenv.transport.waiting import Source, Waiting, remaining
 
-MAX_SOCKET_PATH = 100
 _log = logging.getLogger("parenv")
 
 
 class LocalPlacement(SteppingPlacement):
-    """Forked from the zygote, spoken to over ``ipc://`` at a socket without a name, whose descriptor they are given.
+    """Forked from the zygote, spoken to over a pair of sockets for each, of which it is given its end.
 
     Args:
         beside: a socket for which :meth:`wait` returns as well.
     """
 
     def __init__(self, beside: Source | None = None) -> None:
-        self._beside = beside
-        self._alone = Waiting()
+        self._waiting = Waiting()
         if beside is not None:
-            self._alone.watch(beside)
+            self._waiting.watch(beside)
+        self._is_alone = beside is None
         self._launcher: Launcher | None = None
         self._socket: DriverSocket | None = None
         self._job: SharedMemory | None = None
         self._stacks: StackPipe | None = None
-        self._socket_fd = -1
         self._handles: dict[int, Sender] = {}
         self._doorbells: dict[int, Doorbell] = {}
         self._bells: dict[Sender, Doorbell] = {}
-        self._watched: set[int] = set()
-        self._unsent: dict[Sender, Message] = {}
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
-        launcher, job, stacks = self._open(launch)
+        launcher, socket, job, stacks = self._open(launch)
         for worker in workers:
             handle = len(self._handles)
             self._handles[handle] = worker
             arguments = {"worker": worker.worker, "generation": worker.generation}
-            descriptors = (self._socket_fd, launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
+            descriptors = (socket.open(*worker), launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
             if worker.worker in self._doorbells:
                 self._bells[worker] = bell = self._doorbells[worker.worker]
                 descriptors += (bell.fileno(),)
             launcher.launch(handle, launch.entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:
-        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`.
-
-        One that still starts may not have connected. It gets its message, which can only be the last one, behind its
-        own first one.
-        """
+        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
         if self._socket is None:
             return
-        if not self._socket.send(*to, to_frames(to, message)):
-            self._unsent[to] = message
-        elif to in self._bells:
+        self._socket.send(*to, to_frames(to, message))
+        if to in self._bells:
             self._bells[to].ring(MESSAGE)
 
     def wait(self, timeout_s: float) -> list[Event]:
@@ -80,45 +68,40 @@ class LocalPlacement(SteppingPlacement):
 
         An end is reported behind every message that had come before it.
         """
-        if self._socket is None:
-            if self._beside is not None:
-                self._alone.wait(timeout_s)
+        if self._socket is None and self._is_alone:
             return []
         if self._launcher is not None:
             self._launcher.flush()
-        ready = self._socket.wait(timeout_s)
+        ready = self._waiting.wait(timeout_s)
         if self._launcher is None:
             return self._received()
         exited = self._launcher.events() if self._launcher.fileno() in ready else []
         if self._launcher.lost:
-            self._socket.unwatch(self._launcher.fileno())
-            self._launcher.close()
-            self._launcher = None
+            self._end_launcher()
         return self._received() + [Ended(self._handles[one.handle], *one[1:]) for one in exited]
 
     def bell(self, worker: int) -> Doorbell:
         """Make the doorbell of the next process of a worker; it is rung for every message too."""
+        if self._socket is not None:
+            # Where no other descriptor is left, that of the bell is one that its last process does not need any more.
+            self._socket.drop(worker)
         bell = self._doorbells[worker] = Doorbell()
         return bell
 
     def poller(self, descriptor: int) -> Poller:
-        """What waits for a descriptor, and for processes that have ended."""
+        """What waits for a descriptor, for messages, and for processes that have ended."""
         poll = select.poll()
-        for watched in (descriptor, *([] if self._launcher is None else [self._launcher.fileno()])):
+        for watched in (descriptor, *(one.fileno() for one in (self._launcher, self._socket) if one is not None)):
             poll.register(watched, select.POLLIN)
         return poll
 
     def watch(self, descriptor: int) -> None:
         """Have :meth:`wait` return also while this descriptor is readable, which somebody else has to read."""
-        self._watched.add(descriptor)
-        if self._socket is not None:
-            self._socket.watch(descriptor)
+        self._waiting.watch(descriptor)
 
     def unwatch(self, descriptor: int) -> None:
         """Watch it no longer."""
-        self._watched.discard(descriptor)
-        if self._socket is not None:
-            self._socket.unwatch(descriptor)
+        self._waiting.unwatch(descriptor)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
         """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
@@ -143,7 +126,7 @@ class LocalPlacement(SteppingPlacement):
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
-        launcher, socket = self._launcher, self._socket
+        launcher = self._launcher
         try:
             if launcher is not None:
                 self._wait_for_ends(timeout_s)
@@ -151,22 +134,20 @@ class LocalPlacement(SteppingPlacement):
                     launcher.signal(handle, signal.SIGKILL)
                 self._wait_for_ends(KILL_TIMEOUT_S)
         finally:
-            self._launcher = self._socket = None
+            self._end_launcher()
+            socket, self._socket = self._socket, None
+            if socket is not None:
+                self._waiting.unwatch(socket.fileno())
             stacks, self._stacks = self._stacks, None
-            for closed in (launcher, socket, self._job, stacks):
+            for closed in (socket, self._job, stacks):
                 if closed is not None:
                     closed.close()
-            if self._socket_fd >= 0:
-                os.close(self._socket_fd)
-                self._socket_fd = -1
 
     def _received(self) -> list[Event]:
         events: list[Event] = []
         while self._socket is not None and (frames := self._socket.receive()) is not None:
             try:
-                events.append(received := Received(*from_frames(frames)))
-                if received.sender in self._unsent:
-                    self.send(received.sender, self._unsent.pop(received.sender))
+                events.append(Received(*from_frames(frames)))
             except ProtocolError as error:
                 # Its sender will be missed, and replaced.
                 _log.warning("a message that cannot be read was dropped: %s", str(error))
@@ -175,47 +156,30 @@ class LocalPlacement(SteppingPlacement):
     def _handle(self, worker: Sender) -> int:
         return next((handle for handle, sender in self._handles.items() if sender == worker), -1)
 
-    def _open(self, launch: Launch) -> tuple[Launcher, SharedMemory, StackPipe]:
-        """The launcher, another one where its zygote has died, the job, and what stacks are written to."""
+    def _open(self, launch: Launch) -> tuple[Launcher, DriverSocket, SharedMemory, StackPipe]:
+        """The launcher, another one where its zygote has died, the sockets, the job, and what stacks are written to."""
         if self._launcher is None:
             environment = tuple(sorted(launch.environment.items()))
-            spec = ZygoteSpec(launch.preload, environment, launch.threads, launch.spawn)
-            self._launcher = Launcher(spec)
-            socket = self._socket or self._listen()
-            socket.watch(self._launcher.fileno())
+            self._launcher = Launcher(ZygoteSpec(launch.preload, environment, launch.threads, launch.spawn))
+            self._waiting.watch(self._launcher.fileno())
+        if self._socket is None:
+            self._socket = DriverSocket()
+            self._waiting.watch(self._socket.fileno())
         if self._job is None:
             self._job = SharedMemory(len(launch.job))
             with self._job.map() as mapping:
                 mapping[:] = launch.job
         if self._stacks is None:
             self._stacks = StackPipe()
-        return self._launcher, self._job, self._stacks
+        return self._launcher, self._socket, self._job, self._stacks
 
-    def _listen(self) -> DriverSocket:
-        directory = _private_directory()
-        try:
-            # ZeroMQ removes that path once more when it closes: one that nobody else has anything at.
-            path = f"{directory}/{os.path.basename(directory)}"
-            self._socket = DriverSocket(f"ipc://{path}")
-            # All that is needed to connect, and, other than a path, gone with this process, however it ends.
-            self._socket_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        finally:
-            shutil.rmtree(directory)
-        if self._beside is not None:
-            self._socket.watch(self._beside)
-        for descriptor in self._watched:
-            self._socket.watch(descriptor)
-        return self._socket
+    def _end_launcher(self) -> None:
+        launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            self._waiting.unwatch(launcher.fileno())
+            launcher.close()
 
     def _wait_for_ends(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while self.alive() and remaining(deadline):
             self.wait(remaining(deadline))
-
-
-def _private_directory() -> str:
-    """A new directory that only this user may enter."""
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if parent and len(parent) < MAX_SOCKET_PATH - 40 and os.access(parent, os.W_OK | os.X_OK):
-            return tempfile.mkdtemp(prefix="parenv-", dir=parent)
-    raise FileNotFoundError("no writable directory with a path short enough for a socket; set XDG_RUNTIME_DIR")

@@ -58,17 +58,6 @@ class Exited(NamedTuple):
     refused: str = ""
 
 
-def occupy_standard_descriptors() -> None:
-    """Put nothing in the place of standard streams that are closed, before anything is opened.
-
-    The next thing to be opened would be in their place instead: memory or a socket, which every process that is started
-    inherits as its standard output, and prints to.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-
-
 class Launcher:
     """The processes of one pool, started through a zygote.
 

@@ -17,7 +17,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, status_slot
 from parenv.placement.base import Ended, Event, Launch
 from parenv.placement.local import LocalPlacement
-from parenv.process.launcher import occupy_standard_descriptors
+from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.data import Buffer
 from parenv.protocol.frames import Sender, from_frames, to_frames
@@ -30,7 +30,7 @@ from parenv.remote.net.host_keys import HostKeys
 from parenv.remote.sizes import fitting
 from parenv.remote.slot_transfer import in_chunks
 from parenv.remote.weight_transfer import write_chunk
-from parenv.transport.zeromq import remaining
+from parenv.transport.waiting import remaining
 
 HEARTBEAT_S = 0.25
 PATIENCE_S = 60.0
@@ -74,6 +74,7 @@ def serve(
         The exit code: 0 where the driver has closed its pool or this host was told to leave, 1 where there was no
         driver, 2 where it refused this host.
     """
+    make_room(num_workers)
     occupy_standard_descriptors()
     while True:
         deadline = time.monotonic() + patience_s

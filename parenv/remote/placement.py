@@ -32,7 +32,7 @@ from parenv.remote.ray import RayHosts
 from parenv.remote.rejections import Rejections
 from parenv.remote.sizes import check_head, heard
 from parenv.remote.validation import harmless
-from parenv.transport.zeromq import remaining
+from parenv.transport.waiting import remaining
 
 PROBE_S = 0.5
 LINGER_S = 5.0

@@ -13,7 +13,7 @@ from parenv.options import Placing, WorkerOptions
 from parenv.placement.base import Launch, SteppingPlacement
 from parenv.placement.inline import InlinePlacement
 from parenv.placement.local import LocalPlacement
-from parenv.process.launcher import occupy_standard_descriptors
+from parenv.process.descriptors import make_room, occupy_standard_descriptors
 from parenv.supervision.pickling import pickled
 from parenv.worker.job import WorkerJob
 from parenv.worker.process import WORKER_ENTRY
@@ -38,11 +38,13 @@ def local_launch(
 
     Raises:
         NotPicklableError: something of the user's cannot travel.
+        OSError: this process may not open as many descriptors as the workers need.
     """
     options = job.options
     if inline:
         return lambda memory_fd: Launch(memory_fd, b"", (), {}, options.threads)
     payload = pickled({**named, "workers": options}, job)
+    make_room(len(job.shares))
     occupy_standard_descriptors()
     has_torch = _mentions_torch(payload)
     with_torch = ("torch",) if torch or has_torch else ()

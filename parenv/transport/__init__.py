@@ -1,1 +1,1 @@
-"""Frames between driver and workers of one machine over ZeroMQ. Only here and in ``remote.net`` is it known."""
+"""How messages travel between the processes of one machine, and how to wait for them and for other things at once."""

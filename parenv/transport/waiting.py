@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Sequence
 from typing import Protocol
 
@@ -75,3 +76,8 @@ class Waiting:
         for source in self._sources:
             source.notice(ready)
         return self._descriptors & ready
+
+
+def remaining(deadline: float) -> float:
+    """Seconds until a deadline on the monotonic clock, never negative."""
+    return max(0.0, deadline - time.monotonic())

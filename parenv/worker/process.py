@@ -16,7 +16,7 @@ from parenv.process.doorbell import Doorbell, rung
 from parenv.process.spinning import Spinner
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.transport.zeromq import WorkerSocket
+from parenv.transport.local_sockets import WorkerSocket
 from parenv.worker.worker import Worker
 
 WORKER_ENTRY = "parenv.worker.process:main"
@@ -27,7 +27,7 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
 
     Args:
         arguments: which worker this is.
-        socket_fd: refers to the driver's socket.
+        socket_fd: its end of the pair of sockets that it shares with the driver.
         memory_fd: the shared memory.
         job_fd: the pickled job.
         stacks_fd: where to write stacks.
@@ -39,7 +39,7 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
-    socket = WorkerSocket(f"ipc:///proc/self/fd/{socket_fd}", *sender)
+    socket = WorkerSocket(socket_fd)
     job = mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)
     worker = Worker(
         sender,

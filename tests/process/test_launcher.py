@@ -26,9 +26,9 @@ from parenv.placement.local import LocalPlacement
 from parenv.process import launcher as launcher_module
 from parenv.process.launcher import Launcher, ZygoteSpec
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.protocol.messages import Close, Ready
+from parenv.protocol.messages import Call, Close, Reply
 from parenv.testing import LedgerEnv
-from parenv.transport.zeromq import WorkerSocket
+from parenv.transport.local_sockets import WorkerSocket
 
 pytestmark = pytest.mark.timeout(200)
 DEADLINE_S = 150.0
@@ -309,43 +309,124 @@ threading.Thread(target=start_late, daemon=True).start()
     assert printed_by(script).strip() == words
 
 
-def test_a_zygote_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_zygote_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     options = WorkerOptions(environment={"OWN_ZYGOTE": "none"})
     with pytest.raises(FileNotFoundError, match="/nowhere/python"):
         AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options)
-    assert not list(tmp_path.iterdir())
 
 
-def connects_late(arguments: dict[str, Any], socket_fd: int, *descriptors: int) -> int:
-    """A worker that connects when it may, says one thing and waits for its end."""
+def begins_late(arguments: dict[str, Any], socket_fd: int, *descriptors: int) -> int:
+    """A worker that does nothing before it may, counts the messages before the last one, and sends how many."""
     os.read(descriptors[-1], 1)
     sender = Sender(**arguments)
-    socket = WorkerSocket(f"ipc:///proc/self/fd/{socket_fd}", *sender)
-    socket.send(to_frames(sender, Ready([], 1, [], [])))
-    frames = socket.receive(block=True)
-    assert frames is not None
+    socket = WorkerSocket(socket_fd)
+    before: list[Any] = []
+    while not isinstance(message := from_frames(socket.receive(block=True) or [])[1], Close):
+        before.append(message.sequence)
+    socket.send(to_frames(sender, Reply(len(before), before)))
     socket.close()
-    return 0 if from_frames(frames) == (sender, Close()) else 1
+    return 0
 
 
-def test_a_worker_that_connects_after_it_was_told_to_close_closes() -> None:
-    may_connect, let_connect = os.pipe()
+def test_all_that_is_said_before_a_worker_begins_arrives() -> None:
+    may_begin, let_begin = os.pipe()
     memory, sender = SharedMemory(64), Sender(0, 0)
     placement = LocalPlacement()
     try:
-        launch = Launch(memory.fd, b"{}", (), {}, 1, (may_connect,), entry=f"{__name__}:connects_late")
+        launch = Launch(memory.fd, b"{}", (), {}, 1, (may_begin,), entry=f"{__name__}:begins_late")
         placement.start(launch, [sender])
+        for sequence in range(3):
+            placement.send(sender, Call(sequence, "x" * 1_000_000, b"", -1, -1, 0))
         placement.send(sender, Close())
-        os.write(let_connect, b"!")
+        os.write(let_begin, b"!")
         events: list[Any] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + DEADLINE_S
         while not any(isinstance(event, Ended) for event in events) and time.monotonic() < deadline:
             events += placement.wait(60)
     finally:
         placement.close(0)
         memory.close()
-        os.close(may_connect)
-        os.close(let_connect)
-    assert [event.exit_code for event in events if isinstance(event, Ended)] == [0]
+        os.close(may_begin)
+        os.close(let_begin)
+    said, ended = events
+    assert said.message == Reply(3, [0, 1, 2])
+    assert ended.exit_code == 0
+
+
+FEW_DESCRIPTORS = """
+import os, resource, signal, sys
+import numpy as np
+from parenv import AsyncWorkerPool, ParallelVectorEnv
+from parenv.testing import LedgerEnv
+
+def make():
+    factories = [lambda: LedgerEnv(0)] * 2
+    if sys.argv[1] == "vector env":
+        return ParallelVectorEnv(factories, num_workers=2, on_worker_death="restart")
+    return AsyncWorkerPool(factories, lambda observations: np.zeros(len(observations), int), num_workers=2)
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+make().close()
+before, hard = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+"""
+"""What follows is run with a fork server that is there already."""
+
+
+@pytest.mark.parametrize("system", ["pool", "vector env"])
+def test_too_few_descriptors_are_an_error_before_anything_starts(system: str) -> None:
+    script = """
+resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, before + 10))
+try:
+    make()
+except OSError as error:
+    print(str(error).replace(f"limit: {before + 10}", "limit: that"), descriptors() == before)
+"""
+    words = (
+        "[Errno 24] num_workers=2 needs 38 file descriptors, but this process may open only 10 more (hard limit: that)."
+        " Raise the limit with `ulimit -Hn`, or use fewer workers True\n"
+    )
+    assert printed_by(FEW_DESCRIPTORS + script, system) == words
+
+
+@pytest.mark.parametrize("system", ["pool", "vector env"])
+def test_a_soft_limit_of_descriptors_that_is_too_low_is_raised(system: str) -> None:
+    script = """
+resource.setrlimit(resource.RLIMIT_NOFILE, (before + 4, hard))
+make().close()
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - before)
+"""
+    assert printed_by(FEW_DESCRIPTORS + script, system) == "38\n"
+
+
+@pytest.mark.parametrize("system", ["pool", "vector env"])
+def test_a_worker_is_replaced_while_no_descriptor_is_left(system: str) -> None:
+    script = """
+import logging
+logging.getLogger("parenv").setLevel(logging.ERROR)
+made = make()
+session = made._session
+pid = (session if sys.argv[1] == "pool" else session.backend).workers.pid(0)
+resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, before + 100))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+if sys.argv[1] == "pool":
+    rollouts = made.rollouts()
+    os.kill(pid, signal.SIGKILL)
+    while not next(rollouts).restarted.any():
+        pass
+else:
+    made.reset()
+    os.kill(pid, signal.SIGKILL)
+    while "worker_restarted" not in made.step(np.zeros(2, int))[4]:
+        pass
+made.close()
+print("replaced")
+"""
+    assert printed_by(FEW_DESCRIPTORS + script, system) == "replaced\n"

@@ -23,10 +23,11 @@ from parenv import (
     WorkerOptions,
     WorkerTimeoutError,
 )
+from parenv.placement.local import LocalPlacement
 from parenv.protocol.frames import from_frames
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Layout, Message, Ready, Reply
 from parenv.testing import LedgerEnv, check_ledger
-from parenv.transport.zeromq import DriverSocket, Frames
+from parenv.transport.local_sockets import DriverSocket, Frames
 
 pytestmark = [pytest.mark.usefixtures("warnings_are_expected")]
 
@@ -102,11 +103,11 @@ class FaultyLine:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Every socket of a driver is faulty from now on."""
-        send, receive, wait = DriverSocket.send, DriverSocket.receive, DriverSocket.wait
+        send, receive, wait = DriverSocket.send, DriverSocket.receive, LocalPlacement.wait
 
-        def faulty_send(socket: DriverSocket, worker: int, generation: int, frames: Frames) -> bool:
-            passed = [send(socket, worker, generation, one) for one in self._pass((worker, generation), frames)]
-            return all(passed)
+        def faulty_send(socket: DriverSocket, worker: int, generation: int, frames: Frames) -> None:
+            for one in self._pass((worker, generation), frames):
+                send(socket, worker, generation, one)
 
         def faulty_receive(socket: DriverSocket) -> Any:
             while (frames := receive(socket)) is not None:
@@ -114,17 +115,17 @@ class FaultyLine:
             self._received.extend(late.frames for late in self._take_due(outgoing=False))
             return self._received.popleft() if self._received else None
 
-        def faulty_wait(socket: DriverSocket, timeout_s: float) -> set[int]:
+        def faulty_wait(placement: LocalPlacement, timeout_s: float) -> Any:
             next_s = min((late.due_s for late in self._later), default=float("inf")) - time.monotonic()
-            ready = wait(socket, min(timeout_s, next_s))
+            events = wait(placement, min(timeout_s, next_s))
             for late in self._take_due(outgoing=True):
-                if late.to is not None:
-                    send(socket, *late.to, late.frames)
-            return ready
+                if late.to is not None and placement._socket is not None:
+                    send(placement._socket, *late.to, late.frames)
+            return events
 
         monkeypatch.setattr(DriverSocket, "send", faulty_send)
         monkeypatch.setattr(DriverSocket, "receive", faulty_receive)
-        monkeypatch.setattr(DriverSocket, "wait", faulty_wait)
+        monkeypatch.setattr(LocalPlacement, "wait", faulty_wait)
 
     def _pass(self, to: tuple[int, int] | None, frames: Frames) -> list[Frames]:
         """What comes through of a message, now."""

@@ -19,13 +19,12 @@ from scripts import printed_by
 from parenv.errors import ConfigurationError
 from parenv.options import RemotePlacement
 from parenv.protocol.data import Buffer
+from parenv.remote.net import tcp
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.host_keys import AllowList, ephemeral_keys
 from parenv.remote.net.stream import BIG_BYTES
 from parenv.remote.net.window import WINDOW
-from parenv.transport import zeromq
 from parenv.transport.waiting import Waiting
-from parenv.transport.zeromq import DriverSocket
 
 SILENCE_S = 1.0
 DRIVER, HOST = ephemeral_keys()
@@ -428,30 +427,29 @@ def test_it_works_over_ipv6(pair: Pair) -> None:
     stranger.term()
 
 
-def test_workers_and_a_driver_are_waited_for_at_once(pair: Pair, tmp_path: Any) -> None:
+def test_both_ends_are_waited_for_at_once(pair: Pair) -> None:
     host, peer = pair.connected()
-    workers = DriverSocket(f"ipc://{tmp_path}/x")
-    with closing(workers):
-        workers.watch(host)
-        workers.watch(pair.listener)
-        workers.wait(0.0)
-        for speak, heard in (
-            (lambda: pair.listener.send(peer, [b"order"]), host.receive),
-            (lambda: host.send([b"report"]), pair.listener.receive),
-        ):
-            begun_s = time.monotonic()
-            assert workers.wait(0.2) == set()
-            assert time.monotonic() - begun_s > 0.15, "there is nothing yet"
-            assert speak()
-            received: object = None
-            while received is None:
-                assert workers.wait(LIMIT_S) == set()
-                received = heard()
-            assert time.monotonic() - begun_s < LIMIT_S
-        workers.unwatch(pair.listener)
-        pair.close(host)
-        workers.unwatch(host)
-        assert workers.wait(0.0) == set()
+    waiting = Waiting()
+    waiting.watch(host)
+    waiting.watch(pair.listener)
+    waiting.wait(0.0)
+    for speak, heard in (
+        (lambda: pair.listener.send(peer, [b"order"]), host.receive),
+        (lambda: host.send([b"report"]), pair.listener.receive),
+    ):
+        begun_s = time.monotonic()
+        assert waiting.wait(0.2) == set()
+        assert time.monotonic() - begun_s > 0.15, "there is nothing yet"
+        assert speak()
+        received: object = None
+        while received is None:
+            assert waiting.wait(LIMIT_S) == set()
+            received = heard()
+        assert time.monotonic() - begun_s < LIMIT_S
+    waiting.unwatch(pair.listener)
+    pair.close(host)
+    waiting.unwatch(host)
+    assert waiting.wait(0.0) == set()
 
 
 def test_descriptors_are_watched_too(pair: Pair) -> None:
@@ -521,10 +519,10 @@ def test_of_what_is_not_encrypted_an_eavesdropper_hears_all() -> None:
 def test_a_context_that_does_not_end_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(zeromq, "TERM_S", 0.1)
+    monkeypatch.setattr(tcp, "TERM_S", 0.1)
     context = zmq.Context()
     with context.socket(zmq.PAIR), caplog.at_level(logging.WARNING, logger="parenv"):
-        zeromq.terminate(context)
+        tcp.terminate(context)
     assert [record.getMessage() for record in caplog.records] == ["ZeroMQ does not end within 0.1 s; it is left behind"]
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "parenv terminate"]
     thread.join(LIMIT_S)

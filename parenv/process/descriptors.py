@@ -1,0 +1,43 @@
+"""The descriptors of this process: those of the standard streams, and room for those that workers need."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+PER_WORKER = 3
+"""Both ends of the pair of sockets of a worker, and its doorbell."""
+FOR_ALL = 32
+"""Those of a pool itself, of a fork server that is being started, and some that stay free for the user's files."""
+
+
+def occupy_standard_descriptors() -> None:
+    """Put nothing in the place of standard streams that are closed, before anything is opened.
+
+    The next thing to be opened would be in their place instead: memory or a socket, which every process that is started
+    inherits as its standard output, and prints to.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+def make_room(num_workers: int) -> None:
+    """Make sure that this process may open what so many workers need; its soft limit is raised if it is too low.
+
+    Raises:
+        OSError: the hard limit is too low.
+    """
+    needed = PER_WORKER * num_workers + FOR_ALL
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    if used + needed <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and used + needed > hard:
+        raise OSError(
+            errno.EMFILE,
+            f"num_workers={num_workers} needs {needed} file descriptors, but this process may open only "
+            f"{max(0, hard - used)} more (hard limit: {hard}). Raise the limit with `ulimit -Hn`, or use fewer workers",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + needed, hard))
