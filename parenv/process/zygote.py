@@ -16,6 +16,10 @@ which hands over one more socket per pool. On a session:
 
 Neither side ever waits for the other to read. End of file on a session kills its workers; on the root socket,
 everything.
+
+When a worker ends, the processes that it has started become children of the zygote, which kills them, also those in a
+session of their own. A process whose parent ends while the worker lives becomes a child of the zygote too, and goes on:
+it has the process id of its worker in its environment, or the process group of the worker.
 """
 
 from __future__ import annotations
@@ -31,11 +35,13 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from parenv.process.lines import Lines
 
-_PR_SET_PDEATHSIG = 1
+WORKER_VARIABLE = "PARENV_WORKER_PID"
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
 
 
@@ -92,7 +98,9 @@ class Zygote:
         self._selector = selectors.DefaultSelector()
         self._watch(self._wakeup, self._reap)
         self._watch(root, self._accept)
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._broken = _import_all(preload)
+        self._started_by_modules = _children()
 
     def run(self) -> NoReturn:
         """Serve until the driver is gone."""
@@ -194,20 +202,35 @@ class Zygote:
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wakeup.recv(1 << 12)
+        ended = []
         while (pid := _ended_child()) is not None:
-            # Before it is reaped: from then on the number, of the process and of its group, may be another's.
-            _signal_group(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-            code = os.waitstatus_to_exitcode(status)
-            session = next(s for s in self._sessions if pid in s.children)
-            handle = session.children.pop(pid)
+            session = next((s for s in self._sessions if pid in s.children), None)
+            if session is not None:
+                # Before it is reaped: from then on the number, of the process and of its group, may be another's.
+                _signal_group(pid, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            self._started_by_modules.discard(pid)
+            if session is not None:
+                ended.append((session, session.children.pop(pid), code))
+        self._kill_orphans()
+        for session, handle, code in ended:
             session.report(exited=[handle, code if code >= 0 else None, -code if code < 0 else None])
-            if session.lines.socket.fileno() < 0 and not session.children:
+            if session.lines.socket.fileno() < 0 and not session.children and session in self._sessions:
                 self._sessions.remove(session)
+
+    def _kill_orphans(self) -> None:
+        """Kill what workers that are gone had started. What that had started comes here when it ends, and is next."""
+        workers = {pid for session in self._sessions for pid in session.children}
+        for pid in _children() - workers - self._started_by_modules:
+            if not workers & _owners(pid):
+                _kill(pid)
 
     def _end(self) -> NoReturn:
         for session in self._sessions:
             session.kill_all()
+        # All that workers had started are children by the time that these are reaped.
+        while sum(map(_kill, _children())):
+            os.waitpid(-1, 0)
         os._exit(0)
 
 
@@ -229,6 +252,7 @@ def _run_child(
         if os.environ != shared["environment"]:  # Which is seldom: each variable that is set costs a page.
             os.environ.clear()
             os.environ.update(shared["environment"])
+        os.environ[WORKER_VARIABLE] = str(os.getpid())
         sys.path[:] = shared["sys_path"]
 
     run_entry(shared, arguments, descriptors, begin)
@@ -245,7 +269,8 @@ def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descr
         f"run_entry({told!r}, {arguments!r}, {descriptors!r})"
     )
     options = [f"-W{option}" for option in sys.warnoptions]
-    os.execve(sys.executable, [sys.executable, *options, "-c", command], shared["environment"])
+    environment = {**shared["environment"], WORKER_VARIABLE: str(os.getpid())}
+    os.execve(sys.executable, [sys.executable, *options, "-c", command], environment)
 
 
 def run_entry(
@@ -318,6 +343,33 @@ def _ended_child() -> int | None:
     except ChildProcessError:
         return None
     return None if ended is None else ended.si_pid
+
+
+def _children() -> set[int]:
+    """The children of this process; those that it has not started become the children of any of its threads."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.update(map(int, (thread / "children").read_text().split()))
+    return found
+
+
+def _owners(pid: int) -> set[int]:
+    """Process ids of workers that a process may have been started by."""
+    prefix, owners = f"{WORKER_VARIABLE}=".encode(), set()
+    with contextlib.suppress(OSError):
+        owners.add(os.getpgid(pid))
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        owners.update(int(variable.removeprefix(prefix)) for variable in variables if variable.startswith(prefix))
+    return owners
+
+
+def _kill(pid: int) -> bool:
+    """Kill a process; whether that is permitted."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
 
 
 def _signal_group(pid: int, signum: int) -> None:

@@ -192,8 +192,9 @@ def test_ctrl_c_while_the_pool_starts_leaves_nothing(directory: Path) -> None:
 WITH_CHILDREN = """
     def __init__(self):
         import subprocess
-        child = subprocess.Popen(["sleep", "1000"], close_fds=False)
-        open(os.environ["XDG_RUNTIME_DIR"] + ".pids", "a").write(f"{child.pid}\\n")
+        for own_session in (False, True):
+            child = subprocess.Popen(["sleep", "1000"], close_fds=False, start_new_session=own_session)
+            open(os.environ["XDG_RUNTIME_DIR"] + ".pids", "a").write(f"{child.pid}\\n")
         STARTING
     def close(self):
         print("closing", flush=True); CLOSING
