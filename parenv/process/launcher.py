@@ -25,6 +25,8 @@ _THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
+MAX_IDLE_ZYGOTES = 2
+"""How many stay for the next pool of their kind, such as one for pools and one for the vector env that evaluates."""
 
 
 @dataclass(frozen=True)
@@ -91,29 +93,26 @@ class Launcher:
     def launch(self, handle: int, entry: str, arguments: dict[str, Any], descriptors: tuple[int, ...]) -> None:
         """Start a process that calls ``entry`` (``module:function``) with the arguments and its own descriptors.
 
-        Returns at once. The descriptors must stay open until the process is known to have started or ended.
-
-        Raises:
-            ChildProcessError: the zygote is gone.
+        Returns at once. The descriptors must stay open until the process is known to have started or ended. If the
+        zygote is gone, :meth:`events` reports the end of this process as well.
         """
         shared = {
             "entry": entry,
             "environment": _environment(self._spec),
             "sys_path": _sys_path(),
             "argv": list(map(str, sys.argv)),
-            "directory": os.getcwd(),
+            "directory": _directory(),
             "spawn": self._spec.spawn,
         }
         if shared != self._shared:
             self._send({"shared": shared})
             self._shared = shared
-        self._send({"fork": [handle, arguments, len(descriptors)]}, descriptors)
         self.running.add(handle)
+        self._send({"fork": [handle, arguments, len(descriptors)]}, descriptors)
 
     def signal(self, handle: int, signum: int, alone: bool = False) -> None:
         """Send a signal to a process, alone or with all that it has started."""
-        with contextlib.suppress(ChildProcessError):
-            self._send({"signal": [handle, int(signum), alone]})
+        self._send({"signal": [handle, int(signum), alone]})
 
     def events(self) -> list[Exited]:
         """The processes that have ended since the last call. Never waits."""
@@ -131,13 +130,14 @@ class Launcher:
 
     def close(self) -> None:
         """End the session: what still runs is killed. Idempotent."""
-        self._lines.close()
+        if self.fileno() >= 0:
+            self._lines.close()
+            _close_session(self._zygote)
 
     def _send(self, line: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        try:
+        # That the zygote is gone is seen by events().
+        with contextlib.suppress(OSError):
             self._lines.send(line, descriptors)
-        except OSError as error:
-            raise ChildProcessError("the helper process that starts workers is gone") from error
 
     def _apply(self, line: dict[str, Any]) -> Exited | None:
         if "started" in line:
@@ -164,8 +164,15 @@ class Launcher:
 
 
 class _ZygoteProcess:
+    """A zygote.
+
+    Attributes:
+        sessions: how many are open.
+        end: ends it, and everything that it has started.
+    """
+
     def __init__(self, spec: ZygoteSpec) -> None:
-        self.owner = os.getpid()
+        self.spec, self.owner, self.sessions = spec, os.getpid(), 0
         preload = [] if spec.spawn else list(spec.preload)
         with _line() as (self._lines, theirs):
             command = (
@@ -179,7 +186,7 @@ class _ZygoteProcess:
                 env=_environment(spec),
                 start_new_session=True,
             )
-        weakref.finalize(self, _end_zygote, self.owner, self._lines, self._process)
+        self.end = weakref.finalize(self, _end_zygote, self.owner, self._lines, self._process)
         # Registered behind that of weakref, and so called before it.
         atexit.register(_refuse_sessions)
 
@@ -194,6 +201,7 @@ class _ZygoteProcess:
 
     def open_session(self, theirs: socket.socket) -> None:
         self._lines.send({"session": True}, (theirs.fileno(),))
+        self.sessions += 1
 
 
 @contextlib.contextmanager
@@ -231,7 +239,9 @@ def _refuse_sessions() -> None:
 
 _is_ending = False
 _zygotes: dict[ZygoteSpec, _ZygoteProcess] = {}
-_zygotes_lock = threading.Lock()
+"""In the order in which they were used."""
+# One thread may take it twice: garbage that is collected, and a handler of signals, may close a session at any time.
+_zygotes_lock = threading.RLock()
 _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """Closed in children that the user forks, which must not keep the zygote's end of file from coming."""
 
@@ -251,13 +261,24 @@ def _open_session(spec: ZygoteSpec, theirs: socket.socket) -> _ZygoteProcess:
         return zygote
 
 
+def _close_session(zygote: _ZygoteProcess) -> None:
+    """Of the zygotes that have no session left, end all but those that were used last."""
+    with _zygotes_lock:
+        zygote.sessions -= 1
+        if _zygotes.get(zygote.spec) is zygote:
+            _zygotes[zygote.spec] = _zygotes.pop(zygote.spec)
+        idle = [spec for spec, other in _zygotes.items() if not other.sessions]
+        for spec in idle[:-MAX_IDLE_ZYGOTES]:
+            _zygotes.pop(spec).end()
+
+
 def _after_fork_in_child() -> None:
     global _zygotes_lock
     for sock in list(_driver_only):
         sock.close()
     _zygotes.clear()
     # A thread that is not in the child may have held the other.
-    _zygotes_lock = threading.Lock()
+    _zygotes_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -270,3 +291,11 @@ def _environment(spec: ZygoteSpec) -> dict[str, str]:
 def _sys_path() -> list[str]:
     """Without what importing here skips as well: entries that are not text."""
     return [entry for entry in sys.path if isinstance(entry, str)]
+
+
+def _directory() -> str:
+    """The working directory; if it has been removed, nothing, and workers stay in that of the zygote."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from parenv.errors import HostLostError, SubEnvironmentError, WorkerDiedError, WorkerError, during
+from parenv.errors import HostLostError, SubEnvironmentError, WorkerDiedError, WorkerError, during, span
 from parenv.placement.base import Ended
 from parenv.protocol.messages import Failure
+
+NOT_STARTED = "being started"
+"""What a worker is doing that has no process."""
 
 
 def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]) -> Exception:
@@ -93,11 +96,17 @@ def failing_worker(error: BaseException) -> tuple[int, str]:
     return (about.worker, about.doing) if isinstance(about, WorkerError | SubEnvironmentError) else (-1, "")
 
 
+def not_started(worker: int, env_ids: Sequence[int], why: str) -> WorkerError:
+    """The error for a worker of which there is no process, and why there is none."""
+    message = f"worker {worker} (env_ids {span(env_ids)}) could not be started: {why.rstrip('.')}."
+    return WorkerError(message, worker=worker, env_ids=env_ids, doing=NOT_STARTED)
+
+
 def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
     """The error for a process that ended without being asked to."""
     worker = end.sender.worker
     if end.refused:
-        error = WorkerError(f"worker {worker} could not be started", worker=worker, env_ids=env_ids)
+        error = not_started(worker, env_ids, end.refused.strip().rpartition("\n")[2])
         error.__cause__ = SubEnvironmentError(f"in the process that imports for all workers\n\n{end.refused}")
         return error
     if end.lost_host:

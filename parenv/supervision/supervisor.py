@@ -26,7 +26,7 @@ from parenv.placement.base import Launch, drained
 from parenv.process.restart_limit import RestartLimit
 from parenv.protocol.data import pack
 from parenv.protocol.messages import Message, Ready, StepReady
-from parenv.supervision.failures import failing_worker
+from parenv.supervision.failures import NOT_STARTED, failing_worker, not_started
 from parenv.supervision.questions import NO_WEIGHTS, Questions
 from parenv.supervision.stacks import shown_stack, timeout_error
 from parenv.supervision.watch import KILLED, STARTING, Watch
@@ -189,7 +189,8 @@ class Supervisor:
 
     def _failed(self, error: Exception) -> None:
         worker, operation = failing_worker(error)
-        if isinstance(error, WorkerDiedError):
+        has_failed_again = worker in self._starting and operation == NOT_STARTED
+        if isinstance(error, WorkerDiedError) or has_failed_again:
             reason = self._killed.pop(worker, None)
             self._lost(worker, self._with_likely_cause(error) if reason is None else reason)
         elif self._product.processes and worker >= 0 and self._ends_only_its_worker(error, operation):
@@ -249,12 +250,16 @@ class Supervisor:
     def _start_those_due(self, now: float) -> None:
         for worker in [worker for worker, due in self._due.items() if due <= now]:
             del self._due[worker]
+            self._starting.add(worker)
             try:
                 self.workers.restart(self._product.launch(worker), worker)
+            except OSError as failure:
+                # No process, descriptor or memory is left, which may be different in a moment.
+                self._lost(worker, not_started(worker, self.workers.env_ids(worker), str(failure)))
             except Exception as failure:
                 raise self._given_up(self.deaths[worker].pop()) from failure
-            self._starting.add(worker)
-            self.restarts += 1
+            else:
+                self.restarts += 1
         for worker in list(self._starting):
             ready = self.workers.ready(worker)
             if ready is not None and worker not in self._killed and self._is_as_before(worker, ready):

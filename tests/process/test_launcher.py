@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Ended, Launch
 from parenv.placement.local import LocalPlacement
 from parenv.process import launcher as launcher_module
-from parenv.process.launcher import Launcher, ZygoteSpec
+from parenv.process.launcher import Exited, Launcher, ZygoteSpec
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Call, Close, Reply
 from parenv.testing import LedgerEnv
@@ -84,6 +85,81 @@ def test_whoever_has_said_something_is_known_by_its_process_id(launcher: Launche
 
 def zygote_of(launcher: Launcher) -> psutil.Process:
     return psutil.Process(launcher._zygote._process.pid)
+
+
+def starts_programs(arguments: dict[str, Any], *descriptors: int) -> int:
+    """A worker that leaves programs in sessions of their own: two that it starts, and one whose parent ends at once."""
+    programs = [
+        subprocess.Popen(["sleep", "1000"], start_new_session=True, env=env).pid for env in (None, {"PATH": "/usr/bin"})
+    ]
+    daemon = subprocess.check_output(["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"], text=True)
+    os.write(descriptors[1], f"{programs[0]} {programs[1]} {daemon}".encode())
+    os.read(descriptors[0], 1)
+    return 0
+
+
+def test_what_a_worker_started_ends_with_it_whatever_its_session_and_nothing_else_does(launcher: Launcher) -> None:
+    waiting, ending = os.pipe()
+    heard, say = os.pipe()
+    programs = []
+    for handle in range(3):
+        launcher.launch(handle, f"{__name__}:starts_programs", {}, (waiting, say))
+        programs.append([os.pidfd_open(int(pid)) for pid in os.read(heard, 1 << 10).split()])
+    launcher.signal(0, signal.SIGKILL, alone=True)
+    serve_until(launcher, lambda: len(launcher.running) == 2)
+    assert ended(programs[0]) == [True] * 3
+    assert [bool(select.select([program], [], [], 0.0)[0]) for program in programs[1] + programs[2]] == [False] * 6
+    os.write(ending, b"x")
+    serve_until(launcher, lambda: len(launcher.running) == 1)
+    launcher.close()
+    assert ended(programs[1] + programs[2]) == [True] * 6
+    for descriptor in (waiting, ending, heard, say, *programs[0], *programs[1], *programs[2]):
+        os.close(descriptor)
+
+
+def ended(processes: list[int]) -> list[bool]:
+    """Whether each of them, given by its descriptor, ends before the deadline."""
+    return [bool(select.select([process], [], [], DEADLINE_S)[0]) for process in processes]
+
+
+def test_a_preloaded_module_may_leave_a_process_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "leaves_a_process.py"
+    module.write_text(
+        "import os, subprocess\n"
+        "process = subprocess.Popen(['true'])\n"
+        "os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    launcher = Launcher(ZygoteSpec(("leaves_a_process", __name__), (), threads=1))
+    waiting, ending = os.pipe()
+    launcher.launch(0, ENTRY, {}, (waiting, ending))
+    os.write(ending, b"x")
+    serve_until(launcher, lambda: not launcher.running)
+    assert not launcher.lost
+    launcher.close()
+    os.close(waiting)
+    os.close(ending)
+
+
+def test_of_the_fork_servers_that_no_pool_uses_the_two_that_were_used_last_stay() -> None:
+    specs = [ZygoteSpec((), (("NUMBER", str(number)),), threads=1) for number in range(4)]
+    used, *others = [Launcher(spec) for spec in specs]
+    processes = [zygote_of(launcher) for launcher in (used, *others)]
+    for launcher in others:
+        launcher.close()
+    assert [process.is_running() for process in processes] == [True, False, True, True]
+    used.close()
+    assert [process.is_running() for process in processes] == [True, False, False, True]
+    again = Launcher(specs[3])
+    assert zygote_of(again) == processes[3]
+    again.close()
+
+
+def test_what_is_launched_by_a_zygote_that_is_gone_is_reported_as_ended(launcher: Launcher) -> None:
+    launcher._zygote.bury()
+    launcher.launch(7, ENTRY, {}, ())
+    assert launcher.events() == [Exited(7, -1, None, None)]
+    assert launcher.lost
 
 
 @pytest.mark.more

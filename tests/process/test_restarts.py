@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from scripts import printed_by
 
 from parenv import (
     AsyncWorkerPool,
@@ -22,6 +25,7 @@ from parenv import (
     Stop,
     TorchPolicy,
     WorkerDiedError,
+    WorkerError,
     WorkerOptions,
 )
 from parenv.placement.base import Received
@@ -29,6 +33,7 @@ from parenv.policy.policy import Action
 from parenv.process import launcher
 from parenv.protocol.messages import Commit
 from parenv.testing import LedgerEnv, check_ledger
+from parenv.transport.local_sockets import DriverSocket
 
 OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3), preload=(__name__,))
 
@@ -268,6 +273,103 @@ def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mo
             restarted |= set(rollout.env_ids[rollout.restarted].tolist())
         for pid in grandchildren:
             assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_zygote_that_dies_while_a_worker_is_being_replaced_ends_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, zygotes = launcher.Launcher.launch, list[int]()
+
+    def after_a_death(self: launcher.Launcher, *arguments: Any) -> None:
+        if not zygotes:
+            zygotes.append(self._zygote._process.pid)
+            self._zygote.bury()
+        launch(self, *arguments)
+
+    options = WorkerOptions(restart=OFTEN.restart, environment={"OWN_ZYGOTE": "dies"})
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=options) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        monkeypatch.setattr(launcher.Launcher, "launch", after_a_death)
+        assert kill(pool, 0)
+        restarted: set[int] = set()
+        while restarted != {0, 1}:
+            rollout = next(stream)
+            restarted |= set(rollout.env_ids[rollout.restarted].tolist())
+    assert len(zygotes) == 1
+
+
+FORK_FAILS = """
+import errno, os, pathlib
+fork = os.fork
+def fork_unless_told():
+    try:
+        pathlib.Path(PATH).unlink()
+    except FileNotFoundError:
+        return fork()
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+os.fork = fork_unless_told
+"""
+
+
+def test_a_fork_that_fails_for_a_moment_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = tmp_path / "fails"
+    (tmp_path / "fork_fails.py").write_text(FORK_FAILS.replace("PATH", repr(str(fails))))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = WorkerOptions(restart=OFTEN.restart, preload=("fork_fails",))
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=options) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        fails.touch()
+        assert kill(pool, 1)
+        while not next(stream).restarted.any():
+            pass
+        deaths = list(pool._session._supervisor.deaths[1])
+    words = "worker 1 (env_ids 1) could not be started: BlockingIOError: [Errno 11] Resource temporarily unavailable."
+    assert [type(death) for death in deaths] == [WorkerDiedError, WorkerError]
+    assert str(deaths[1]) == words
+
+
+def test_what_this_process_cannot_open_for_a_worker_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    opens, fails = DriverSocket.open, [OSError(errno.EMFILE, "Too many open files")]
+
+    def fails_once(self: DriverSocket, *arguments: int) -> int:
+        if fails:
+            raise fails.pop()
+        return opens(self, *arguments)
+
+    with AsyncWorkerPool(ledgers(2), zeros, num_workers=2, rollout_length=8, workers=OFTEN) as pool:
+        stream = pool.rollouts()
+        next(stream)
+        monkeypatch.setattr(DriverSocket, "open", fails_once)
+        assert kill(pool, 0)
+        while not next(stream).restarted.any():
+            pass
+        deaths = list(pool._session._supervisor.deaths[0])
+    assert [type(death) for death in deaths] == [WorkerDiedError, WorkerError]
+    assert str(deaths[1]) == "worker 0 (env_ids 0) could not be started: [Errno 24] Too many open files."
+
+
+def test_a_worker_is_replaced_though_the_working_directory_has_been_removed() -> None:
+    script = """
+import logging, os, signal, tempfile
+import numpy as np
+from parenv import AsyncWorkerPool
+from parenv.testing import LedgerEnv
+logging.getLogger("parenv").setLevel(logging.ERROR)
+directory = tempfile.mkdtemp()
+os.chdir(directory)
+policy = lambda observations: np.zeros(len(observations), int)
+with AsyncWorkerPool([lambda: LedgerEnv(0)] * 2, policy, num_workers=2, rollout_length=8) as pool:
+    rollouts = pool.rollouts()
+    next(rollouts)
+    os.rmdir(directory)
+    os.kill(pool._session.workers.pid(0), signal.SIGKILL)
+    while not next(rollouts).restarted.any():
+        pass
+with AsyncWorkerPool([lambda: LedgerEnv(0)], policy, num_workers=1, rollout_length=8) as pool:
+    next(pool.rollouts())
+print("replaced")
+"""
+    assert printed_by(script) == "replaced\n"
 
 
 def test_a_pool_that_is_closed_while_a_worker_is_being_replaced_leaves_nothing() -> None:
