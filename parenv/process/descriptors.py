@@ -9,7 +9,7 @@ import resource
 PER_WORKER = 3
 """Both ends of the pair of sockets of a worker, and its doorbell."""
 FOR_ALL = 32
-"""Those of a pool itself, of a fork server that is being started, and some that stay free for the user's files."""
+"""For the pool itself, for a fork server that is being started, and for the user's files."""
 
 
 def occupy_standard_descriptors() -> None:
@@ -24,10 +24,10 @@ def occupy_standard_descriptors() -> None:
 
 
 def make_room(num_workers: int) -> None:
-    """Make sure that this process may open what so many workers need; its soft limit is raised if it is too low.
+    """Make sure that this process may open as many descriptors as the workers need. Raise its soft limit if necessary.
 
     Raises:
-        OSError: the hard limit is too low.
+        OSError: The hard limit is too low.
     """
     needed = PER_WORKER * num_workers + FOR_ALL
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
