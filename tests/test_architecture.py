@@ -198,13 +198,3 @@ def is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
     if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
         return False
     return isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-def test_no_two_files_and_no_two_classes_have_one_name() -> None:
-    names = [path.name for path in MODULES if path.name != "__init__.py"]
-    assert sorted(names) == sorted(set(names))
-    classes = [
-        node.name for path in MODULES for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
-    ]
-    public = [name for name in classes if not name.startswith("_")]
-    assert sorted(public) == sorted(set(public))
