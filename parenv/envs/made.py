@@ -83,6 +83,9 @@ def _what(env: Any) -> str:
         title = (getattr(env, "metadata", None) or {}).get("name", name)
         how = "in turns (AECEnv)" if hasattr(env, "agent_iter") else "together (ParallelEnv)"
         return f"{title}, a PettingZoo environment whose agents act {how}. {_POLICIES_BY_NAME}"
+    if hasattr(env, "num_envs"):
+        how = "Give factories of the single environments, such as lambda: gym.make(...)"
+        return f"a {name}, a vector env that is not a gymnasium.vector.VectorEnv. {how}"
     return f"a {name}, which has no observation_space and action_space of Gymnasium: it must be a gymnasium.Env"
 
 
