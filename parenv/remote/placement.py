@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import time
 import traceback
@@ -195,7 +196,11 @@ class HostsPlacement:
     def problems(self) -> list[str]:
         """What keeps workers from being started, a sentence each."""
         found = [] if self._provider is None else self._provider.problems(len(self._hosts))
-        return found or [f"{len(self._hosts)} hosts have joined at {self._listener.address}"]
+        address = self._listener.address.replace("//0.0.0.0:", f"//{platform.node()}:")
+        if self._hosts or self._provider is not None:
+            return found or [f"Hosts that have joined at {address}: {len(self._hosts)}"]
+        command = f"parenv worker --connect {address} --key HOST.key"
+        return [f"No host has joined at {address}. Run `{command}` on each host"]
 
     def close(self, timeout_s: float) -> None:
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
