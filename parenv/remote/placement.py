@@ -171,8 +171,8 @@ class HostsPlacement:
             return self._local.stack(worker)
         self._stacks.pop(worker, None)
         self.signal(worker, STACK_SIGNAL, alone=True)
-        # Whoever has the worker answers within the first half of this, in any case.
-        deadline = time.monotonic() + 2.0 * STACK_TIMEOUT_S
+        # A host that does not answer must not keep the main process waiting for long.
+        deadline = time.monotonic() + 2.0 * min(STACK_TIMEOUT_S, self.silence_s)
         while worker not in self._stacks and self._scheduler.host_of(worker) is not None and remaining(deadline):
             self._listener.wait(remaining(deadline))
             self._hear()
