@@ -45,6 +45,7 @@ from parenv import (
     WorkerOptions,
     WorkerTimeoutError,
 )
+from parenv.errors import during
 from parenv.testing import LedgerEnv, check_ledger
 from parenv.testing.ledger import episode_length, ledger_reward
 from parenv.worker.writing import RolloutWriter
@@ -305,7 +306,7 @@ def check_death(death: Exception, where: str, how: str, limit: str) -> None:
 def check_words(said: str, where: str, how: str, limit: str) -> None:
     ended = DEATHS.get(how, f"did not answer within {limit} s")
     assert f"worker {CULPRIT} " in said
-    assert f"env_ids {CULPRITS_ENVS[0]}-{CULPRITS_ENVS[-1]}) {ended} while {DOING[where]}" in said
+    assert f"env_ids {CULPRITS_ENVS[0]}-{CULPRITS_ENVS[-1]}) {ended} {during(DOING[where])}" in said
     assert HANGS.get(how, "") in said
 
 

@@ -30,6 +30,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.population.evolution import MAX_LOST, NOWHERE, Copied, Evolution, TurnEnded, TurnOutcome
 from parenv.population.hyperparameters import check_values, checked_ranges
 from parenv.population.lineage_file import Lineage
+from parenv.protocol.digests import rows_of
 from parenv.worker.member import made, restore, state_of
 
 NAN = float("nan")
@@ -375,11 +376,11 @@ def test_a_lineage_goes_on_behind_what_the_checkpoint_knows_of(tmp_path: Path) -
     second.go_on(3)
     second.copied(copied, 25)
     second.close()
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path.read_text())
     assert [row.get("env_steps") for row in rows] == [None, 10, 20, 25]
     assert rows[0] == {"event": "begin", "size": 2}
     assert rows[1]["score"] is None  # JSON has no NaN.
     with pytest.raises(ConfigurationError, match="has 4 lines, and the checkpoint is of 9"):
         Lineage(path, {}).go_on(9)
-    with pytest.raises(ConfigurationError, match="there is no directory"):
-        Lineage(tmp_path / "nowhere" / "lineage.jsonl", {})
+    with pytest.raises(ConfigurationError, match="cannot be made: Not a directory"):
+        Lineage(path / "nowhere" / "lineage.jsonl", {})
