@@ -59,9 +59,11 @@ class LocalPlacement(SteppingPlacement):
         """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
         if self._socket is None:
             return
-        self._socket.send(*to, to_frames(to, message))
+        frames = to_frames(to, message)
         if to in self._bells:
+            # First: after a signal handler that raises, a worker would not look for a message that it was not rung for.
             self._bells[to].ring(MESSAGE)
+        self._socket.send(*to, frames)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Everything that has happened; waits up to the limit for the first thing to happen.
@@ -83,7 +85,7 @@ class LocalPlacement(SteppingPlacement):
     def bell(self, worker: int) -> Doorbell:
         """Make the doorbell of the next process of a worker; it is rung for every message too."""
         if self._socket is not None:
-            # If no other descriptor is left, the bell takes one of those that the last process had.
+            # Where no other descriptor is left, that of the bell is one that its last process does not need any more.
             self._socket.drop(worker)
         bell = self._doorbells[worker] = Doorbell()
         return bell

@@ -1,7 +1,7 @@
 """Messages between the driver and the workers of one machine, over one socket pair per worker process.
 
-The driver makes both ends of a pair before it starts the worker. No socket listens or has a name, and every worker is
-connected from the beginning. If no descriptor is left, :meth:`DriverSocket.open` raises an ``OSError``.
+The driver makes both ends of a pair before it starts the worker, so that nothing listens, nothing has a name, and no
+worker is ever "not connected yet". A descriptor that is missing is an ``OSError`` of whoever makes the pair.
 """
 
 from __future__ import annotations
@@ -23,30 +23,33 @@ class _Stream:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.unsent = bytearray()
+        self.unsent = b""
+        self._sent: list[int] = []
         self._received = bytearray()
 
     def put(self, frames: Frames) -> None:
         """Have a message sent with the next :meth:`flush`."""
         lengths = [memoryview(frame).nbytes for frame in frames]
-        self.unsent += struct.pack(f"<{1 + len(lengths)}Q", len(lengths), *lengths)
-        for frame in frames:
-            self.unsent += frame
+        # In one assignment, since a signal handler that raises may cut this short between any two.
+        self.unsent = b"".join((self.unsent, struct.pack(f"<{1 + len(lengths)}Q", len(lengths), *lengths), *frames))
 
     def flush(self) -> None:
         """Send what the socket takes now; all of it, if the socket is one that blocks."""
-        while self.unsent:
+        while (begin := sum(self._sent)) < len(self.unsent):
+            rest = memoryview(self.unsent)[begin:]
             try:
-                sent = self.socket.send(self.unsent, socket.MSG_NOSIGNAL)
+                # By ``map``, because Python runs signal handlers between a call and the use of its result, and what was
+                # sent would be sent once more after a handler that raises.
+                self._sent.extend(map(self.socket.send, (rest,), (socket.MSG_NOSIGNAL,)))
             except BlockingIOError:
                 return
-            del self.unsent[:sent]
+        self.unsent, self._sent = b"", []
 
     def fill(self, block: bool) -> bool:
-        """Read the bytes that have come; return whether there were any.
+        """Take in what has come; whether it was anything.
 
         Raises:
-            EOFError: The other end is closed.
+            EOFError: nothing will come any more.
         """
         try:
             data = self.socket.recv(_RECEIVED_AT_ONCE, 0 if block else socket.MSG_DONTWAIT)
@@ -77,7 +80,7 @@ class _Stream:
 
 
 class _Pair:
-    """Both ends for one process of a worker. The driver keeps both, as descriptors for those of the next process."""
+    """What there is for one process of a worker. The driver keeps both ends, as room for those of the next process."""
 
     def __init__(self, generation: int) -> None:
         ours, self.theirs = socket.socketpair()
@@ -99,7 +102,7 @@ class DriverSocket:
         self._messages: deque[list[bytes]] = deque()
 
     def fileno(self) -> int:
-        """Readable while a message can be received, or more of an unsent message can be sent."""
+        """Readable while there is something to :meth:`receive`, or more can be sent of what is still to be."""
         return self._epoll.fileno()
 
     def open(self, worker: int, generation: int) -> int:
@@ -116,15 +119,15 @@ class DriverSocket:
         return pair.theirs.fileno()
 
     def drop(self, worker: int) -> None:
-        """Close the pair of a worker that is gone, if there is one. This frees two descriptors."""
+        """Close the pair of a worker that is gone, if there is one: there will be room for two descriptors."""
         if (pair := self._pairs.pop(worker, None)) is not None:
-            # A child that the user has forked may have a copy of the socket, which would keep it registered.
+            # By itself it would stay there for as long as a child that the user has forked has a copy.
             self._epoll.unregister(pair.stream.socket)
             del self._worker_of[pair.stream.socket.fileno()]
             pair.close()
 
     def send(self, worker: int, generation: int, frames: Frames) -> None:
-        """Send to a process of a worker, or later if its socket is full. A message to an earlier process is dropped."""
+        """Send to a process of a worker, at once or when it has read what came before; nothing to an earlier one."""
         pair = self._pairs.get(worker)
         if pair is not None and pair.generation == generation:
             was_full = bool(pair.stream.unsent)
@@ -175,7 +178,7 @@ class WorkerSocket:
             self._end()
 
     def receive(self, block: bool) -> list[bytes] | None:
-        """Return the next message; ``None`` if ``block`` is false and no message has come whole."""
+        """The next message; ``None`` if there is none and ``block`` is false."""
         try:
             while (message := self._stream.take()) is None and self._stream.fill(block):
                 pass
@@ -191,9 +194,9 @@ class WorkerSocket:
         poll.poll()
 
     def close(self) -> None:
-        """Close. Messages that were sent before still arrive."""
+        """Close, after all that was sent is on its way."""
         self._stream.socket.close()
 
     def _end(self) -> None:
-        """End this process, as the fork server is about to do: the driver is gone, and no message can be sent."""
+        """The driver is gone, and the fork server is about to end this process: nobody can be told of anything."""
         os._exit(1)

@@ -99,13 +99,7 @@ def _heed_doorbell(worker: Worker, socket: WorkerSocket, answers: Doorbell, bell
             if echoes:
                 progress.heartbeat[0] += 1
                 answers.ring(1)
-            for _ in range(messages):
-                # A bell may overtake the message that it is rung for, which comes for certain.
-                frames = socket.receive(block=True)
-                assert frames is not None
-                worker.receive(from_frames(frames)[1])
-                _work_off(worker)
-                answers.ring(1)
+            _hear(worker, socket, answers, messages)
             if worker.failed:
                 continue
             while orders:
@@ -117,6 +111,19 @@ def _heed_doorbell(worker: Worker, socket: WorkerSocket, answers: Doorbell, bell
         except BaseException as error:
             worker.fail(error)
             answers.ring(1)
+
+
+def _hear(worker: Worker, socket: WorkerSocket, answers: Doorbell, messages: int) -> None:
+    for _ in range(messages):
+        # A driver that a signal handler cut short may have rung for a message that it does not send before it closes.
+        if not worker.open:
+            return
+        # A bell may overtake the message that it is rung for.
+        frames = socket.receive(block=True)
+        assert frames is not None
+        worker.receive(from_frames(frames)[1])
+        _work_off(worker)
+        answers.ring(1)
 
 
 def _awake_first(worker: Worker, bell: Doorbell) -> Callable[[], int]:

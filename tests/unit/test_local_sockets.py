@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -96,3 +99,39 @@ def test_a_worker_whose_driver_is_gone_ends(act: str, driver: DriverSocket) -> N
     os.close(descriptor)
     driver.close()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_a_signal_handler_that_raises_while_a_message_is_sent_neither_doubles_nor_tears_it(
+    driver: DriverSocket,
+) -> None:
+    """Python runs a handler behind the system call during which a signal came: at the first line after it at latest."""
+    end = end_of(driver, 0)
+    for line in range(1, 30):
+        with contextlib.suppress(InterruptedError), raising_at(line):
+            driver.send(0, 0, [b"cut short"])
+        driver.send(0, 0, [b"last"])
+        received = [end.receive(block=True)]
+        while received[-1] != [b"last"]:
+            received.append(end.receive(block=True))
+        assert received in ([[b"last"]], [[b"cut short"], [b"last"]])
+    end.close()
+
+
+@contextlib.contextmanager
+def raising_at(line: int) -> Iterator[None]:
+    """Raises at a line that is run meanwhile, as a signal handler may."""
+    lines = 0
+
+    def trace(frame: object, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if lines == line and event == "line":
+            raise InterruptedError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
