@@ -57,6 +57,11 @@ class PoolSession:
         self.observation_space, self.action_space = spaces
 
     @property
+    def close_timeout_s(self) -> float:
+        """Seconds that workers may take to end by themselves."""
+        return self.plan.job.options.close_timeout_s
+
+    @property
     def is_over(self) -> bool:
         """Whether a worker is gone that is not replaced."""
         return self._supervisor.over

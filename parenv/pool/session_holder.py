@@ -9,9 +9,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from parenv.errors import ParenvError, PoolBusyError, PoolClosedError, ProtocolError, without_own_frames
+from parenv.errors import ParenvError, PoolBusyError, ProtocolError, without_own_frames
 from parenv.experience.episodes import EvaluationResult
 from parenv.process.forks import Owner
+from parenv.supervision.one_thread import OneThread
+from parenv.supervision.workers import Workers
 from parenv.transport.interrupts import Deferred
 
 
@@ -19,18 +21,20 @@ class StreamKey:
     """Stands for a stream for as long as that is not over."""
 
 
-class OneThread:
-    """Lets one thread use a pool: the one that iterates, or else any, one at a time."""
+class OneIterator(OneThread):
+    """Lets the thread that iterates use a pool, or any thread while none iterates, one at a time."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, holder: object, what: str, session: _Session) -> None:
+        closing = session.closing
+        about = session.owner, session.workers, lambda _: closing.close(), session.close_timeout_s
+        super().__init__(holder, what, *about)
         self._streams: weakref.WeakKeyDictionary[StreamKey, threading.Thread] = weakref.WeakKeyDictionary()
 
-    def begin(self, stream: StreamKey | None) -> None:
-        """Use the pool, until :meth:`end`.
+    def begin(self, stream: StreamKey | None = None) -> None:
+        """Begin a call, until :meth:`end`.
 
         Args:
-            stream: for which, whose thread this is from now on; ``None`` for a call.
+            stream: for which, whose thread this is from now on; ``None`` for another call.
 
         Raises:
             PoolBusyError: another thread iterates, or is in a call.
@@ -42,20 +46,25 @@ class OneThread:
                     f"{me.name} may not use the pool, because {thread.name} iterates over it: one pool, one thread. "
                     "Let that thread do it between two rollouts, or close its stream first"
                 )
-        if not self._lock.acquire(blocking=False):
-            raise PoolBusyError(f"{me.name} may not use the pool, because another thread does: one pool, one thread")
-        if stream is not None:
-            self._streams[stream] = me
-
-    def end(self) -> None:
-        """Use it no longer."""
-        self._lock.release()
+        super().begin()
+        try:
+            if stream is not None:
+                self._streams[stream] = me
+        except BaseException:  # Of a signal handler.
+            self.end()
+            raise
 
 
 class _Session(Protocol):
     owner: Owner
     closing: contextlib.ExitStack
     undelivered: Any
+
+    @property
+    def workers(self) -> Workers: ...
+
+    @property
+    def close_timeout_s(self) -> float: ...
 
     @property
     def is_over(self) -> bool: ...
@@ -76,22 +85,29 @@ class SessionHolder(Generic[S]):
     """
 
     def __init__(self, what: str, open_session: Callable[[], S]) -> None:
-        self._what, self._one_thread = what, OneThread()
         try:
             self._session = open_session()
         except BaseException as error:
             _shorten(error)
             raise
-        self._close = weakref.finalize(self, _close, self._session.owner, self._session.closing)
+        self._one_thread = OneIterator(self, what, self._session)
 
     @property
     def closed(self) -> bool:
         """Whether it is closed."""
-        return not self._close.alive
+        return self._session.workers.stopped is not None
 
     def close(self) -> None:
-        """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent."""
-        self._close()
+        """End the workers: by themselves within ``close_timeout_s``, by force after it. Idempotent.
+
+        Any thread and any signal handler may call it. A call in progress raises :class:`~parenv.PoolClosedError`. If
+        the signal handler has interrupted that call, the workers end when the call does.
+
+        Raises:
+            PoolBusyError: The call of another thread has not ended within ``close_timeout_s``. That call closes the
+                pool when it ends.
+        """
+        self._one_thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -100,12 +116,10 @@ class SessionHolder(Generic[S]):
         self.close()
 
     def _using(self, stream: StreamKey | None = None) -> contextlib.AbstractContextManager[S]:
-        self._check_open()
-        return _Use(self._session, self._one_thread, stream, self.close)
+        return _Use(self._session, self._one_thread, stream)
 
     def _check_open(self) -> None:
-        if refusal := self._session.owner.refusal or (self.closed and f"{self._what} is closed"):
-            raise PoolClosedError(refusal)
+        self._one_thread.check_open()
 
 
 class _Use(Generic[S]):
@@ -114,8 +128,8 @@ class _Use(Generic[S]):
     No generator, as contextlib would make one of it: a stream uses the session for every rollout, however short.
     """
 
-    def __init__(self, session: S, one_thread: OneThread, stream: StreamKey | None, close: Callable[[], None]) -> None:
-        self._session, self._one_thread, self._stream, self._close = session, one_thread, stream, close
+    def __init__(self, session: S, one_thread: OneIterator, stream: StreamKey | None) -> None:
+        self._session, self._one_thread, self._stream = session, one_thread, stream
         self._deferred = Deferred()
 
     def __enter__(self) -> S:
@@ -123,8 +137,8 @@ class _Use(Generic[S]):
         self._deferred.__enter__()
         try:
             self._one_thread.begin(self._stream)
-        except PoolBusyError:
-            self._deferred.__exit__(PoolBusyError)
+        except BaseException as error:
+            self._deferred.__exit__(type(error))
             raise
         return self._session
 
@@ -133,17 +147,14 @@ class _Use(Generic[S]):
     ) -> None:
         try:
             if self._session.is_over:
-                self._close()
+                self._one_thread.stop()
         finally:
-            self._one_thread.end()
-            self._deferred.__exit__(kind)
+            try:
+                self._one_thread.end()
+            finally:
+                self._deferred.__exit__(kind)
         if error is not None:
             _shorten(error)
-
-
-def _close(owner: Owner, closing: contextlib.ExitStack) -> None:
-    if owner.is_here:
-        closing.close()
 
 
 def _shorten(error: BaseException) -> None:

@@ -62,6 +62,16 @@ class PopulationSession:
         self._idle = set(range(len(plan.job.shares)))
 
     @property
+    def workers(self) -> Workers:
+        """On which members learn."""
+        return self._supervisor.workers
+
+    @property
+    def close_timeout_s(self) -> float:
+        """Seconds that workers may take to end by themselves."""
+        return self.plan.job.options.close_timeout_s
+
+    @property
     def is_over(self) -> bool:
         """Whether a worker is gone that is not replaced, or nobody lives."""
         return self._supervisor.over or self.evolution.all_died

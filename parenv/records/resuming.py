@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parenv.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from parenv.pool.pool_session import PoolSession
+from parenv.pool.pool_session import PoolSession
 
 STATE_FORMAT = 2
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
-from parenv.memory.status_slot import WAITING_FOR_A_HOST, StatusSlot
+from parenv.memory.status_slot import StatusSlot
 from parenv.placement.base import Ended, Event, Launch, Placement
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.data import pack
@@ -68,7 +68,10 @@ class Workers:
         step_errors: exceptions of single environments in steps on the board, likewise.
         warn: shows what workers warn of.
         heard: by worker, messages of its present process.
+        stopped: makes the exception that :meth:`listen` raises from now on, because somebody else closes the workers.
     """
+
+    stopped: Callable[[], BaseException] | None = None
 
     def __init__(
         self,
@@ -227,7 +230,10 @@ class Workers:
 
         Raises:
             WorkerDiedError: a worker is gone. What else has happened is heard the next time.
+            BaseException: what :attr:`stopped` makes.
         """
+        if self.stopped is not None:
+            raise self.stopped()
         try:
             self._events.extend(self.placement.wait(0.0 if self._events else timeout_s))
         except Exception as error:
@@ -305,13 +311,11 @@ class Workers:
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
         late = [process.sender.worker for process in self._processes if not process.ready]
-        # The error shows the stack of the first one, and one that waits for a host has none.
-        late.sort(key=lambda worker: self.doing(worker) == WAITING_FOR_A_HOST)
         return WorkerTimeoutError(
             f"{len(late)} of {len(self._processes)} workers are not ready after {timeout_s:g} s: "
             + "; ".join(f"worker {w} (env_ids {span(self.env_ids(w))}) is at: {self.doing(w)}" for w in late)
             + "".join(f". {problem}" for problem in self.placement.problems())
-            + ". Raise WorkerOptions.start_timeout_s if they only need longer.",
+            + ". Raise WorkerOptions.start_timeout_s if they only need longer",
             **self.about(late[0]),
         )
 

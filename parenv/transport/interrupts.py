@@ -7,7 +7,8 @@ import time
 
 # Those of the module signal take ten times as long, for enums that nobody asks for here, at every rollout.
 from _signal import getsignal, signal  # type: ignore[import-not-found]
-from signal import SIGINT, default_int_handler
+from collections.abc import Callable
+from signal import SIGINT, default_int_handler, valid_signals
 from types import FrameType
 
 PATIENCE_S = 1.0
@@ -49,6 +50,25 @@ class Deferred:
             signal(SIGINT, default_int_handler)
             if kind is None:
                 _interrupts.raise_noted()
+
+
+class HandlersDeferred:
+    """Postpones the user's signal handlers until the block is done, because an exception of one would cut it off."""
+
+    def __enter__(self) -> None:
+        self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+        self._noted: list[tuple[int, FrameType | None]] = []
+        for signum in valid_signals() if _is_main_thread() else ():
+            handler = getsignal(signum)
+            if callable(handler) and handler not in (default_int_handler, _interrupts.hear):
+                self._handlers[signum] = handler
+                signal(signum, lambda *call: self._noted.append(call))
+
+    def __exit__(self, *raised: object) -> None:
+        for signum, handler in self._handlers.items():
+            signal(signum, handler)
+        for signum, frame in self._noted:
+            self._handlers[signum](signum, frame)
 
 
 class Heard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
@@ -12,16 +11,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.argument_checks import at_least
 from parenv.options import Placing, WorkerOptions
+from parenv.supervision.one_thread import OneThread
+from parenv.supervision.partition import by_name
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
-from parenv.vector.vector_plan import (
-    CallerSteps,
-    ObservationMode,
-    OnWorkerDeath,
-    SpinUs,
-    VectorArguments,
-    make_vector_plan,
-)
+from parenv.vector.vector_plan import CallerSteps, ObservationMode, OnWorkerDeath, SpinUs, make_vector_plan
 from parenv.vector.vector_session import StepResults
 from parenv.vector.vector_statistics import VectorStatistics
 
@@ -119,36 +113,18 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
     ) -> None:
-        plan = make_vector_plan(
-            VectorArguments(
-                env_fns=env_fns,
-                context=context,
-                worker=worker,
-                observation_mode=observation_mode,
-                autoreset_mode=autoreset_mode,
-                max_concurrency=max_concurrency,
-                num_workers=num_workers,
-                batch_size=batch_size,
-                step_timeout_s=step_timeout_s,
-                on_worker_death=on_worker_death,
-                workers=workers,
-                placement=placement,
-                caller_steps=caller_steps,
-                spin_us=spin_us,
-                spaces=spaces,
-                strict_infos=strict_infos,
-            )
-        )
+        plan = make_vector_plan(by_name(locals()))
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency
         self.autoreset_mode = plan.job.autoreset_mode
         self.num_envs, self.batch_size = plan.num_envs, plan.batch_size
         plan, session, self.measured_step_s = begin(plan, copy)
-        self._session, self._owner = session, session.owner
+        self._session = session
         self._pending, self._is_closed = _IDLE, False
-        self._close_timeout_s = plan.job.options.close_timeout_s
-        self._end = weakref.finalize(self, session.close, plan.job.options.close_timeout_s)
+        self._refusal = f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
+        about = session.close, plan.job.options.close_timeout_s, ClosedEnvironmentError, self._refusal
+        self._one_thread = OneThread(self, "the vector env", session.owner, session, *about)
         self.num_workers = 0 if plan.inline else len(plan.worker_shares)
         self.num_caller_envs = plan.caller_rows
         self.metadata, self.render_mode = session.metadata, session.render_mode
@@ -209,10 +185,11 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
     def reset_async(self, seed: Any = None, options: Any = None) -> None:
         """Begin a reset without waiting for it."""
-        self._check_free("reset_async")
-        chosen, rest = without_mask(options, self.num_envs)
-        self._session.begin_reset(chosen, each_seed(seed, self.num_envs), rest)
-        self._pending = "reset"
+        with self._one_thread:
+            self._check_free("reset_async")
+            chosen, rest = without_mask(options, self.num_envs)
+            self._session.begin_reset(chosen, each_seed(seed, self.num_envs), rest)
+            self._pending = "reset"
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for a reset.
@@ -221,8 +198,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             NoAsyncCallError: there is none.
             multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds. It goes on; its results are dropped.
         """
-        self._end_pending("reset", "reset_wait")
-        return self._session.end_reset(timeout, "reset_wait")
+        with self._one_thread:
+            self._end_pending("reset", "reset_wait")
+            return self._session.end_reset(timeout, "reset_wait")
 
     def step(self, actions: Any) -> StepResults:
         """Step all sub-environments.
@@ -242,9 +220,10 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             ResetNeeded: with ``DISABLED``: the episode of a sub-environment has ended.
         """
-        self._check_free("step_async")
-        self._session.begin_step(actions)
-        self._pending = "step"
+        with self._one_thread:
+            self._check_free("step_async")
+            self._session.begin_step(actions)
+            self._pending = "step"
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
         """Wait for a step.
@@ -254,8 +233,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds. It goes on, but its results are
                 dropped, and the next step begins when it is over.
         """
-        self._end_pending("step", "step_wait")
-        return self._session.end_step(timeout, "step_wait")
+        with self._one_thread:
+            self._end_pending("step", "step_wait")
+            return self._session.end_step(timeout, "step_wait")
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Have some sub-environments take a step, without waiting for them; :meth:`recv` has the results.
@@ -269,11 +249,12 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             AlreadyPendingCallError: one of them is under way, or another call is.
             ResetNeeded: with ``DISABLED``: the episode of one of them has ended.
         """
-        self._check_idle("send")
-        ids = as_env_ids(env_ids, self.num_envs)
-        if busy := self._session.in_flight(ids):
-            raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
-        self._session.send(actions, ids)
+        with self._one_thread:
+            self._check_idle("send")
+            ids = as_env_ids(env_ids, self.num_envs)
+            if busy := self._session.in_flight(ids):
+                raise AlreadyPendingCallError(f"env_ids {busy} are still under way: recv() them first", "send")
+            self._session.send(actions, ids)
 
     def recv(self, timeout: float | None = None, batch_size: int | None = None) -> StepResults:
         """The results of the ``batch_size`` sub-environments that are ready first.
@@ -292,15 +273,16 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             NoAsyncCallError: fewer than ``batch_size`` are under way.
             multiprocessing.TimeoutError: not enough were ready in time; nothing is lost.
         """
-        self._check_idle("recv")
         if batch_size is not None:
             at_least("batch_size", batch_size, 1)
-        if self._session.under_way < (batch_size := self._session.batch_size(batch_size)):
-            raise NoAsyncCallError(
-                f"recv() returns {batch_size} rows, but only {self._session.under_way} are under way: send() more",
-                "send",
-            )
-        return self._session.recv(timeout, batch_size)
+        with self._one_thread:
+            self._check_idle("recv")
+            if self._session.under_way < (batch_size := self._session.batch_size(batch_size)):
+                raise NoAsyncCallError(
+                    f"recv() returns {batch_size} rows, but only {self._session.under_way} are under way: send() more",
+                    "send",
+                )
+            return self._session.recv(timeout, batch_size)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every sub-environment, found through its wrappers, or read an attribute.
@@ -313,11 +295,12 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
 
     def call_async(self, name: str, /, *args: object, **kwargs: object) -> None:
         """Begin a call without waiting for it."""
-        self._check_free("call_async")
-        if name in RESERVED:
-            raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        self._session.begin_call("call", (), name, args, kwargs)
-        self._pending = "call"
+        with self._one_thread:
+            self._check_free("call_async")
+            if name in RESERVED:
+                raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
+            self._session.begin_call("call", (), name, args, kwargs)
+            self._pending = "call"
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for a call.
@@ -326,8 +309,9 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             NoAsyncCallError: there is none.
             multiprocessing.TimeoutError: it takes longer than ``timeout`` seconds.
         """
-        self._end_pending("call", "call_wait")
-        return self._session.end_call(timeout, "call_wait")
+        with self._one_thread:
+            self._end_pending("call", "call_wait")
+            return self._session.end_call(timeout, "call_wait")
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every sub-environment, found through its wrappers."""
@@ -340,10 +324,11 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
             name: of the attribute.
             values: one for all, or a list or tuple with one for each.
         """
-        self._check_free("set_attr")
-        each = each_value(values, self.num_envs)
-        self._session.begin_call("set_attr", (each,), name)
-        self._session.end_call(None, "set_attr")
+        with self._one_thread:
+            self._check_free("set_attr")
+            each = each_value(values, self.num_envs)
+            self._session.begin_call("set_attr", (each,), name)
+            self._session.end_call(None, "set_attr")
 
     def render(self) -> tuple[Any, ...]:
         """What every sub-environment's ``render`` returns."""
@@ -352,15 +337,20 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the workers.
 
+        Any thread and any signal handler may call it. A call in progress raises ``ClosedEnvironmentError``. If the
+        signal handler has interrupted that call, the workers end when the call does.
+
         Args:
             timeout: seconds that workers may take to end by themselves, ``WorkerOptions.close_timeout_s`` by default.
             terminate: end them by force at once.
+
+        Raises:
+            PoolBusyError: The call of another thread has not ended within ``WorkerOptions.close_timeout_s``. That call
+                closes the vector env when it ends.
         """
         if self._pending is not _IDLE:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
-        self._end.detach()
-        within_s = 0.0 if terminate else self._close_timeout_s if timeout is None else timeout
-        self._session.close(within_s)
+        self._one_thread.close(0.0 if terminate else timeout)
 
     def _check_free(self, name: str) -> None:
         self._check_idle(name)
@@ -385,7 +375,5 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         self._pending = _IDLE
 
     def _check_open(self) -> None:
-        if self._owner.refusal:
-            raise ClosedEnvironmentError(self._owner.refusal)
         if self.closed:
-            raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+            raise ClosedEnvironmentError(self._refusal)

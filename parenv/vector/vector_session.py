@@ -45,7 +45,10 @@ class VectorSession:
         owner: the process that may use and close it.
         under_way: how many sub-environments were sent an action whose results were not received.
         read_infos: gives the infos of all, or of some, in Gymnasium's form unless somebody sets another.
+        stopped: makes the exception that every wait raises from now on, because somebody else closes the session.
     """
+
+    stopped: Callable[[], BaseException] | None = None
 
     def __init__(self, plan: VectorPlan, copy: bool) -> None:
         self._plan, self.owner = plan, Owner("the vector env")
@@ -252,6 +255,8 @@ class VectorSession:
         backend, deadline = self.backend, math.inf if timeout is None else time.monotonic() + timeout
         try:
             while not self._is_over(done):
+                if self.stopped is not None:
+                    raise self.stopped()
                 left_s = math.inf if timeout is None else deadline - time.monotonic()
                 if left_s > 0:
                     backend.listen(left_s)

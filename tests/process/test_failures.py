@@ -421,7 +421,7 @@ def test_another_thread_is_told_that_the_pool_is_busy() -> None:
         stream = pool.rollouts()
         thread = threading.Thread(target=lambda: next(stream))
         thread.start()
-        while not pool._one_thread._lock.locked():
+        while not pool._one_thread.busy:
             pass
         with pytest.raises(PoolBusyError, match=r"MainThread may not .*, because Thread-\d+ .* iterates"):
             pool.publish(zeros)

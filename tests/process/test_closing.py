@@ -1,0 +1,240 @@
+"""Closing a pool, a vector env or a population from another thread, from a signal handler, and at the end of all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.error import ClosedEnvironmentError
+from members import Short, population
+
+from parenv import AsyncWorkerPool, ParallelVectorEnv, PoolClosedError, WorkerOptions
+
+LATE_S = 120.0
+PATIENT = WorkerOptions(close_timeout_s=LATE_S)
+
+
+class Slow(Short):
+    """A step touches one file when it begins, and ends when another file is there."""
+
+    def __init__(self, begun: Path, until: Path) -> None:
+        self.begun, self.until = begun, until
+
+    def step(self, action: Any) -> Any:
+        self.begun.touch()
+        while not self.until.exists():
+            time.sleep(0.001)
+        return super().step(action)
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), int)
+
+
+class Pool:
+    closed_error: type[Exception] = PoolClosedError
+
+    def __init__(self, make: Callable[[], Any], folder: Path) -> None:
+        self.it = AsyncWorkerPool(make, zeros, num_workers=2, rollout_length=4, workers=PATIENT)
+
+    def use(self) -> None:
+        stream = self.it.rollouts()
+        next(stream)
+        self.it.publish(zeros)
+        next(stream)
+
+
+class VectorEnv:
+    closed_error: type[Exception] = ClosedEnvironmentError
+
+    def __init__(self, make: Callable[[], Any], folder: Path) -> None:
+        self.it = ParallelVectorEnv([make] * 4, num_workers=2, workers=PATIENT)
+
+    def use(self) -> None:
+        self.it.reset()
+        self.it.step(np.zeros(4, int))
+        self.it.call("__str__")
+        self.it.send(np.zeros(1, int), [0])
+        self.it.recv(batch_size=1)
+
+
+class OfMembers:
+    closed_error: type[Exception] = PoolClosedError
+
+    def __init__(self, make: Callable[[], Any], folder: Path) -> None:
+        self.it = population(env_fn=make, num_workers=2, workers=PATIENT)
+
+    def use(self) -> None:
+        next(self.it.reports())
+
+
+PRODUCTS: list[Any] = [Pool, VectorEnv, OfMembers]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_close_from_another_thread_ends_a_call_that_waits_with_an_error_of_its_own(
+    product: Any, tmp_path: Path
+) -> None:
+    begun, until = tmp_path / "begun", tmp_path / "until"
+    user = product(lambda: Slow(begun, until), tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        call = threads.submit(user.use)
+        wait_until(begun.exists)
+        closing = threads.submit(user.it.close)
+        # The call has ended, and closes, although no step has.
+        wait_until(lambda: user.it._one_thread._closing)
+        until.touch()
+        with pytest.raises(user.closed_error, match=r"is closed$|after a call to `close\(\)`"):
+            call.result(LATE_S)
+        closing.result(LATE_S)
+    assert user.it.closed
+    with pytest.raises(user.closed_error):
+        user.use()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LATE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+SCRIPT = """
+import signal, sys, threading
+import numpy as np
+import test_closing
+from pathlib import Path
+user = test_closing.PRODUCT(test_closing.Short, Path("FOLDER"))
+begun = threading.Event()
+def use():
+    while True:
+        user.use()
+        begun.set()
+"""
+ENDS = {
+    "the main thread ends while a daemon thread is in a call": (
+        "threading.Thread(target=use, daemon=True).start()\nbegun.wait()",
+        0,
+    ),
+    "a handler of SIGTERM closes and exits": (
+        """
+def end(*_):
+    user.it.close()
+    sys.exit(7)
+signal.signal(signal.SIGTERM, end)
+threading.Thread(target=lambda: (begun.wait(), signal.raise_signal(signal.SIGTERM))).start()
+use()
+""",
+        7,
+    ),
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_ends_in_silence_whatever_it_does_at_its_end(end: str, product: Any, tmp_path: Path) -> None:
+    then, code = ENDS[end]
+    script = SCRIPT.replace("PRODUCT", product.__name__).replace("FOLDER", str(tmp_path)) + then
+    path = os.pathsep.join([*sys.path, *map(str, (Path(__file__).parent, Path(__file__).parent.parent))])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=LATE_S,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+class AtLine:
+    """Raises a signal at one line of this package, counted from when it is entered.
+
+    Args:
+        number: of the line; none is reached at -1.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.count = number, 0
+
+    def __enter__(self) -> AtLine:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        # What is raised where a weak reference ends goes nowhere, by the rules of Python.
+        if f"{os.sep}parenv{os.sep}" not in frame.f_code.co_filename or is_called_by(frame, weakref.__file__):
+            return None
+        self.count += event == "line"
+        if event == "line" and self.count == self.number:
+            signal.raise_signal(signal.SIGTERM)
+        return self._trace
+
+
+def is_called_by(frame: FrameType | None, file: str) -> bool:
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return frame is not None
+
+
+@pytest.fixture
+def sigterm_handler() -> Iterator[Callable[[Any], None]]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield lambda handler: void(signal.signal(signal.SIGTERM, handler))
+    signal.signal(signal.SIGTERM, before)
+
+
+def void(value: object) -> None:
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting for a pending call")
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("parts", [4, pytest.param(100, marks=pytest.mark.more)])
+def test_a_signal_handler_may_close_and_exit_at_any_line(
+    parts: int, product: Any, sigterm_handler: Any, tmp_path: Path
+) -> None:
+    """Every so many lines, since there are thousands: once from each part of what a user does until all is closed."""
+    user = product(Short, tmp_path)
+    with AtLine(-1) as lines:
+        use_and_close(user)
+
+    def handler(*_: object) -> None:
+        user.it.close()
+        sys.exit(7)
+
+    sigterm_handler(handler)
+    for part in range(parts):
+        user = product(Short, tmp_path)
+        with AtLine((2 * part + 1) * lines.count // (2 * parts)) as at:
+            code = use_and_close(user)
+        # The count depends on how often something was waited for.
+        assert code == 7 if at.count >= at.number else code is None
+        assert user.it.closed
+        # As the interpreter does when it ends.
+        user.it._one_thread.end_of_use()
+
+
+def use_and_close(user: Any) -> Any:
+    """The code of ``sys.exit``, if that was called meanwhile."""
+    try:
+        user.use()
+        user.it.close()
+    except SystemExit as error:
+        return error.code
+    return None
