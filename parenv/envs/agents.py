@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium import Space, spaces
 
-from parenv.envs.made import check_is_env
+from parenv.envs.make import check_is_env
 from parenv.envs.state import get_state, set_state
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found
@@ -17,7 +16,6 @@ from parenv.envs.returned import explain_step, reset_result
 from parenv.envs.state import get_state, set_state
 from parenv.envs.targets import End, Target
 from parenv.envs.values import Rows, action_splitter, row_writer
-from parenv.envs.vector_stepping import VectorStepper
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import is_single, leaves, unflatten
 from parenv.memory.status_slot import StatusSlot, code
@@ -187,33 +185,3 @@ class EnvStepper:
                         f"env_id {self._first + column} has the {name} {getattr(env, name)}, "
                         f"but env_id {self._first} has {getattr(self, name)}; all must have the same"
                     )
-
-
-Stepper = EnvStepper | VectorStepper
-"""A worker's sub-environments, however they are held."""
-
-
-def make_stepper(
-    envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None, step_threads: int = 1
-) -> Stepper:
-    """Hold environments of one kind: single ones, or one ``VectorEnv``.
-
-    Raises:
-        ConfigurationError: a ``VectorEnv`` that does not say when it resets, or is to be stepped in threads, or
-            different spaces.
-    """
-    if isinstance(envs[0], VectorEnv):
-        (vector_env,) = envs
-        if type(vector_env) is not SyncVectorEnv:
-            if step_threads > 1:
-                raise ConfigurationError(
-                    f"step_threads={step_threads} needs single sub-environments, but env_fn makes a "
-                    f"{type(vector_env).__name__}, which steps its own: give a factory of single ones"
-                )
-            return VectorStepper(vector_env, first_env_id, progress, fit)
-        envs = vector_env.envs
-    if step_threads > 1 and len(envs) > 1:
-        from parenv.envs.threaded_stepping import ThreadedStepper
-
-        return ThreadedStepper(envs, first_env_id, progress, fit, min(step_threads, len(envs)))
-    return EnvStepper(envs, first_env_id, progress, fit)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parenv.errors import ConfigurationError
-from parenv.experience.rollout import Rollout
 from parenv.libraries import require
+
+if TYPE_CHECKING:
+    from parenv.experience.rollout import Rollout
 
 
 def tensordict_of(rollout: Rollout, names: Mapping[str, str], device: Any) -> Any:

@@ -85,7 +85,7 @@ class LocalPlacement(SteppingPlacement):
     def bell(self, worker: int) -> Doorbell:
         """Make the doorbell of the next process of a worker; it is rung for every message too."""
         if self._socket is not None:
-            # Where no other descriptor is left, that of the bell is one that its last process does not need any more.
+            # If no other descriptor is left, the bell takes one of those that the last process had.
             self._socket.drop(worker)
         bell = self._doorbells[worker] = Doorbell()
         return bell

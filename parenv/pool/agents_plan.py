@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from parenv.argument_checks import is_callable
@@ -13,34 +12,35 @@ from parenv.policy.devices import on_device
 from parenv.policy.policy import as_policy
 from parenv.policy.snapshots import module_of, modules_of, tensors_of
 from parenv.pool.arena import weights_places
+from parenv.pool.arguments import PoolArguments
 from parenv.worker.job import AgentsJob
 
 
-def check_policies(given: SimpleNamespace) -> None:
+def check_policies(given: PoolArguments, policies: Mapping[str, Any]) -> None:
     """Check policies by name, and that nothing is asked for that is not done with them.
 
     Raises:
         ConfigurationError: something is wrong; the message says what would be right.
     """
-    if not given.policy:
+    if not policies:
         raise ConfigurationError("there are no policies: give at least one by name")
-    for name, policy in given.policy.items():
+    for name, policy in policies.items():
         _check_name(name)
         try:
             as_policy(policy)
         except ConfigurationError as error:
             raise ConfigurationError(f"policy {name!r}: {error}") from None
-    if given.policy_of is None and len(given.policy) > 1:
+    if given.policy_of is None and len(policies) > 1:
         raise ConfigurationError(
-            f"there are {len(given.policy)} policies, so policy_of=(agent, episode) -> name must say who acts by which"
+            f"there are {len(policies)} policies, so policy_of=(agent, episode) -> name must say who acts by which"
         )
     is_callable("policy_of", given.policy_of, "a callable (agent, episode) -> name")
     if given.parallelism == "gradient":
-        _check_parameters(given.policy)
+        _check_parameters(policies)
     _check_not_yet(given)
 
 
-def agents_job(given: SimpleNamespace, **arguments: Any) -> AgentsJob:
+def agents_job(given: PoolArguments, **arguments: Any) -> AgentsJob:
     """The job of a pool with policies by name.
 
     Args:
@@ -90,7 +90,7 @@ def _check_parameters(policies: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_not_yet(given: SimpleNamespace) -> None:
+def _check_not_yet(given: PoolArguments) -> None:
     refused = {
         'rollout_length="episode", since agents end at different times: give a rollout_length of as many steps as an '
         "episode has, and leave out of the loss what has not ended": given.rollout_length == "episode",

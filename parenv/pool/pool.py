@@ -18,6 +18,7 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.policy.policy import PolicyLike
+from parenv.pool.arguments import PoolArguments
 from parenv.pool.evaluating import PendingEvaluation
 from parenv.pool.events import Observer
 from parenv.pool.misplaced_arguments import names_their_home
@@ -26,7 +27,6 @@ from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder
 from parenv.pool.statistics import PoolStatistics
 from parenv.pool.streams import mean_over, stream
-from parenv.supervision.partition import by_name
 
 if TYPE_CHECKING:
     from parenv.advice import Advice
@@ -130,7 +130,33 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         max_frozen: int = 8,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
-        plan = make_plan(by_name(locals()))
+        plan = make_plan(
+            PoolArguments(
+                env_fn=env_fn,
+                policy=policy,
+                policy_of=policy_of,
+                num_envs=num_envs,
+                num_workers=num_workers,
+                mode=mode,
+                parallelism=parallelism,
+                rollout_length=rollout_length,
+                loss_fn=loss_fn,
+                postprocess=postprocess,
+                infos=infos,
+                prefetch=prefetch,
+                max_policy_lag=max_policy_lag,
+                on_stale=on_stale,
+                seed=seed,
+                gradient=gradient,
+                settings=settings,
+                workers=workers,
+                record=record,
+                replay=replay,
+                placement=placement,
+                max_frozen=max_frozen,
+                spaces=spaces,
+            )
+        )
         super().__init__("the pool", lambda: PoolSession(plan))
 
     @property

@@ -23,9 +23,10 @@ from parenv.policy.devices import check_devices
 from parenv.policy.policy import Policy, as_policy, infos_needed
 from parenv.policy.snapshots import modules_of
 from parenv.pool.agents_plan import agents_job, check_policies
+from parenv.pool.arguments import PoolArguments
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import Given, part_of, placed_workers
+from parenv.supervision.partition import part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
 
 _OPTIONS_OF_PUBLISH = ("min_kl", "on", "settings")
@@ -83,7 +84,7 @@ class Plan:
         }
 
 
-def make_plan(given: Given) -> Plan:
+def make_plan(given: PoolArguments) -> Plan:
     """Check the arguments of a pool.
 
     Raises:
@@ -92,8 +93,8 @@ def make_plan(given: Given) -> Plan:
     one_of("mode", given.mode, get_args(Mode))
     one_of("parallelism", given.parallelism, get_args(Parallelism))
     is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
-    if isinstance(given.policy, Mapping):
-        check_policies(given)
+    if (policies := given.named_policies) is not None:
+        check_policies(given, policies)
     elif given.policy_of is not None:
         raise ConfigurationError('policy_of is for policies by name: AsyncWorkerPool(env_fn, {"runner": policy, ...})')
     options = _options(given)
@@ -115,19 +116,19 @@ def make_plan(given: Given) -> Plan:
     )
 
 
-def _job(given: Given, options: WorkerOptions, gradient: GradientOptions | None, seed: int | None) -> Job:
+def _job(given: PoolArguments, options: WorkerOptions, gradient: GradientOptions | None, seed: int | None) -> Job:
     factories, num_envs = _factories(given)
     if given.num_workers is not None:
         at_least("num_workers", given.num_workers, 0)
     is_one = options.step_workers and given.num_workers is None
     num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
     part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
-    names, infos = isinstance(given.policy, Mapping), _infos(given.infos)
-    for policy in given.policy.values() if names else (given.policy,):
+    named, infos = given.named_policies, _infos(given.infos)
+    for policy in (given.policy,) if named is None else named.values():
         _check_infos_needed(as_policy(policy), tuple(infos))
     if given.placement is None:  # A host may have other devices than this machine.
         check_devices(options.devices)
-    return (partial(agents_job, given) if names else Job)(
+    return (Job if named is None else partial(agents_job, given))(
         factories=_stepped(factories, options, part.shares, part.first_env_id),
         policy=given.policy,
         postprocess=given.postprocess,
@@ -153,7 +154,7 @@ def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int]
     return SteppedFactories.of(factories, options, tuple(shares), first_env_id)
 
 
-def _options(given: Given) -> WorkerOptions:
+def _options(given: PoolArguments) -> WorkerOptions:
     options = options_of("workers", given.workers, WorkerOptions)
     if given.num_workers == 0 and options.step_workers is not None:
         raise ConfigurationError(
@@ -172,8 +173,8 @@ def _options(given: Given) -> WorkerOptions:
     return options
 
 
-def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> None:
-    if given.parallelism == "gradient" or isinstance(given.policy, Mapping) or given.placement is not None:
+def _check_rollout_device(given: PoolArguments, options: WorkerOptions, device: str) -> None:
+    if given.parallelism == "gradient" or given.named_policies is not None or given.placement is not None:
         raise ConfigurationError(
             'rollout_device is for parallelism="experience" of one policy, with workers on this machine: leave it out'
         )
@@ -183,7 +184,7 @@ def _check_rollout_device(given: Given, options: WorkerOptions, device: str) -> 
     check_devices([device], "rollout_device")
 
 
-def _gradient(given: Given) -> GradientOptions | None:
+def _gradient(given: PoolArguments) -> GradientOptions | None:
     if given.parallelism == "gradient":
         return options_of("gradient", given.gradient, GradientOptions)
     if given.loss_fn is not None:
@@ -193,7 +194,7 @@ def _gradient(given: Given) -> GradientOptions | None:
     return None
 
 
-def _recorder(given: Given) -> Observer:
+def _recorder(given: PoolArguments) -> Observer:
     if given.record is not None and given.replay is not None:
         raise ConfigurationError("a run is recorded or replayed, not both")
     if given.record is not None:
@@ -207,7 +208,7 @@ def _recorder(given: Given) -> Observer:
     return Observer()
 
 
-def _factories(given: Given) -> tuple[Factories, int | None]:
+def _factories(given: PoolArguments) -> tuple[Factories, int | None]:
     """What makes sub-environments, and how many there are of them, if that is said."""
     factories, num_envs = as_factories(given.env_fn), given.num_envs
     if num_envs is not None:
@@ -217,7 +218,7 @@ def _factories(given: Given) -> tuple[Factories, int | None]:
     return factories, factories.count or num_envs
 
 
-def _max_policy_lag(given: Given) -> int | None:
+def _max_policy_lag(given: PoolArguments) -> int | None:
     if given.max_policy_lag is None:
         return None
     if given.mode == "sync":

@@ -15,10 +15,9 @@ from parenv.pool.session_holder import SessionHolder
 from parenv.pool.streams import stream
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range
-from parenv.population.population_plan import make_plan
+from parenv.population.population_plan import PopulationArguments, make_plan
 from parenv.population.population_session import PopulationSession
 from parenv.population.turn_report import PopulationStatistics, Report
-from parenv.supervision.partition import by_name
 from parenv.worker.member import Fitness, Member
 
 
@@ -96,7 +95,26 @@ class Population(SessionHolder[PopulationSession]):
         placement: Placing = None,
         lineage: str | os.PathLike[str] | None = None,
     ) -> None:
-        plan = make_plan(by_name(locals()))
+        plan = make_plan(
+            PopulationArguments(
+                env_fn=env_fn,
+                make_member=make_member,
+                learn=learn,
+                size=size,
+                evolve=evolve,
+                hyperparameters=hyperparameters,
+                num_workers=num_workers,
+                num_envs=num_envs,
+                rollout_length=rollout_length,
+                fitness=fitness,
+                initial=initial,
+                mode=mode,
+                seed=seed,
+                workers=workers,
+                placement=placement,
+                lineage=lineage,
+            )
+        )
         super().__init__("the population", lambda: PopulationSession(plan))
 
     @property

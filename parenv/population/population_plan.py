@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,14 +13,37 @@ from parenv.argument_checks import at_least, one_of, options_of
 from parenv.envs.factories import Factories, as_factories
 from parenv.envs.seeding import evolution_seed, root_seed
 from parenv.errors import ConfigurationError
+from parenv.experience.rollout import Rollout
 from parenv.options import Mode, Placing, RemotePlacement, WorkerOptions
 from parenv.policy.devices import check_devices
 from parenv.population.evolving import Evolve
 from parenv.population.hyperparameters import Range, check_values, checked_ranges
 from parenv.process.cores import recommended_num_workers
-from parenv.supervision.partition import Given, leave_to_pools, placed_workers
+from parenv.supervision.partition import leave_to_pools, placed_workers
 from parenv.worker.job import MemberJob
-from parenv.worker.member import Fitness
+from parenv.worker.member import Fitness, Member
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationArguments:
+    """What the user passed to :class:`~parenv.Population`, not checked yet."""
+
+    env_fn: Any
+    make_member: Callable[[dict[str, float]], Member]
+    learn: Callable[[Any, Rollout], Mapping[str, Any] | None]
+    size: int
+    evolve: Evolve
+    hyperparameters: Mapping[str, Range]
+    num_workers: int | None
+    num_envs: int
+    rollout_length: int
+    fitness: Fitness | None
+    initial: Sequence[Mapping[str, float]]
+    mode: Mode
+    seed: int | None
+    workers: WorkerOptions | None
+    placement: Placing
+    lineage: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +95,7 @@ class PopulationPlan:
         }
 
 
-def make_plan(given: Given) -> PopulationPlan:
+def make_plan(given: PopulationArguments) -> PopulationPlan:
     """Check the arguments of a population.
 
     Raises:
@@ -102,7 +126,7 @@ def _size(size: Any) -> int:
     return at_least("size", size, 2)
 
 
-def _check_callables(given: Given) -> None:
+def _check_callables(given: PopulationArguments) -> None:
     for name, signature in (("make_member", "(hyperparameters) -> Member"), ("learn", "(member, rollout)")):
         if not callable(getattr(given, name)):
             raise ConfigurationError(f"{name} must be a callable {signature}, got {getattr(given, name)!r}")
@@ -127,7 +151,7 @@ def _first(initial: Any, ranges: dict[str, Range], size: int, seed: int) -> list
     return found
 
 
-def _job(given: Given, evolve: Evolve, first: list[dict[str, float]], seed: int) -> MemberJob:
+def _job(given: PopulationArguments, evolve: Evolve, first: list[dict[str, float]], seed: int) -> MemberJob:
     factories = _factories(given.env_fn, "env_fn")
     fitness = options_of("fitness", given.fitness, Fitness)
     num_workers = placed_workers(given.placement, given.num_workers)

@@ -9,7 +9,7 @@ import resource
 PER_WORKER = 3
 """Both ends of the pair of sockets of a worker, and its doorbell."""
 FOR_ALL = 32
-"""Those of a pool itself, of a fork server that is being started, and some that stay free for the user's files."""
+"""For the pool itself, for a fork server that is being started, and for the user's files."""
 
 
 def occupy_standard_descriptors() -> None:
@@ -24,20 +24,28 @@ def occupy_standard_descriptors() -> None:
 
 
 def make_room(num_workers: int) -> None:
-    """Make sure that this process may open what so many workers need; its soft limit is raised if it is too low.
+    """Make sure that this process may open as many descriptors as the workers need. Raise its soft limit if necessary.
 
     Raises:
-        OSError: the hard limit is too low.
+        OSError: The hard limit is too low.
     """
     needed = PER_WORKER * num_workers + FOR_ALL
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    if used + needed <= soft or soft == resource.RLIM_INFINITY:
-        return
-    if hard != resource.RLIM_INFINITY and used + needed > hard:
+    if (free := free_descriptors(needed)) < needed:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         raise OSError(
             errno.EMFILE,
             f"num_workers={num_workers} needs {needed} file descriptors, but this process may open only "
-            f"{max(0, hard - used)} more (hard limit: {hard}). Raise the limit with `ulimit -Hn`, or use fewer workers",
+            f"{max(0, free)} more (hard limit: {hard}). Raise the limit with `ulimit -Hn`, or use fewer workers",
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + needed, hard))
+
+
+def free_descriptors(wanted: int) -> int:
+    """Raise the soft limit, if the hard limit allows it, until so many more can be opened; how many can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    limit = used + wanted if hard == resource.RLIM_INFINITY else min(used + wanted, hard)
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return max(limit, soft) - used

@@ -26,7 +26,7 @@ _THREAD_VARIABLES = (
     "OPENCV_FOR_THREADS_NUM",
 )
 MAX_IDLE_ZYGOTES = 2
-"""How many stay for the next pool of their kind, such as one for pools and one for the vector env that evaluates."""
+"""Number of zygotes without a session that stay, such as one for pools and one for the vector env that evaluates."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Launcher:
             _close_session(self._zygote)
 
     def _send(self, line: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        # That the zygote is gone is seen by events().
+        # If the zygote is gone, events() will report that.
         with contextlib.suppress(OSError):
             self._lines.send(line, descriptors)
 
@@ -240,7 +240,7 @@ def _refuse_sessions() -> None:
 _is_ending = False
 _zygotes: dict[ZygoteSpec, _ZygoteProcess] = {}
 """In the order in which they were used."""
-# One thread may take it twice: garbage that is collected, and a handler of signals, may close a session at any time.
+# One thread may take it twice: the garbage collector or a signal handler may close a session at any time.
 _zygotes_lock = threading.RLock()
 _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """Closed in children that the user forks, which must not keep the zygote's end of file from coming."""
@@ -262,7 +262,7 @@ def _open_session(spec: ZygoteSpec, theirs: socket.socket) -> _ZygoteProcess:
 
 
 def _close_session(zygote: _ZygoteProcess) -> None:
-    """Of the zygotes that have no session left, end all but those that were used last."""
+    """End the zygotes that have no session left, except the ones that were used last."""
     with _zygotes_lock:
         zygote.sessions -= 1
         if _zygotes.get(zygote.spec) is zygote:
@@ -294,7 +294,7 @@ def _sys_path() -> list[str]:
 
 
 def _directory() -> str:
-    """The working directory; if it has been removed, nothing, and workers stay in that of the zygote."""
+    """Return the working directory, or nothing if it has been removed; workers then stay in the zygote's."""
     try:
         return os.getcwd()
     except FileNotFoundError:

@@ -18,8 +18,8 @@ Neither side ever waits for the other to read. End of file on a session kills it
 everything.
 
 When a worker ends, the processes that it has started become children of the zygote, which kills them, also those in a
-session of their own. A process whose parent ends while the worker lives becomes a child of the zygote too, and goes on:
-it has the process id of its worker in its environment, or the process group of the worker.
+session of their own. A process whose parent ends while the worker lives becomes a child of the zygote too, and
+continues. The zygote recognizes it by the worker's process id in its environment, or by its process group.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Zygote:
                 self._sessions.remove(session)
 
     def _kill_orphans(self) -> None:
-        """Kill what workers that are gone had started. What that had started comes here when it ends, and is next."""
+        """Kill the processes that workers had started and left. Their own children become ours when they end."""
         workers = {pid for session in self._sessions for pid in session.children}
         for pid in _children() - workers - self._started_by_modules:
             if not workers & _owners(pid):
@@ -228,7 +228,7 @@ class Zygote:
     def _end(self) -> NoReturn:
         for session in self._sessions:
             session.kill_all()
-        # All that workers had started are children by the time that these are reaped.
+        # The processes that a worker had started become children of this process before the worker can be reaped.
         while sum(map(_kill, _children())):
             os.waitpid(-1, 0)
         os._exit(0)

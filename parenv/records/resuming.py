@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parenv.errors import ConfigurationError
-from parenv.pool.pool_session import PoolSession
+
+if TYPE_CHECKING:
+    from parenv.pool.pool_session import PoolSession
 
 STATE_FORMAT = 2
 

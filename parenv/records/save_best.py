@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from parenv.experience.agent_rollouts import AgentEpisodes
 from parenv.experience.episodes import EvaluationResult
 from parenv.experience.summary import Summarized
 from parenv.policy.snapshots import module_of
-from parenv.pool.evaluating import PendingEvaluation
-from parenv.pool.pool import AsyncWorkerPool
 from parenv.process.cores import own_file
 from parenv.protocol.data import pack
 from parenv.records.checkpoint import load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from parenv.pool.evaluating import PendingEvaluation
+    from parenv.pool.pool import AsyncWorkerPool
 
 FORMAT = 1
 MIN_EPISODES = 5

@@ -17,14 +17,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from parenv.errors import ConfigurationError, during
 from parenv.pool.arrival import Arrival
 from parenv.pool.events import Asked, Delivered, Evaluated, Event, Observer, Published
-from parenv.pool.pool_session import PoolSession
 from parenv.process.cores import own_file
 from parenv.supervision.supervisor import Back, Lost
+
+if TYPE_CHECKING:
+    from parenv.pool.pool_session import PoolSession
 
 FORMAT = 1
 PROCESS = DRIVER = 1

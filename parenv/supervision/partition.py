@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -11,14 +10,6 @@ import numpy as np
 from parenv.errors import ConfigurationError
 from parenv.options import Parallelism, Placing, WorkerOptions
 from parenv.process.cores import Learner, recommended_num_workers
-
-Given = SimpleNamespace
-"""What the user gave: every argument of a public class, by its name."""
-
-
-def by_name(scope: Mapping[str, Any]) -> Given:
-    """The arguments of a constructor from its ``locals()``: spelled there and where they are checked only."""
-    return Given(**{name: value for name, value in scope.items() if name not in ("self", "__class__")})
 
 
 def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience") -> tuple[int, ...]:

@@ -111,7 +111,8 @@ class Supervisor:
         try:
             self._ready = self.workers.start(self._product.launch(None), self._options.start_timeout_s)
         except WorkerTimeoutError as error:
-            error.args = (f"{error} {shown_stack(self.workers, error.worker)}",)
+            if not self._waits_for_a_host(error.worker):
+                error.args = (f"{error} {shown_stack(self.workers, error.worker)}",)
             raise
         return self._ready
 
@@ -294,7 +295,7 @@ class Supervisor:
         return WorkerTimeoutError(
             f"worker {worker} (env_ids {span(self.workers.env_ids(worker))}) has found no host with room for it within "
             f"start_timeout_s={self._options.start_timeout_s:g} s. Start another, or raise "
-            "WorkerOptions.start_timeout_s",
+            "WorkerOptions.start_timeout_s.",
             **self.workers.about(worker),
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parenv.errors import HostLostError, ProtocolError, WorkerTimeoutError, span
-from parenv.memory.status_slot import StatusSlot
+from parenv.memory.status_slot import WAITING_FOR_A_HOST, StatusSlot
 from parenv.placement.base import Ended, Event, Launch, Placement
 from parenv.protocol.conversation import DRIVER, WORKER, Conversation
 from parenv.protocol.data import pack
@@ -311,11 +311,13 @@ class Workers:
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
         late = [process.sender.worker for process in self._processes if not process.ready]
+        # The error shows the stack of the first one, and one that waits for a host has none.
+        late.sort(key=lambda worker: self.doing(worker) == WAITING_FOR_A_HOST)
         return WorkerTimeoutError(
             f"{len(late)} of {len(self._processes)} workers are not ready after {timeout_s:g} s: "
             + "; ".join(f"worker {w} (env_ids {span(self.env_ids(w))}) is at: {self.doing(w)}" for w in late)
             + "".join(f". {problem}" for problem in self.placement.problems())
-            + ". Raise WorkerOptions.start_timeout_s if they only need longer",
+            + ". Raise WorkerOptions.start_timeout_s if they only need longer.",
             **self.about(late[0]),
         )
 

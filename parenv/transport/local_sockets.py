@@ -1,7 +1,7 @@
 """Messages between the driver and the workers of one machine, over one socket pair per worker process.
 
-The driver makes both ends of a pair before it starts the worker, so that nothing listens, nothing has a name, and no
-worker is ever "not connected yet". A descriptor that is missing is an ``OSError`` of whoever makes the pair.
+The driver makes both ends of a pair before it starts the worker. No socket listens or has a name, and every worker is
+connected from the beginning. If no descriptor is left, :meth:`DriverSocket.open` raises an ``OSError``.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class _Stream:
         self.unsent, self._sent = b"", []
 
     def fill(self, block: bool) -> bool:
-        """Take in what has come; whether it was anything.
+        """Read the bytes that have come; return whether there were any.
 
         Raises:
-            EOFError: nothing will come any more.
+            EOFError: The other end is closed.
         """
         try:
             data = self.socket.recv(_RECEIVED_AT_ONCE, 0 if block else socket.MSG_DONTWAIT)
@@ -80,7 +80,7 @@ class _Stream:
 
 
 class _Pair:
-    """What there is for one process of a worker. The driver keeps both ends, as room for those of the next process."""
+    """Both ends for one process of a worker. The driver keeps both, as descriptors for those of the next process."""
 
     def __init__(self, generation: int) -> None:
         ours, self.theirs = socket.socketpair()
@@ -102,7 +102,7 @@ class DriverSocket:
         self._messages: deque[list[bytes]] = deque()
 
     def fileno(self) -> int:
-        """Readable while there is something to :meth:`receive`, or more can be sent of what is still to be."""
+        """Readable while a message can be received, or more of an unsent message can be sent."""
         return self._epoll.fileno()
 
     def open(self, worker: int, generation: int) -> int:
@@ -119,15 +119,15 @@ class DriverSocket:
         return pair.theirs.fileno()
 
     def drop(self, worker: int) -> None:
-        """Close the pair of a worker that is gone, if there is one: there will be room for two descriptors."""
+        """Close the pair of a worker that is gone, if there is one. This frees two descriptors."""
         if (pair := self._pairs.pop(worker, None)) is not None:
-            # By itself it would stay there for as long as a child that the user has forked has a copy.
+            # A child that the user has forked may have a copy of the socket, which would keep it registered.
             self._epoll.unregister(pair.stream.socket)
             del self._worker_of[pair.stream.socket.fileno()]
             pair.close()
 
     def send(self, worker: int, generation: int, frames: Frames) -> None:
-        """Send to a process of a worker, at once or when it has read what came before; nothing to an earlier one."""
+        """Send to a process of a worker, or later if its socket is full. A message to an earlier process is dropped."""
         pair = self._pairs.get(worker)
         if pair is not None and pair.generation == generation:
             was_full = bool(pair.stream.unsent)
@@ -178,7 +178,7 @@ class WorkerSocket:
             self._end()
 
     def receive(self, block: bool) -> list[bytes] | None:
-        """The next message; ``None`` if there is none and ``block`` is false."""
+        """Return the next message; ``None`` if ``block`` is false and no message has come whole."""
         try:
             while (message := self._stream.take()) is None and self._stream.fill(block):
                 pass
@@ -194,9 +194,9 @@ class WorkerSocket:
         poll.poll()
 
     def close(self) -> None:
-        """Close, after all that was sent is on its way."""
+        """Close. Messages that were sent before still arrive."""
         self._stream.socket.close()
 
     def _end(self) -> None:
-        """The driver is gone, and the fork server is about to end this process: nobody can be told of anything."""
+        """End this process, as the fork server is about to do: the driver is gone, and no message can be sent."""
         os._exit(1)

@@ -36,7 +36,8 @@ def begin(plan: VectorPlan, copy: bool) -> tuple[VectorPlan, VectorSession, floa
     if plan.caller_steps and not plan.inline:
         return _with_the_caller(plan, copy)
     session = VectorSession(plan, copy)
-    if not plan.measured:
+    # A caller that is to step the only sub-environment leaves none for workers, so there is nothing to choose.
+    if plan.inline or not plan.measured:
         return plan, session, None
     try:
         step_s = session.measured_step(plan.job.options.start_timeout_s)

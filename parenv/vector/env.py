@@ -12,10 +12,16 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from parenv.argument_checks import at_least
 from parenv.options import Placing, WorkerOptions
 from parenv.supervision.one_thread import OneThread
-from parenv.supervision.partition import by_name
 from parenv.vector.arguments import as_env_ids, each_seed, each_value, without_mask
 from parenv.vector.choosing import begin
-from parenv.vector.vector_plan import CallerSteps, ObservationMode, OnWorkerDeath, SpinUs, make_vector_plan
+from parenv.vector.vector_plan import (
+    CallerSteps,
+    ObservationMode,
+    OnWorkerDeath,
+    SpinUs,
+    VectorArguments,
+    make_vector_plan,
+)
 from parenv.vector.vector_session import StepResults
 from parenv.vector.vector_statistics import VectorStatistics
 
@@ -113,7 +119,26 @@ class ParallelVectorEnv(VectorEnv[Any, Any, Any]):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
     ) -> None:
-        plan = make_vector_plan(by_name(locals()))
+        plan = make_vector_plan(
+            VectorArguments(
+                env_fns=env_fns,
+                context=context,
+                worker=worker,
+                observation_mode=observation_mode,
+                autoreset_mode=autoreset_mode,
+                max_concurrency=max_concurrency,
+                num_workers=num_workers,
+                batch_size=batch_size,
+                step_timeout_s=step_timeout_s,
+                on_worker_death=on_worker_death,
+                workers=workers,
+                placement=placement,
+                caller_steps=caller_steps,
+                spin_us=spin_us,
+                spaces=spaces,
+                strict_infos=strict_infos,
+            )
+        )
         self.env_fns, self.shared_memory, self.copy = env_fns, shared_memory, copy
         self.context, self.daemon, self.worker = context, daemon, worker
         self.observation_mode, self.max_concurrency = observation_mode, max_concurrency

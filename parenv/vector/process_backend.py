@@ -157,12 +157,15 @@ class ProcessBackend:
         """Hear all that workers have said by now, if any. A message may be heard before its sender has counted it."""
         fence()  # Whoever calls this has seen numbers on the board, and believes them next.
         heard, deadline = self.workers.heard, math.inf
+        step_timeout_s = self._plan.job.options.step_timeout_s or math.inf
+        wait_s = min(MESSAGE_TIMEOUT_S, step_timeout_s)
         while (said := self._said.tolist()) != heard and any(late := list(map(operator.gt, said, heard))):
             now = time.monotonic()
             if deadline <= now:
-                self._supervisor.time_out(late.index(True), f"{MESSAGE_TIMEOUT_S:g}")
+                limit = f"step_timeout_s={wait_s:g}" if wait_s == step_timeout_s else f"{wait_s:g}"
+                self._supervisor.time_out(late.index(True), limit)
             if not now < deadline < math.inf:
-                deadline = now + MESSAGE_TIMEOUT_S
+                deadline = now + wait_s
             self._hear(deadline - now)
         return deadline < math.inf
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from gymnasium import Space
+from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from parenv.argument_checks import at_least, one_of, options_of, positive
@@ -16,7 +16,7 @@ from parenv.errors import ConfigurationError
 from parenv.options import Placing, WorkerOptions
 from parenv.process.cores import own_cores, usable_cores
 from parenv.process.spinning import Spinning
-from parenv.supervision.partition import Given, leave_to_pools, placed_workers, split
+from parenv.supervision.partition import leave_to_pools, placed_workers, split
 from parenv.worker.job import StepJob
 
 OnWorkerDeath = Literal["raise", "restart"]
@@ -24,6 +24,28 @@ CallerSteps = bool | Literal["auto"]
 SpinUs = float | Literal["auto"]
 MAX_SPIN_US = 10_000
 ObservationMode = str | tuple[Space[Any], Space[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorArguments:
+    """What the user passed to :class:`~parenv.ParallelVectorEnv`, not checked yet."""
+
+    env_fns: Sequence[Callable[[], Env[Any, Any]]]
+    context: str | None
+    worker: None
+    observation_mode: ObservationMode
+    autoreset_mode: str | AutoresetMode
+    max_concurrency: int | None
+    num_workers: int | Literal["auto"] | None
+    batch_size: int | None
+    step_timeout_s: float | None
+    on_worker_death: OnWorkerDeath
+    workers: WorkerOptions | None
+    placement: Placing
+    caller_steps: CallerSteps
+    spin_us: SpinUs
+    spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None
+    strict_infos: bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +91,7 @@ class VectorPlan:
         return sum(self.job.shares)
 
 
-def make_vector_plan(given: Given) -> VectorPlan:
+def make_vector_plan(given: VectorArguments) -> VectorPlan:
     """Check the arguments of a vector env.
 
     Raises:
@@ -120,7 +142,7 @@ def shared_out(plan: VectorPlan, workers: int, caller_rows: int = 0) -> VectorPl
     return replace(plan, job=job, inline=workers == 0, caller_rows=caller_rows)
 
 
-def _caller_steps(given: Given, workers: int) -> CallerSteps:
+def _caller_steps(given: VectorArguments, workers: int) -> CallerSteps:
     wanted = given.caller_steps
     one_of("caller_steps", wanted, (True, False, "auto"))
     if wanted is True and given.placement is not None:
@@ -160,7 +182,7 @@ def _factories(env_fns: Any) -> Factories:
     return as_factories(env_fns)
 
 
-def _check_as_gymnasium_has_it(given: Given) -> None:
+def _check_as_gymnasium_has_it(given: VectorArguments) -> None:
     """Arguments of Gymnasium's that change nothing here."""
     if given.worker is not None:
         raise ConfigurationError(
@@ -182,7 +204,7 @@ _FOR_POOLS = {
 }
 
 
-def _options(given: Given) -> WorkerOptions:
+def _options(given: VectorArguments) -> WorkerOptions:
     """The user's, with what a vector env has arguments of its own for; ``restart=None`` where none is restarted."""
     options = options_of("workers", given.workers, WorkerOptions)
     leave_to_pools(options, _FOR_POOLS)

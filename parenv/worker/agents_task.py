@@ -8,7 +8,7 @@ from typing import Any
 
 from parenv.envs.agents import QuestionedEnv, acts_in_turns, check_has_agents, spaces_of, with_agents
 from parenv.envs.fitting import Fit
-from parenv.envs.made import make_envs
+from parenv.envs.make import make_envs
 from parenv.envs.seeding import RandomState, environment_seed, random_state, set_random_state
 from parenv.memory.agent_layout import agents_layout, agents_spec
 from parenv.memory.spaces import describe

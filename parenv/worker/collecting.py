@@ -12,7 +12,7 @@ import numpy as np
 
 from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
-from parenv.envs.stepping import Stepper
+from parenv.envs.make import Stepper
 from parenv.envs.values import Rows, assign, copied, own
 from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble

@@ -10,8 +10,7 @@ import numpy as np
 
 from parenv.envs.factories import Factories
 from parenv.envs.fitting import Fit
-from parenv.envs.made import make_envs
-from parenv.envs.stepping import Stepper, make_stepper
+from parenv.envs.make import Stepper, make_envs, make_stepper
 from parenv.envs.values import Rows
 from parenv.memory.layout import RolloutSpec
 from parenv.memory.status_slot import StatusSlot

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from parenv.envs.make import Stepper
 from parenv.envs.returned import explain_step
-from parenv.envs.stepping import EnvStepper, Stepper
+from parenv.envs.stepping import EnvStepper
 from parenv.errors import ObservationError
 from parenv.memory.status_slot import StatusSlot, code
 from parenv.worker.acting import Actor

@@ -13,9 +13,8 @@ from gymnasium.vector import VectorEnv
 
 from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found, first_seen
-from parenv.envs.made import make_envs
+from parenv.envs.make import Stepper, make_envs, make_stepper
 from parenv.envs.seeding import RandomState, environment_seed
-from parenv.envs.stepping import Stepper, make_stepper
 from parenv.errors import ConfigurationError
 from parenv.memory.layout import RolloutSpec
 from parenv.memory.spaces import leaves

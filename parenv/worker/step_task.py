@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from parenv.envs.batch import EnvBatch
 from parenv.envs.board_rows import ObservationRows, SideChannel
 from parenv.envs.fitting import Fit
-from parenv.envs.made import make_envs
+from parenv.envs.make import make_envs
 from parenv.envs.seeding import environment_seed
 from parenv.envs.step_cost import measured_step_s
 from parenv.errors import ConfigurationError, NotDataError

@@ -174,7 +174,11 @@ def test_a_worker_is_restarted_and_the_callers_part_goes_on() -> None:
 
 
 def test_without_workers_or_with_one_env_the_caller_steps_all() -> None:
-    for makers, more in ((tellers(), {"num_workers": 0}), (tellers()[:1], {"num_workers": None})):
+    for makers, more in (
+        (tellers(), {"num_workers": 0}),
+        (tellers()[:1], {"num_workers": None}),
+        (tellers()[:1], {"num_workers": "auto"}),
+    ):
         with with_caller(makers, **more) as envs:
             assert (envs.num_workers, envs.num_caller_envs) == (0, 0)
             assert envs.reset(seed=0)[0][0, 2] == os.getpid()

@@ -80,6 +80,12 @@ class Else:
     """Nothing of the kind."""
 
 
+class Vectors(Else):
+    """As vector envs of other libraries are."""
+
+    num_envs = 4
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["pool", "vector"])
 @pytest.mark.parametrize(
@@ -94,9 +100,13 @@ class Else:
             r"chess_v6, a PettingZoo environment whose agents act in turns \(AECEnv\). Give Async",
         ),
         (Else, r"for env_id 0 the factory made a .*Else, which has no observation_space"),
+        (
+            Vectors,
+            r"made a .*Vectors, a vector env that is not a gymnasium.vector.VectorEnv. Give factories of the single",
+        ),
         (lambda: None, "the factory made a builtins.NoneType"),
     ],
-    ids=["parallel", "turns", "else", "none"],
+    ids=["parallel", "turns", "else", "vectors", "none"],
 )
 def test_what_is_no_environment_of_gymnasium_is_named(made: Any, message: str, kind: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -327,7 +327,9 @@ class Shaped(Short):
 
 
 def test_fitness_is_measured_in_environments_of_its_own() -> None:
-    with population(env_fn=Shaped, fitness=Fitness(episodes=5, env_fn=Short), num_workers=0) as members:
+    with population(
+        env_fn=Shaped, fitness=Fitness(episodes=5, deterministic=False, env_fn=Short), num_workers=0
+    ) as members:
         report = next(members.reports())
     assert report.mean_return == 300.0
     assert len(report.episodes) == 5

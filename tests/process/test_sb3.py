@@ -247,6 +247,13 @@ def test_make_vec_env_makes_one_and_evaluate_policy_knows_of_its_monitors() -> N
     dummy.close()
 
 
+def test_it_takes_at_most_one_worker_per_environment() -> None:
+    envs = make_vec_env("CartPole-v1", 1, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": 2})
+    assert isinstance(envs, ParallelVecEnv)
+    assert envs._envs.num_workers == 1
+    envs.close()
+
+
 @pytest.mark.parametrize("num_workers", WORKERS)
 def test_attributes_and_methods_of_some_are_those_of_a_dummy_vec_env(num_workers: int) -> None:
     env_fns = [lambda: Marked(Talkative()), Talkative, lambda: gym.Wrapper(Marked(Talkative())), Talkative]

@@ -213,6 +213,12 @@ class InTuples(gym.Env[Any, Any]):
         return (0,), {}
 
 
+def test_it_takes_at_most_one_worker_per_environment() -> None:
+    envs = ParallelVenv([make] * 2, num_workers=3)
+    assert envs._envs.num_workers == 2
+    envs.close()
+
+
 def test_what_tianshou_has_not_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no Tuple observations"):
         ParallelVenv([InTuples], num_workers=1)

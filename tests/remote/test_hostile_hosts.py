@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from sampling import one_in
 
-from parenv import HostLostError, ParallelVectorEnv
+from parenv import HostLostError, ParallelVectorEnv, WorkerTimeoutError
 from parenv.errors import ProtocolError
 from parenv.memory.board import Board, BoardSpec
 from parenv.memory.spaces import describe, leaves
@@ -31,6 +32,8 @@ from parenv.remote.host_messages import (
     Refuse,
     Ring,
     RowPlan,
+    Signal,
+    Stack,
     Start,
     Started,
 )
@@ -113,6 +116,10 @@ class FakeHost:
         elif isinstance(message, Call):
             self.say(self.answers(sender, 0.0), sender)
             self.say(Reply(message.sequence, []), sender)
+        elif isinstance(message, Signal) and message.signum == signal.SIGKILL:
+            self.say(Gone(77, None, int(signal.SIGKILL), ""), sender)
+        elif isinstance(message, Signal):
+            self.say(Stack("stuck"), sender)
         elif isinstance(message, Refuse | Goodbye):
             self._over.set()
 
@@ -271,6 +278,20 @@ def test_a_reference_to_what_was_never_sent_is_an_error_that_says_so(hosts: Any,
     with contextlib.closing(envs):
         envs.reset()
         with pytest.raises(ProtocolError, match="a kind of info that it has not sent: 5"):
+            step(envs)
+
+
+@pytest.mark.more
+@pytest.mark.usefixtures("warnings_are_expected")
+def test_messages_that_a_host_counts_and_never_sends_are_awaited_no_longer_than_a_step(hosts: Any, fake: Any) -> None:
+    def misbehave(host: FakeHost, sender: Sender, good: Answers) -> None:
+        host.say(replace(good, status_slot=np.array([0, 1 << 40, 0, 0], "<i8").tobytes()), sender)
+
+    fake(1, misbehave)
+    envs = make_envs(hosts, 1, step_timeout_s=1.0)
+    with contextlib.closing(envs):
+        envs.reset()
+        with pytest.raises(WorkerTimeoutError, match=r"did not answer within step_timeout_s=1 s .*\s+stuck$"):
             step(envs)
 
 

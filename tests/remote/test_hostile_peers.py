@@ -314,6 +314,48 @@ def test_a_thousand_idle_connections_shut_nobody_up(scene: Scene, caplog: pytest
     assert scene.refusals == {"too many strangers": 1000 - 255, "gone": 255}
 
 
+CONNECTS = """
+import resource, socket, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+peers = []
+try:
+    while len(peers) < 1800:
+        peers.append(socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10.0))
+except TimeoutError:
+    pass
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.more
+def test_while_nobody_looks_at_strangers_only_so_many_are_accepted_and_the_driver_can_still_close() -> None:
+    """The thread that looks at them may have to wait for the GIL, as long as a computation holds it."""
+    script = (
+        "import os, resource, subprocess, sys, threading\n"
+        "from parenv.remote.net import admission, tcp\n"
+        "from parenv.remote.net.curve import HostListener\n"
+        "from parenv.remote.net.host_keys import AllowList, ephemeral_keys\n"
+        "tcp.HANDSHAKE_S = 600.0\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "look, really = threading.Event(), admission.Admission._follow\n"
+        "admission.Admission._follow = lambda self: look.wait() and really(self)\n"
+        "driver, host = ephemeral_keys()\n"
+        "allowed = AllowList([host.public.decode()])\n"
+        "listener = HostListener('tcp://127.0.0.1:*', driver, allowed, max_message_bytes=1024)\n"
+        f"command = [sys.executable, '-c', {CONNECTS!r}, listener.address.rpartition(':')[2]]\n"
+        "peers = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "before = len(os.listdir('/proc/self/fd'))\n"
+        "peers.stdout.readline()\n"
+        "print(len(os.listdir('/proc/self/fd')) - before)\n"
+        "look.set()\n"
+        "listener.close()\n"
+        "peers.communicate()\n"
+    )
+    assert 1000 <= int(printed_by(script)) <= 1002
+
+
 def test_whoever_was_there_before_a_host_joined_is_still_a_stranger(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -185,6 +185,23 @@ def test_a_host_that_was_silent_too_long_comes_back_with_a_new_generation(hosts:
     assert host.wait(120.0) == 0
 
 
+def test_a_pool_that_no_host_has_joined_says_what_to_run_on_a_host(hosts: Any) -> None:
+    with pytest.raises(WorkerTimeoutError) as raised:
+        AsyncWorkerPool(
+            ledgers(1),
+            zeros,
+            num_workers=1,
+            workers=WorkerOptions(start_timeout_s=0.5),
+            placement=hosts.placement(),
+        )
+    assert str(raised.value) == (
+        "1 of 1 workers are not ready after 0.5 s: worker 0 (env_ids 0) is at: waiting for a host. "
+        f"No host has joined at {hosts.address}. "
+        f"Run `parenv worker --connect {hosts.address} --key HOST.key` on each host. "
+        "Raise WorkerOptions.start_timeout_s if they only need longer."
+    )
+
+
 @pytest.mark.more
 def test_a_pool_for_which_there_is_no_room_says_so_in_time(hosts: Any) -> None:
     hosts.start(1, patience_s=20.0)

@@ -9,7 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from parenv.envs.stepping import EnvStepper, Stepper
+from parenv.envs.make import Stepper
+from parenv.envs.stepping import EnvStepper
 from parenv.experience.assembly import assemble
 from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec

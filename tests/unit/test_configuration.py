@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from parenv import AsyncWorkerPool
 from parenv.errors import ConfigurationError, NotPicklableError
-from parenv.pool.pool_plan import Given, Plan, make_plan
+from parenv.pool.arguments import PoolArguments
+from parenv.pool.pool_plan import Plan, make_plan
 from parenv.process.cores import recommended_num_workers
 from parenv.supervision.partition import split
 from parenv.supervision.pickling import find_unpicklable, pickled
@@ -36,7 +37,7 @@ class Model:
 
 
 def plan_with(**changes: Any) -> Plan:
-    return make_plan(Given(**{**DEFAULTS, **GOOD, **changes}))
+    return make_plan(PoolArguments(**{**DEFAULTS, **GOOD, **changes}))
 
 
 @given(st.integers(1, 500), st.integers(1, 64))

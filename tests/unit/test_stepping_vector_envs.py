@@ -12,7 +12,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parenv.envs.fitting import Fit
-from parenv.envs.stepping import EnvStepper, VectorStepper, make_stepper
+from parenv.envs.make import make_stepper
+from parenv.envs.stepping import EnvStepper
+from parenv.envs.vector_stepping import VectorStepper
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.spaces import flatten, leaves
 from parenv.testing import LedgerEnv

@@ -31,8 +31,8 @@ class ParallelVecEnv(VecEnv):
     Args:
         env_fns: one factory for each environment.
         start_method: accepted; all start methods mean the same here.
-        num_workers: worker processes; ``None``: one per usable core; 0: everything in this process; ``"auto"``: one per
-            core or 0, whichever a measurement promises to be faster.
+        num_workers: worker processes, at most one per environment; ``None``: one per usable core; 0: everything in this
+            process; ``"auto"``: one per core or 0, whichever a measurement promises to be faster.
         step_timeout_s: seconds in which a worker must answer a step or a call; one that does not is killed, its stack
             shown. ``WorkerOptions(reset_timeout_s=...)`` is the same for resets.
         on_worker_death: ``"raise"``: a dead worker closes everything; ``"restart"``: it is started again, the current
@@ -71,7 +71,7 @@ class ParallelVecEnv(VecEnv):
             env_fns,
             context=start_method,
             autoreset_mode=AutoresetMode.SAME_STEP,
-            num_workers=num_workers,
+            num_workers=min(num_workers, len(env_fns)) if isinstance(num_workers, int) else num_workers,
             step_timeout_s=step_timeout_s,
             on_worker_death=on_worker_death,
             workers=workers,

@@ -33,7 +33,8 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
 
     Args:
         env_fns: one factory for each environment.
-        num_workers: worker processes; ``None``: one per usable core; 0: everything in this process.
+        num_workers: worker processes, at most one per environment; ``None``: one per usable core; 0: everything in this
+            process.
         workers: how workers are set up and how long they may take.
         spaces: of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
 
@@ -66,7 +67,7 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         self._envs = ParallelVectorEnv(
             env_fns,
             autoreset_mode=AutoresetMode.DISABLED,
-            num_workers=num_workers,
+            num_workers=None if num_workers is None else min(num_workers, self.env_num),
             workers=workers,
             spaces=spaces,
         )

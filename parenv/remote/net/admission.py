@@ -17,11 +17,19 @@ import zmq
 from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
+from parenv.process.descriptors import free_descriptors
 from parenv.process.doorbell import Doorbell
 from parenv.remote.net import tcp
 from parenv.remote.net.connections import UNKNOWN, peer_of, shut, traffic
 from parenv.remote.net.host_keys import AllowList, Known
-from parenv.remote.net.limits import OVERHEAD_BYTES, Connection, Limits, objections, surplus_strangers
+from parenv.remote.net.limits import (
+    MAX_STRANGERS,
+    OVERHEAD_BYTES,
+    Connection,
+    Limits,
+    objections,
+    surplus_strangers,
+)
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000
@@ -31,9 +39,11 @@ INTERVAL_S, STRANGER_INTERVAL_S = 0.25, 0.05
 """How often it is looked at what connections bring, and those that have not been let in."""
 LAST_MESSAGE_S = 2.0
 """How long a connection that is to end stays open for the message that tells its host why."""
-MAX_EVENTS_AT_ONCE = 1000
-MAX_EVENTS_WAITING = 100_000
-"""Beyond it ZeroMQ waits for us, and all connections with it."""
+MAX_EVENTS_AT_ONCE = 64
+MAX_EVENTS_WAITING = 1001
+"""Beyond it ZeroMQ accepts no connection until this thread has read events: so many it accepts ahead of this thread."""
+_SENT_AHEAD = 1000
+"""How many of them ZeroMQ lets wait at its own end, which nobody can set."""
 REASONS = {
     "handshake": "it does not identify itself as a host of this driver: it has no key, the key file of another driver, "
     "or is another program",
@@ -95,6 +105,8 @@ class Admission:
         limits: Limits,
         silence_s: float,
     ) -> None:
+        # Those that are being closed count as well. If the hard limit is too low, there is nothing more to be done.
+        free_descriptors(2 * (limits.connections + MAX_STRANGERS + MAX_EVENTS_WAITING + MAX_EVENTS_AT_ONCE))
         self.refusals: Counter[str] = Counter()
         self.ended = 0
         self._allowed = allowed
@@ -112,7 +124,7 @@ class Admission:
         self._zap.bind(ZAP_ADDRESS)
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.linger = 0
-        self._monitor.rcvhwm = MAX_EVENTS_WAITING
+        self._monitor.rcvhwm = MAX_EVENTS_WAITING - _SENT_AHEAD
         listener.monitor("inproc://parenv.monitor", _EVENTS)
         self._monitor.connect("inproc://parenv.monitor")
         self._ending = Doorbell()

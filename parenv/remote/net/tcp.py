@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
+from zmq.backend.cython import _zmq
 
 from parenv.errors import ProtocolError
 from parenv.remote.net.host_keys import DriverKeys, HostKeys
@@ -90,8 +91,10 @@ def configure(socket: zmq.Socket[bytes], address: str) -> None:
 
 def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:
     """Close a socket whose events somebody follows; what was sent is sent on for so many seconds at most."""
-    # ZeroMQ would wait for ever to report an event to a monitor that is closed before the socket is gone.
-    socket.disable_monitor()
+    # ZeroMQ would wait for ever to report an event to a monitor that is closed before the socket is gone. Ending the
+    # monitor waits until an event in progress has been reported. disable_monitor() holds the GIL meanwhile, which
+    # the thread that reads events needs if so many wait that no more can be reported.
+    ctypes.CDLL(_zmq.__file__).zmq_socket_monitor(ctypes.c_void_p(socket.underlying), None, 0)
     socket.close(round(linger_s * 1000))
 
 

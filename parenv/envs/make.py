@@ -1,4 +1,4 @@
-"""Making sub-environments, each of which must be an environment, and not one that is there already."""
+"""Make the sub-environments of a worker, and the stepper that steps them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from gymnasium import Space
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from parenv.envs.factories import Factories
+from parenv.envs.fitting import Fit
+from parenv.envs.stepping import EnvStepper
+from parenv.envs.threaded_stepping import ThreadedStepper
+from parenv.envs.vector_stepping import VectorStepper
 from parenv.errors import ConfigurationError
 from parenv.memory.status_slot import StatusSlot
 
@@ -30,7 +34,7 @@ def make_envs(
         accept: refuses what is no environment; by default what is none of Gymnasium.
 
     Raises:
-        ConfigurationError: what is made is no environment, or one that is there already.
+        ConfigurationError: A factory returns no environment, or the same one twice.
     """
     envs: list[Any] = []
     for env_id in env_ids:
@@ -43,6 +47,34 @@ def make_envs(
             break
     progress.begin("making the environment")
     return envs
+
+
+Stepper = EnvStepper | VectorStepper
+"""A worker's sub-environments, however they are held."""
+
+
+def make_stepper(
+    envs: Sequence[Any], first_env_id: int, progress: StatusSlot, fit: Fit | None = None, step_threads: int = 1
+) -> Stepper:
+    """Hold environments of one kind: single ones, or one ``VectorEnv``.
+
+    Raises:
+        ConfigurationError: a ``VectorEnv`` that does not say when it resets, or is to be stepped in threads, or
+            different spaces.
+    """
+    if isinstance(envs[0], VectorEnv):
+        (vector_env,) = envs
+        if type(vector_env) is not SyncVectorEnv:
+            if step_threads > 1:
+                raise ConfigurationError(
+                    f"step_threads={step_threads} needs single sub-environments, but env_fn makes a "
+                    f"{type(vector_env).__name__}, which steps its own: give a factory of single ones"
+                )
+            return VectorStepper(vector_env, first_env_id, progress, fit)
+        envs = vector_env.envs
+    if step_threads > 1 and len(envs) > 1:
+        return ThreadedStepper(envs, first_env_id, progress, fit, min(step_threads, len(envs)))
+    return EnvStepper(envs, first_env_id, progress, fit)
 
 
 def check_is_env(env: Any, env_id: int) -> None:
@@ -83,6 +115,9 @@ def _what(env: Any) -> str:
         title = (getattr(env, "metadata", None) or {}).get("name", name)
         how = "in turns (AECEnv)" if hasattr(env, "agent_iter") else "together (ParallelEnv)"
         return f"{title}, a PettingZoo environment whose agents act {how}. {_POLICIES_BY_NAME}"
+    if hasattr(env, "num_envs"):
+        how = "Give factories of the single environments, such as lambda: gym.make(...)"
+        return f"a {name}, a vector env that is not a gymnasium.vector.VectorEnv. {how}"
     return f"a {name}, which has no observation_space and action_space of Gymnasium: it must be a gymnasium.Env"
 
 
