@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import signal
 import time
@@ -11,19 +12,20 @@ from collections.abc import Sequence
 from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Poller, Received, SteppingPlacement
+from parenv.process.descriptors import check_free
 from parenv.process.doorbell import MESSAGE, Doorbell
 from parenv.process.launcher import Launcher, ZygoteSpec
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
-from parenv.transport.local_sockets import DriverSocket
 from parenv.transport.waiting import Source, Waiting, remaining
+from parenv.transport.zeromq import DESCRIPTORS, DriverSocket
 
 _log = logging.getLogger("parenv")
 
 
 class LocalPlacement(SteppingPlacement):
-    """Forked from the zygote, spoken to over a pair of sockets for each, of which it is given its end.
+    """Forked from the zygote, connected over ZeroMQ (``ipc://``) at a socket that has no name in the file system.
 
     Args:
         beside: a socket for which :meth:`wait` returns as well.
@@ -48,7 +50,7 @@ class LocalPlacement(SteppingPlacement):
         for worker in workers:
             handle = len(self._handles)
             self._handles[handle] = worker
-            arguments = {"worker": worker.worker, "generation": worker.generation}
+            arguments = {"worker": worker.worker, "generation": worker.generation, "driver": os.getpid()}
             descriptors = (socket.open(*worker), launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
             if worker.worker in self._doorbells:
                 self._bells[worker] = bell = self._doorbells[worker.worker]
@@ -85,15 +87,15 @@ class LocalPlacement(SteppingPlacement):
     def bell(self, worker: int) -> Doorbell:
         """Make the doorbell of the next process of a worker; it is rung for every message too."""
         if self._socket is not None:
-            # If no other descriptor is left, the bell takes one of those that the last process had.
+            # If no other descriptor is left, the bell takes one of those that were for the last process.
             self._socket.drop(worker)
         bell = self._doorbells[worker] = Doorbell()
         return bell
 
     def poller(self, descriptor: int) -> Poller:
-        """What waits for a descriptor, for messages, and for processes that have ended."""
+        """What waits for a descriptor, and for processes that have ended."""
         poll = select.poll()
-        for watched in (descriptor, *(one.fileno() for one in (self._launcher, self._socket) if one is not None)):
+        for watched in (descriptor, *([] if self._launcher is None else [self._launcher.fileno()])):
             poll.register(watched, select.POLLIN)
         return poll
 
@@ -139,7 +141,7 @@ class LocalPlacement(SteppingPlacement):
             self._end_launcher()
             socket, self._socket = self._socket, None
             if socket is not None:
-                self._waiting.unwatch(socket.fileno())
+                self._waiting.unwatch(socket)
             stacks, self._stacks = self._stacks, None
             for closed in (socket, self._job, stacks):
                 if closed is not None:
@@ -159,14 +161,15 @@ class LocalPlacement(SteppingPlacement):
         return next((handle for handle, sender in self._handles.items() if sender == worker), -1)
 
     def _open(self, launch: Launch) -> tuple[Launcher, DriverSocket, SharedMemory, StackPipe]:
-        """The launcher, another one where its zygote has died, the sockets, the job, and what stacks are written to."""
+        """The launcher, another one where its zygote has died, the socket, the job, and what stacks are written to."""
         if self._launcher is None:
             environment = tuple(sorted(launch.environment.items()))
             self._launcher = Launcher(ZygoteSpec(launch.preload, environment, launch.threads, launch.spawn))
             self._waiting.watch(self._launcher.fileno())
         if self._socket is None:
+            check_free(DESCRIPTORS)
             self._socket = DriverSocket()
-            self._waiting.watch(self._socket.fileno())
+            self._waiting.watch(self._socket)
         if self._job is None:
             self._job = SharedMemory(len(launch.job))
             with self._job.map() as mapping:

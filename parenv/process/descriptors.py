@@ -7,9 +7,9 @@ import os
 import resource
 
 PER_WORKER = 3
-"""Both ends of the pair of sockets of a worker, and its doorbell."""
-FOR_ALL = 32
-"""For the pool itself, for a fork server that is being started, and for the user's files."""
+"""The listening socket of a worker, the connection to it, and its doorbell."""
+FOR_ALL = 40
+"""For the pool itself, for ZeroMQ, for a fork server that is being started, and for the user's files."""
 
 
 def occupy_standard_descriptors() -> None:
@@ -49,3 +49,21 @@ def free_descriptors(wanted: int) -> int:
     if limit > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return max(limit, soft) - used
+
+
+def check_free(count: int) -> None:
+    """Raise an error unless this process may open so many descriptors now.
+
+    Raises:
+        OSError: It may not.
+    """
+    opened = list[int]()
+    try:
+        for _ in range(count):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        message = f"{count} file descriptors must be free, got {len(opened)}. Close files, or raise `ulimit -n`"
+        raise OSError(error.errno, message) from None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

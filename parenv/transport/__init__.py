@@ -1,1 +1,1 @@
-"""How messages travel between the processes of one machine, and how to wait for them and for other things at once."""
+"""ZeroMQ between the processes of one machine, and a wait for messages and other things at once."""

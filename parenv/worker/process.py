@@ -16,7 +16,7 @@ from parenv.process.doorbell import Doorbell, rung
 from parenv.process.spinning import Spinner
 from parenv.process.stack_pipe import STACK_SIGNAL
 from parenv.protocol.frames import Sender, from_frames, to_frames
-from parenv.transport.local_sockets import WorkerSocket
+from parenv.transport.zeromq import WorkerSocket
 from parenv.worker.worker import Worker
 
 WORKER_ENTRY = "parenv.worker.process:main"
@@ -26,8 +26,8 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
     """Serve the driver until it says ``Close``; the exit code.
 
     Args:
-        arguments: which worker this is.
-        socket_fd: its end of the pair of sockets that it shares with the driver.
+        arguments: which worker this is, and the process id of its driver.
+        socket_fd: the listening socket that the driver has made for it.
         memory_fd: the shared memory.
         job_fd: the pickled job.
         stacks_fd: where to write stacks.
@@ -39,7 +39,7 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stacks_fd)
     sender = Sender(arguments["worker"], arguments["generation"])
-    socket = WorkerSocket(socket_fd)
+    socket = WorkerSocket(socket_fd, arguments["driver"])
     job = mmap.mmap(job_fd, os.fstat(job_fd).st_size, access=mmap.ACCESS_READ)
     worker = Worker(
         sender,

@@ -27,7 +27,7 @@ from parenv.placement.local import LocalPlacement
 from parenv.protocol.frames import from_frames
 from parenv.protocol.messages import Call, Close, Commit, Credit, Failure, Layout, Message, Ready, Reply
 from parenv.testing import LedgerEnv, check_ledger
-from parenv.transport.local_sockets import DriverSocket, Frames
+from parenv.transport.zeromq import DriverSocket, Frames
 
 pytestmark = [pytest.mark.usefixtures("warnings_are_expected")]
 

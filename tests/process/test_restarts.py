@@ -33,7 +33,7 @@ from parenv.policy.policy import Action
 from parenv.process import launcher
 from parenv.protocol.messages import Commit
 from parenv.testing import LedgerEnv, check_ledger
-from parenv.transport.local_sockets import DriverSocket
+from parenv.transport.zeromq import DriverSocket
 
 OFTEN = WorkerOptions(restart=RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3), preload=(__name__,))
 

@@ -19,11 +19,11 @@ from scripts import printed_by
 from parenv.errors import ConfigurationError
 from parenv.options import RemotePlacement
 from parenv.protocol.data import Buffer
-from parenv.remote.net import tcp
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.host_keys import AllowList, ephemeral_keys
 from parenv.remote.net.stream import BIG_BYTES
 from parenv.remote.net.window import WINDOW
+from parenv.transport import zeromq
 from parenv.transport.waiting import Waiting
 
 SILENCE_S = 1.0
@@ -519,10 +519,10 @@ def test_of_what_is_not_encrypted_an_eavesdropper_hears_all() -> None:
 def test_a_context_that_does_not_end_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp, "TERM_S", 0.1)
+    monkeypatch.setattr(zeromq, "TERM_S", 0.1)
     context = zmq.Context()
     with context.socket(zmq.PAIR), caplog.at_level(logging.WARNING, logger="parenv"):
-        tcp.terminate(context)
+        zeromq.terminate(context)
     assert [record.getMessage() for record in caplog.records] == ["ZeroMQ does not end within 0.1 s; it is left behind"]
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "parenv terminate"]
     thread.join(LIMIT_S)

@@ -27,8 +27,8 @@ from parenv.remote.net.host_keys import AllowList, DriverKeys, HostKeys, Known
 from parenv.remote.net.link import EVENTS, Link, State
 from parenv.remote.net.stream import Stream, Streams
 from parenv.remote.net.window import Window
-from parenv.transport.local_sockets import Frames
 from parenv.transport.waiting import Polled, Waiting
+from parenv.transport.zeromq import Frames, terminate
 
 MAX_SKIPPED = 100
 
@@ -156,7 +156,7 @@ class HostListener:
         if not self._socket.closed:
             tcp.close_monitored(self._socket, linger_s)
             self.admission.close()
-            tcp.terminate(self._context)
+            terminate(self._context)
 
     def _opened(self, peer: bytes, host: Known, whole: Sequence[zmq.Frame]) -> list[Buffer]:
         """The parts of a message that is to be delivered. If something is wrong with it, its connection is ended."""
@@ -279,7 +279,7 @@ class HostSocket:
         if not self._socket.closed:
             tcp.close_monitored(self._socket, linger_s if self.look() == "connected" else 0.0)
             self._monitor.close(0)
-            tcp.terminate(self._context)
+            terminate(self._context)
 
     def _next(self) -> list[Buffer] | None:
         for _ in range(MAX_SKIPPED):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import secrets
-import threading
 from collections.abc import Sequence
-from typing import Any
 
 import zmq
 from zmq.backend.cython import _zmq
@@ -21,8 +18,6 @@ HANDSHAKE_S = 5.0
 """How long either side may take to identify itself."""
 MAX_UNSENT = 1 << 16
 RECONNECT_MS, CONNECT_TIMEOUT_MS = 200, 750
-TERM_S = 10.0
-_log = logging.getLogger("parenv")
 
 
 def limits(max_connections: int, max_message_bytes: int) -> Limits:
@@ -96,22 +91,6 @@ def close_monitored(socket: zmq.Socket[bytes], linger_s: float) -> None:
     # the thread that reads events needs if so many wait that no more can be reported.
     ctypes.CDLL(_zmq.__file__).zmq_socket_monitor(ctypes.c_void_p(socket.underlying), None, 0)
     socket.close(round(linger_s * 1000))
-
-
-def terminate(context: zmq.Context[Any]) -> None:
-    """End a context whose sockets are closed, after what they have still to send.
-
-    ZeroMQ may wait for ever for a connection that broke at a bad moment; then, after :data:`TERM_S`, it is left alone.
-    """
-    thread = threading.Thread(target=context.term, name="parenv terminate", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        # The interpreter is ending, which from 3.12 on takes no new threads, and the context ends with it.
-        return
-    thread.join(TERM_S)
-    if thread.is_alive():
-        _log.warning("ZeroMQ does not end within %g s; it is left behind", TERM_S)
 
 
 def received(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:

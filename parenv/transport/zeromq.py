@@ -1,0 +1,191 @@
+"""ZeroMQ on one machine: a ROUTER socket in the main process, and a DEALER socket in each worker process.
+
+The main process makes a listening socket for each worker process, passes it on, and connects to it. It accepts no
+connection itself: if no descriptor is left, ZeroMQ aborts a process that accepts, but tries again to connect.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import select
+import socket
+import threading
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
+
+import zmq
+
+from parenv.transport.waiting import Polled
+
+Frames = Sequence[bytes | bytearray | memoryview]
+DESCRIPTORS = 8
+"""At least as many as ZeroMQ opens for a context and a socket. It aborts the process if it cannot."""
+LINGER_MS = 1000
+TERM_S = 10.0
+_WHOLE = b"."
+"""The last frame of each message to a worker. A message that a signal handler cut short ends in an empty frame."""
+_POLLIN = int(zmq.POLLIN)
+_log = logging.getLogger("parenv")
+
+
+class _Peer(NamedTuple):
+    """A worker process. Its listening socket stays open here, so that no other process can take the address."""
+
+    generation: int
+    routing_id: bytes
+    listening: socket.socket
+    address: str
+
+
+class DriverSocket:
+    """The main process's end. Its descriptors must be free: see :data:`DESCRIPTORS`."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        # The conversation allows few messages that a worker has not read. Without a limit, none is refused.
+        self._socket.sndhwm = 0
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._peers: dict[int, _Peer] = {}
+        self._opened = 0
+        self._is_cut = False
+
+    def open(self, worker: int, generation: int) -> int:
+        """Connect to a new process of a worker, which may start later; return the descriptor of its listening socket.
+
+        Messages that are sent before the process has started wait for it.
+
+        Raises:
+            OSError: No descriptor is left.
+        """
+        self.drop(worker)
+        listening = socket.socket(socket.AF_UNIX)
+        # Linux chooses a free name that is not in the file system, of which nothing is left after any end.
+        listening.bind("")
+        listening.listen()
+        listening.setblocking(False)
+        # ZeroMQ aborts the process if two connections have one routing id.
+        self._opened += 1
+        peer = _Peer(generation, b"w%d" % self._opened, listening, f"ipc://@{listening.getsockname()[1:].decode()}")
+        self._peers[worker] = peer
+        # With a routing id, the connection takes messages at once, and keeps them in order.
+        self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, peer.routing_id)
+        self._socket.connect(peer.address)
+        return listening.fileno()
+
+    def drop(self, worker: int) -> None:
+        """Disconnect from a process that is gone, if there is one. This frees two descriptors."""
+        if (peer := self._peers.pop(worker, None)) is not None:
+            # First: until then ZeroMQ connects again, also to another process that has taken the name.
+            self._socket.disconnect(peer.address)
+            peer.listening.close()
+
+    def send(self, worker: int, generation: int, frames: Frames) -> None:
+        """Send to a process of a worker; never waits. A message to an earlier process, or one that is gone, is dropped.
+
+        Raises:
+            zmq.ZMQError: ZeroMQ failed in any other way.
+        """
+        peer = self._peers.get(worker)
+        if peer is None or peer.generation != generation:
+            return
+        if self._is_cut:
+            # Ends the message that a signal handler cut short. If that message was whole, ZeroMQ ignores the frame.
+            self._socket.send(b"")
+        self._is_cut = True
+        try:
+            self._socket.send_multipart([peer.routing_id, *frames, _WHOLE], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+        self._is_cut = False
+
+    def receive(self) -> list[bytes] | None:
+        """Return the next message, or ``None``."""
+        # The rest of a message that a signal handler cut short is not another message.
+        while self._socket.getsockopt(zmq.RCVMORE):
+            self._socket.recv()
+        frames = _next_message(self._socket)
+        return frames and frames[1:]
+
+    def polled(self) -> Sequence[tuple[Polled, int]]:
+        """Poll the ROUTER socket, see :class:`~parenv.transport.waiting.Source`."""
+        return ((self._socket, _POLLIN),)
+
+    def notice(self, ready: Container[object]) -> None:
+        """Nothing to do, see :class:`~parenv.transport.waiting.Source`."""
+
+    def close(self) -> None:
+        """Close; messages that were not sent yet are dropped. Idempotent."""
+        self._socket.close()
+        for peer in self._peers.values():
+            peer.listening.close()
+        terminate(self._context)
+
+
+class WorkerSocket:
+    """A worker's end.
+
+    Args:
+        descriptor: Descriptor of the listening socket that the main process has made for this one.
+        driver: Process id of the main process, the only process that may connect.
+    """
+
+    def __init__(self, descriptor: int, driver: int) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = LINGER_MS
+        self._socket.setsockopt(zmq.USE_FD, descriptor)
+        # The processes of other users can see an abstract name, and connect to it.
+        self._socket.setsockopt(zmq.IPC_FILTER_PID, driver)
+        # The listening socket has an address already: ZeroMQ needs this one only to know the kind of socket.
+        self._socket.bind("ipc://@parenv")
+
+    def send(self, frames: Frames) -> None:
+        """Send to the main process; waits while that has too much to read."""
+        self._socket.send_multipart(frames)
+
+    def receive(self, block: bool) -> list[bytes] | None:
+        """Return the next message, or ``None`` if ``block`` is false and no message has come."""
+        while (frames := self._socket.recv_multipart() if block else _next_message(self._socket)) is not None:
+            if frames.pop() == _WHOLE:
+                break
+        return frames
+
+    def wait(self, descriptor: int) -> None:
+        """Wait until a message may have come or a descriptor is readable; :meth:`receive` must have had none before."""
+        poll = select.poll()
+        poll.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
+
+    def close(self) -> None:
+        """Close, after all messages were sent or :data:`LINGER_MS` is over."""
+        self._socket.close()
+        terminate(self._context)
+
+
+def terminate(context: zmq.Context[Any]) -> None:
+    """End a context whose sockets are closed, after what they have still to send.
+
+    ZeroMQ may wait for ever for a connection that broke at a bad moment; then, after :data:`TERM_S`, it is left alone.
+    """
+    thread = threading.Thread(target=context.term, name="parenv terminate", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # The interpreter is ending, which from 3.12 on takes no new threads, and the context ends with it.
+        return
+    thread.join(TERM_S)
+    if thread.is_alive():
+        _log.warning("ZeroMQ does not end within %g s; it is left behind", TERM_S)
+
+
+def _next_message(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    """Ask first whether there is one: an exception takes twice as long, at every rollout."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK) if int(socket.getsockopt(zmq.EVENTS)) & _POLLIN else None
+    except zmq.Again:
+        return None
