@@ -468,6 +468,30 @@ except OSError as error:
     assert printed_by(FEW_DESCRIPTORS + script, system) == words
 
 
+def test_descriptors_that_zeromq_needs_are_looked_for_right_before_it_opens_them() -> None:
+    script = """
+import os, resource
+from parenv.placement.base import Launch
+from parenv.placement.local import LocalPlacement
+from parenv.process import descriptors
+from parenv.protocol.frames import Sender
+placement, launch = LocalPlacement(), Launch(0, b"{}", (), {}, 1)
+placement._open(launch)
+placement.close(0.0)
+before = len(os.listdir("/proc/self/fd"))
+# One of them becomes the session of the fork server.
+resource.setrlimit(resource.RLIMIT_NOFILE, (before + 4, before + 4))
+try:
+    placement.start(launch, [Sender(0, 0)])
+except OSError as error:
+    print(error)
+placement.close(0.0)
+print(len(os.listdir("/proc/self/fd")) == before)
+"""
+    words = "[Errno 24] 8 file descriptors must be free, got 4. Close files, or raise `ulimit -n`\nTrue\n"
+    assert printed_by(script) == words
+
+
 @pytest.mark.parametrize("system", ["pool", "vector env"])
 def test_a_soft_limit_of_descriptors_that_is_too_low_is_raised(system: str) -> None:
     script = """
