@@ -21,7 +21,6 @@ NAMES = (
     "scaling",
     "tracing",
     "agents",
-    "advice",
     "startup",
     "vector_env",
     "waiting",

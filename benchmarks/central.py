@@ -9,11 +9,9 @@ python benchmarks/central.py
 from __future__ import annotations
 
 import fcntl
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,7 +21,6 @@ import torch
 from lib.common import interleaved, keep, summary
 
 from parenv import AsyncWorkerPool, TorchPolicy, WorkerOptions
-from parenv.advice import forward_place
 
 FORWARDS_MS = (0.1, 1.0, 5.0, 20.0)
 ENVS = (8, 16, 32, 64)
@@ -57,10 +54,6 @@ class OnDevice:
 
     def __init__(self, path: str, milliseconds: float) -> None:
         self._path, self._seconds = path, milliseconds / 1e3
-
-    def takes(self, rows: int) -> float:
-        """Seconds of a forward."""
-        return self._seconds
 
     def __call__(self, observations: Any) -> Any:
         """Act, alone."""
@@ -108,36 +101,18 @@ def rate(policy: Any, num_envs: int, central: bool) -> float:
         return ROWS * num_envs / statistics.median(times)
 
 
-def compared(policy: Any, own_s: Callable[[int], float], in_turn: float) -> dict[str, Any]:
-    """By sub-environments: both, and what is advised."""
+def compared(policy: Any) -> dict[str, Any]:
+    """Measure both, by number of sub-environments."""
     found = {}
     for num_envs in ENVS:
         measures = {where: partial(rate, policy, num_envs, where == CENTRAL) for where in (LOCAL, CENTRAL)}
-        rates = interleaved(measures, REPEATS, alternating=True)
-        step_s = num_envs / PROCESSES * STEP_US / 1e6 * max(1.0, PROCESSES / len(os.sched_getaffinity(0)))
-        advised = forward_place(own_s(num_envs // PROCESSES), own_s(num_envs // 2), in_turn, step_s)
-        found[f"{num_envs} sub-environments"] = {**summary(rates, LOCAL), "advised": advised}
+        found[f"{num_envs} sub-environments"] = summary(interleaved(measures, REPEATS, alternating=True), LOCAL)
     return found
-
-
-def timed(policy: Any, rows: int) -> float:
-    """Seconds of one forward of the convolution net."""
-    observations = torch.zeros(rows, *SHAPE)
-    times = []
-    with torch.inference_mode():
-        for _ in range(20):
-            began = time.perf_counter()
-            policy.module.act(observations)
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.NamedTemporaryFile() as device:
         for milliseconds in FORWARDS_MS:
-            policy = OnDevice(device.name, milliseconds)
-            keep("central", f"{milliseconds} ms on a device", compared(policy, policy.takes, PROCESSES))
-    cores = len(os.sched_getaffinity(0))
-    network: Any = TorchPolicy(Convolution(), "act", ("actions",))
-    keep("central", "convolutions on the CPU", compared(network, partial(timed, network), max(1.0, PROCESSES / cores)))
+            keep("central", f"{milliseconds} ms on a device", compared(OnDevice(device.name, milliseconds)))
+    keep("central", "convolutions on the CPU", compared(TorchPolicy(Convolution(), "act", ("actions",))))

@@ -1,4 +1,4 @@
-"""advise: measure an environment, a policy and its learner on this machine, and say how to set a pool for them."""
+"""advise: measure where the time of a training loop goes, and which setting of its pool is the fastest here."""
 
 from __future__ import annotations
 
@@ -7,96 +7,115 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from parenv.advice.advising import advise as advise_on
-from parenv.advice.costs import Costs, Setting, fixed_seconds
-from parenv.advice.recommendations import NEARLY, Advice, in_steps
+from parenv.advice import Advice, Setting, in_seconds, in_steps
 from parenv.argument_checks import at_least, positive
 from parenv.cli import measuring
 from parenv.cli.agent import Agent, RandomNetwork, agent_by
-from parenv.cli.curves import Watcher, acting_seconds, by_device, learning_seconds
 from parenv.cli.environment import Environment, tried_out
-from parenv.cli.machine import in_one_line, machine
+from parenv.cli.learning_costs import learning_costs
+from parenv.cli.machine import in_one_line, load_warning, machine
 from parenv.cli.schedule import rollout_length as usual_rollout_length
+from parenv.cli.setting_search import WORTH, Move, fastest, moves_for
 from parenv.cli.subjects import acting
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
 from parenv.experience.gradient import Gradient
+from parenv.options import WorkerOptions
+from parenv.policy.devices import accelerator
 from parenv.policy.snapshots import module_of
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.process.cores import usable_cores
 
 ENVS_PER_WORKER = 8
+RUNS = 20
+"""Number of short runs among which the seconds are divided. A search takes about as many."""
 ROUNDS = 3
-FEWER = 4
-"""How many times shorter the rollouts are by which a learner's costs by update and by env step are told apart."""
+Watcher = Callable[[str], object]
+"""Called with the next step, or with the reason why something is not measured."""
 
 
 @dataclass(frozen=True)
-class Verified:
-    """Env steps per second with the setting that was measured and with the recommended one, in turn.
+class ShortRun:
+    """One run of the search.
 
     Args:
-        before: medians of the setting that was measured.
-        predicted: what the advice says of the recommended one.
-        measured: its median.
-        take: the setting to take after that.
+        setting: Setting of the run.
+        env_steps_per_second: Env steps per second, 0.0 if the run failed.
+        failure: Error in one line, or ``None``.
     """
 
-    before: float
-    predicted: float
-    measured: float
-    take: Setting
-
-    @classmethod
-    def of(cls, advice: Advice, before: float, measured: float) -> Verified:
-        """The recommended setting is to be taken unless it is slower."""
-        holds = measured >= NEARLY * before
-        take = advice.recommended if holds else advice.costs.setting
-        return cls(before, advice.predicted_steps_per_second, measured, take)
+    setting: Setting
+    env_steps_per_second: float
+    failure: str | None = None
 
 
 @dataclass(frozen=True)
 class AdviceReport:
-    """Everything that :func:`advise` found.
+    """Result of :func:`advise`.
 
     Args:
-        environment: its name.
-        machine: see :func:`parenv.cli.machine.machine`.
-        advice: see :class:`~parenv.advice.recommendations.Advice`.
-        verified: the prediction and what came of it; ``None`` if that was not asked for.
+        environment: Name of the environment.
+        machine: Facts about the machine, see :func:`parenv.cli.machine.machine`.
+        advice: Facts about the run with the present setting.
+        learning_s: Seconds of forward and backward per sample, by device and mini-batch.
+        runs: Runs of the search. The first has the present setting.
+        recommended: Fastest setting, or the present one if no other is clearly faster.
+        present_steps_per_second: Env steps per second of the present setting.
+        recommended_steps_per_second: Env steps per second of the recommended setting.
     """
 
     environment: str
     machine: Mapping[str, Any]
     advice: Advice
-    verified: Verified | None
+    learning_s: Mapping[str, Mapping[int, float]]
+    runs: tuple[ShortRun, ...]
+    recommended: Setting
+    present_steps_per_second: float
+    recommended_steps_per_second: float
+
+    @property
+    def gain(self) -> float:
+        """Measured speed of the recommended setting over that of the present one."""
+        return self.recommended_steps_per_second / self.present_steps_per_second
 
     def __str__(self) -> str:
-        lines = [in_one_line(self.machine), str(self.advice)]
-        if self.verified is not None:
-            lines += _in_words(self.verified, self.advice)
-        return "\n".join(lines)
+        return "\n".join([in_one_line(self.machine), *load_warning(self.machine), str(self.advice), *_lines(self)])
 
     def to_json(self) -> str:
-        """As JSON, with R as ``"ratio"``: ``null`` where nothing was learned."""
-        ratio = self.advice.costs.ratio
-        return json.dumps({**asdict(self), "ratio": ratio if math.isfinite(ratio) else None}, indent=2) + "\n"
+        """Return everything as JSON."""
+        return json.dumps({**asdict(self), "gain": self.gain}, indent=2) + "\n"
 
 
-def _in_words(found: Verified, advice: Advice) -> Iterator[str]:
-    before, predicted, measured = (in_steps(rate) for rate in (found.before, found.predicted, found.measured))
-    ratio = found.measured / found.predicted
-    yield f"verified: {before} env steps/s before; {predicted} predicted, {measured} measured ({ratio:.2f} times)"
-    gain = f"{found.measured / found.before:.2f} times as fast as before"
-    if found.take == advice.costs.setting == advice.recommended:
-        yield "take what there is: the recommended setting is the one that was measured"
-    elif found.take == advice.recommended:
-        yield f"take the recommended setting: {gain}"
-    else:
-        yield f"the advice does not hold: the recommended setting is {gain}; keep {found.take}"
+def _lines(report: AdviceReport) -> Iterator[str]:
+    if report.learning_s:
+        yield "forward and backward per sample"
+    for device, seconds in report.learning_s.items():
+        yield f"  {device}: " + ", ".join(f"{in_seconds(each)} in a mini-batch of {n}" for n, each in seconds.items())
+    present, recommended = report.advice.setting, report.recommended
+    yield "settings measured, as changes of the present one"
+    for run in report.runs:
+        result = f"failed: {run.failure}"
+        if run.failure is None:
+            ratio = run.env_steps_per_second / report.runs[0].env_steps_per_second
+            result = f"{in_steps(run.env_steps_per_second)} env steps/s, {ratio:.2f} times as fast"
+        yield f"  {run.setting.changes(present) or 'present setting'}: {result}"
+    if recommended == present:
+        yield f"keep the present setting: no other is at least {WORTH} times as fast"
+        return
+    yield f"take {recommended}"
+    before, after = in_steps(report.present_steps_per_second), in_steps(report.recommended_steps_per_second)
+    yield (
+        f"it is {report.gain:.2f} times as fast as the present setting: {after} instead of {before} env steps/s, "
+        f"medians of {ROUNDS} runs in turn"
+    )
+    if recommended.update_size != present.update_size:
+        yield (
+            f"an update then learns from {recommended.update_size:,} env steps instead of {present.update_size:,}: "
+            "check that it learns as well"
+        )
 
 
 def advise(
@@ -107,25 +126,27 @@ def advise(
     num_envs: int | None = None,
     num_workers: int | None = None,
     rollout_length: int | None = None,
-    verify: bool = False,
     watch: Watcher = lambda doing: None,
 ) -> AdviceReport:
-    """Train for a while in sync mode, where collecting and learning do not slow each other down, and draw conclusions.
+    """Train in short runs, one after another, and recommend the fastest setting of those measured.
+
+    The present setting comes first. The search then varies ``num_workers``, ``num_envs``, ``mode``, ``parallelism``,
+    ``rollout_length``, ``step_workers`` and the workers' device. In the end, the present setting and the fastest one
+    run in turn.
 
     Args:
-        env: an env id, ``"module:factory"``, or a callable that makes an environment.
+        env: Env id, ``"module:factory"``, or a callable that makes an environment.
         agent: ``"module:factory"`` or a factory. It makes a policy as :class:`~parenv.AsyncWorkerPool` takes it, or
-            ``(policy, learn)``, or ``(policy, learn, loss_fn)``; see :class:`~parenv.cli.agent.Agent`. By default an
-            MLP with two hidden layers of 64 that learns nothing.
-        seconds: that measuring takes, roughly; as long again to verify.
-        num_envs: sub-environments; 8 per worker by default.
-        num_workers: while measuring; by default the cores that may be used.
-        rollout_length: while measuring, ``T``; by default 128, or less where an env step takes long.
-        verify: whether the advice is put to the test.
-        watch: is told what comes next.
+            ``(policy, learn)``, or ``(policy, learn, loss_fn)``; see :class:`~parenv.cli.agent.Agent`. Every run has
+            an agent of its own. Default: an MLP with two hidden layers of 64 that learns nothing.
+        seconds: Approximate duration of the measurements, in seconds. The start of each pool adds to it.
+        num_envs: Present number of sub-environments. Default: 8 per worker.
+        num_workers: Present number of workers. Default: number of usable cores.
+        rollout_length: Present rollout length. Default: 128, or less if env steps take long.
+        watch: Called with a line before each step.
 
     Raises:
-        ConfigurationError: an argument is wrong, or the environment or the agent does not run.
+        ConfigurationError: An argument is wrong, or the environment or the agent does not run.
     """
     positive("seconds", seconds)
     workers = usable_cores() if num_workers is None else at_least("num_workers", num_workers, 1)
@@ -139,68 +160,49 @@ def advise(
             return Agent(RandomNetwork(environment.observation_space, environment.action_space))
         return agent_by(agent)
 
-    first = new_agent()
-    acting(environment, first.policy, batch=1)  # An agent that cannot is refused before anything is measured.
-    watch("acting and learning by batch")
-    acting_at = by_device("acting", acting_seconds, environment, first.policy, seconds / 6, watch)
-    learning_at = by_device("learning", learning_seconds, environment, first.policy, seconds / 6, watch)
-    length = rollout_length or usual_rollout_length(-(-envs // workers) * environment.step_s, seconds / 4)
-    setting = Setting("sync", "experience", workers, envs, length)
-    watch(f"training with {envs} sub-environments in {workers} workers for {seconds * 2 / 3:.0f} s")
-    costs = _costs(environment, first, setting, seconds / 2)
-    update_s = _update_seconds(environment, first, costs, seconds / 6, watch)
-    shared = first.loss_fn is not None
-    costs = replace(costs, acting_at=acting_at, learning_at=learning_at, can_share_learning=shared, update_s=update_s)
-    advice = advise_on(costs)
-    verified = _verified(environment, new_agent, advice, seconds, watch) if verify else None
-    return AdviceReport(environment.name, facts, advice, verified)
+    first, slice_s = new_agent(), seconds / RUNS
+    acting(environment, first.policy, batch=1)  # An agent that cannot act is refused before a process starts.
+    other_device = accelerator(first.policy)
+    devices = ["cpu"] if other_device is None else ["cpu", other_device]
+    watch("learning by mini-batch")
+    learning_s = learning_costs(environment, first.policy, devices, seconds / 8, watch)
+    length = rollout_length or usual_rollout_length(-(-envs // workers) * environment.step_s, slice_s)
+    present = Setting(workers, envs, "sync", "experience", length)
+
+    def run(setting: Setting, seconds: float) -> tuple[float, Advice]:
+        watch(f"training with {setting}")
+        return _trained(environment, new_agent(), setting, seconds)
+
+    rate, advice = run(present, 4 * slice_s)  # Facts need a longer run.
+    moves = moves_for(first.loss_fn is not None, other_device)
+    searched = _searched(present, rate, moves, lambda setting: run(setting, slice_s)[0])
+    return AdviceReport(environment.name, facts, advice, learning_s, *searched)
 
 
-class _Timed:
-    """Times a learner's updates, but for the first one, which warms it up."""
+def _searched(
+    present: Setting, present_rate: float, moves: Sequence[Sequence[Move]], measure: Callable[[Setting], float]
+) -> tuple[tuple[ShortRun, ...], Setting, float, float]:
+    """Search for the fastest setting, and compare it with the present one; return the last fields of a report."""
+    runs = [ShortRun(present, present_rate)]
 
-    def __init__(self, learn: Callable[[Any], object]) -> None:
-        self._learn = learn
-        self.updates, self.wall_s, self.processor_s = -1, 0.0, 0.0
+    def short_run(setting: Setting) -> ShortRun:
+        try:
+            return ShortRun(setting, measure(setting))
+        except Exception as error:  # The search goes on without a setting that does not run.
+            return ShortRun(setting, 0.0, measuring.in_one_line(error.__cause__ or error))
 
-    def __call__(self, rollout: Any) -> None:
-        began, began_processor = time.perf_counter(), time.process_time()
-        self._learn(rollout)
-        self.updates += 1
-        if self.updates:
-            self.wall_s += time.perf_counter() - began
-            self.processor_s += time.process_time() - began_processor
+    def rate(setting: Setting) -> float:
+        if setting != present:
+            runs.append(short_run(setting))
+        return runs[-1].env_steps_per_second
 
-
-def _costs(environment: Environment, agent: Agent, setting: Setting, seconds: float) -> Costs:
-    """Of training for so long, and of learning once the learner is warm."""
-    timed = None if agent.learn is None else _Timed(agent.learn)
-    with _opened(environment, agent, setting) as pool:
-        agent = agent._replace(learn=timed)
-        _train(pool, agent, setting, 0.0)
-        rate = _train(pool, agent, setting, seconds)
-        costs = replace(pool.advice().costs, env_steps_per_second=rate, learner_s=0.0, learner_processor_s=0.0)
-    if timed is None:
-        return costs
-    learned = timed.updates * setting.env_steps_of_a_rollout
-    return replace(costs, learner_s=timed.wall_s / learned, learner_processor_s=timed.processor_s / learned)
-
-
-def _update_seconds(
-    environment: Environment, agent: Agent, costs: Costs, seconds: float, watch: Watcher
-) -> float | None:
-    """What an update costs whatever its size, by learning from rollouts of another length too; ``None``: not known."""
-    if agent.learn is None:
-        return 0.0
-    length = costs.setting.length
-    other = replace(costs.setting, rollout_length=length // FEWER if length >= FEWER else length * FEWER)
-    watch(f"training with rollouts of {other.length} env steps instead of {length}")
-    try:
-        there = _costs(environment, agent, other, seconds)
-    except ParenvError as error:
-        watch(f"learning from so many is not measured: {measuring.in_one_line(error)}")
-        return None
-    return fixed_seconds({one.setting.env_steps_of_a_rollout: one.update_seconds for one in (costs, there)})
+    best = fastest(present, moves, rate)
+    if best == present:
+        return tuple(runs), present, present_rate, present_rate
+    # A drift of the machine affects both alike, since they run in turn.
+    rounds = [(measure(present), short_run(best).env_steps_per_second) for _ in range(ROUNDS)]
+    before, after = (statistics.median(rates) for rates in zip(*rounds, strict=True))
+    return (tuple(runs), best, before, after) if after >= WORTH * before else (tuple(runs), present, before, before)
 
 
 @contextlib.contextmanager
@@ -217,40 +219,36 @@ def _blamed() -> Iterator[None]:
 
 
 @_blamed()
-def _opened(environment: Environment, agent: Agent, setting: Setting) -> AsyncWorkerPool:
-    loss_fn = agent.loss_fn if setting.parallelism == "gradient" else None
-    return AsyncWorkerPool(environment.make, agent.policy, loss_fn=loss_fn, **asdict(setting))
+def _trained(environment: Environment, agent: Agent, setting: Setting, seconds: float) -> tuple[float, Advice]:
+    """Train in a pool of its own; return env steps per second, and the facts about the run."""
+    with AsyncWorkerPool(
+        environment.make,
+        agent.policy,
+        num_envs=setting.num_envs,
+        num_workers=setting.num_workers,
+        mode=setting.mode,
+        parallelism=setting.parallelism,
+        rollout_length=setting.rollout_length,
+        loss_fn=agent.loss_fn if setting.parallelism == "gradient" else None,
+        workers=WorkerOptions(step_workers=setting.step_workers, device=setting.worker_device),
+    ) as pool:
+        # Async workers run ahead while the pool opens. Their rollouts must not count, unless the learner is the limit.
+        ahead = 2 * setting.num_workers if setting.mode == "async" else 0
+        _train(pool, agent, setting, seconds, rollouts=1 + ahead)
+        return _train(pool, agent, setting, seconds), pool.advice()
 
 
-@_blamed()
-def _train(pool: AsyncWorkerPool, agent: Agent, setting: Setting, seconds: float) -> float:
-    """Train for so long, one rollout at least; env steps per second."""
-    gradient, module = setting.parallelism == "gradient", module_of(agent.policy)
+def _train(pool: AsyncWorkerPool, agent: Agent, setting: Setting, seconds: float, rollouts: float = math.inf) -> float:
+    """Train for some seconds or rollouts, and at least for one rollout; return env steps per second."""
+    module, gradient = module_of(agent.policy), setting.parallelism == "gradient"
     steps, began = pool.statistics().env_steps, time.perf_counter()
-    for arrived in pool.gradients() if gradient else pool.rollouts():
+    for count, arrived in enumerate(pool.gradients() if gradient else pool.rollouts(), 1):
         if isinstance(arrived, Gradient):
             arrived.assign_to(module)
         elif agent.learn is not None:
             agent.learn(arrived)
         if module is not None:
             pool.publish(agent.policy)
-        if time.perf_counter() - began >= seconds:
+        if count >= rollouts or time.perf_counter() - began >= seconds:
             break
     return (pool.statistics().env_steps - steps) / (time.perf_counter() - began)
-
-
-def _verified(
-    environment: Environment, new_agent: Callable[[], Agent], advice: Advice, seconds: float, watch: Watcher
-) -> Verified:
-    """Both settings in turn, so that a drift of the machine meets both alike."""
-    settings = {"before": advice.costs.setting, "advised": advice.recommended}
-    rates: dict[str, list[float]] = {name: [] for name in settings}
-    for number in range(ROUNDS):
-        for name, setting in settings.items():
-            watch(f"verifying, round {number + 1} of {ROUNDS}: {setting.num_workers} workers, {setting.mode}")
-            agent = new_agent()
-            with _opened(environment, agent, setting) as pool:
-                _train(pool, agent, setting, seconds / ROUNDS / 8)
-                rates[name].append(_train(pool, agent, setting, seconds / ROUNDS / 2))
-    before, measured = (statistics.median(values) for values in rates.values())
-    return Verified.of(advice, before, measured)

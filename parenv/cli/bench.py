@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from parenv.advice.advising import MODES
 from parenv.argument_checks import at_least, positive
 from parenv.cli.agent import RandomNetwork, agent_by
 from parenv.cli.bench_report import BenchReport, Throughput
@@ -22,8 +21,11 @@ from parenv.cli.systems import rllib
 from parenv.cli.systems.compared import POOL_WEIGHT, System, pool_system, rllib_system, vector_systems
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves
+from parenv.options import Mode
 from parenv.policy.snapshots import flat_layout, module_of
 from parenv.process.cores import usable_cores
+
+MODES: tuple[Mode, Mode] = ("sync", "async")
 
 
 @dataclass(frozen=True)

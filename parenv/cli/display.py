@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from parenv.advice.recommendations import in_steps
+from parenv.advice import in_steps
 from parenv.cli import tables
 from parenv.cli.bench import Progress
 from parenv.cli.bench_report import BenchReport, Throughput
-from parenv.cli.machine import in_one_line
+from parenv.cli.machine import in_one_line, load_warning
 
-BUSY = 0.3
-"""Load per core from which figures are not to be trusted."""
-ADVISE = "parenv advise also measures your learner and recommends a setting for both."
+ADVISE = "parenv advise also measures your learner and finds the fastest setting for both."
 FRAME = 4
 """Characters around a column: a line, a space on each side, and at most one line more."""
 
@@ -112,13 +110,7 @@ def closing_lines(report: BenchReport) -> list[str]:
         f"{report.seconds:.0f} s in all, with starting. Vector envs step with random actions; pools also act, with the "
         "policy."
     )
-    return [how, *_busy(report.machine), *_fastest(report.throughput), ADVISE]
-
-
-def _busy(machine: Mapping[str, Any]) -> Iterator[str]:
-    load, cores = machine["load_average"], machine["cores"]
-    if load > BUSY * cores:
-        yield f"Warning: the load average before was {load:g} on {cores} cores. Repeat this on an idle machine."
+    return [how, *load_warning(report.machine), *_fastest(report.throughput), ADVISE]
 
 
 def _fastest(throughput: Sequence[Throughput]) -> Iterator[str]:

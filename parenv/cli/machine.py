@@ -1,4 +1,4 @@
-"""What the machine is that figures come from."""
+"""The machine on which figures were measured."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from parenv.libraries import installed_version
 from parenv.process.cores import usable_cores
 
 PACKAGES = ("parenv", "gymnasium", "numpy", "torch", "stable_baselines3")
+BUSY = 0.3
+"""Load per core from which figures are not reliable."""
 
 
 def machine() -> dict[str, Any]:
-    """Facts of this machine and versions of what is installed, as plain data.
+    """Return facts about this machine and versions of installed packages, as plain data.
 
     Returns:
-        ``cpu``, ``cores`` (that this process may use), ``memory_gb``, ``load_average`` (over the last minute),
+        ``cpu``, ``cores`` (usable by this process), ``memory_gb``, ``load_average`` (over the last minute),
         ``system``, ``python``, ``packages`` (name to version) and ``date``.
     """
     return {
@@ -35,7 +37,7 @@ def machine() -> dict[str, Any]:
 
 
 def in_one_line(facts: Mapping[str, Any]) -> str:
-    """The facts that matter most to figures.
+    """Return the facts that matter most to figures.
 
     >>> facts = {"cpu": "Some CPU", "cores": 2, "memory_gb": 8.0, "load_average": 0.5, "python": "3.11.7"}
     >>> in_one_line({**facts, "packages": {"torch": "2.13.0"}})
@@ -46,6 +48,18 @@ def in_one_line(facts: Mapping[str, Any]) -> str:
         f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gb']} GB, Python {facts['python']}, {packages}, "
         f"load average before {facts['load_average']}"
     )
+
+
+def load_warning(facts: Mapping[str, Any]) -> list[str]:
+    """Return a line that warns of a busy machine, or nothing if the machine was idle.
+
+    >>> load_warning({"cores": 2, "load_average": 0.5})
+    []
+    """
+    load, cores = facts["load_average"], facts["cores"]
+    if load <= BUSY * cores:
+        return []
+    return [f"Warning: the load average before was {load:g} on {cores} cores. Repeat this on an idle machine."]
 
 
 def _cpu() -> str:

@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(
         prog="parenv",
         description="Parallel workers for Gymnasium environments.",
-        **with_examples("parenv bench CartPole-v1", "parenv advise CartPole-v1 --verify", "parenv --version"),
+        **with_examples("parenv bench CartPole-v1", "parenv advise CartPole-v1", "parenv --version"),
     )
     version = importlib.metadata.version("parenv")
     whole.add_argument("--version", action="version", version=f"parenv {version}")
@@ -150,11 +150,11 @@ def _add_advise(commands: Any) -> None:
     one = add_command(
         commands,
         "advise",
-        "say how to set a pool on this machine",
-        "Train for a while, measure where the time goes, and recommend settings, with figures.",
+        "find the fastest setting of a pool on this machine",
+        "Train in short runs, report where the time goes, and recommend the fastest setting, with its measured gain.",
         [
             "parenv advise CartPole-v1",
-            "parenv advise CartPole-v1 --agent my_package.agents:make --verify --json advice.json",
+            "parenv advise CartPole-v1 --agent my_package.agents:make --json advice.json",
         ],
         _run_advise,
     )
@@ -165,11 +165,15 @@ def _add_advise(commands: Any) -> None:
         help="makes a policy, (policy, learn), or (policy, learn, loss_fn), where learn(rollout) is the update "
         "(default: a small MLP that learns nothing)",
     )
-    one.add_argument("--seconds", type=float, default=15.0, help="for measuring (default: 15)")
-    one.add_argument("--num-envs", type=int, metavar="N", help="while measuring (default: 8 per worker)")
-    one.add_argument("--num-workers", type=int, metavar="N", help="while measuring (default: one per core)")
-    one.add_argument("--rollout-length", type=int, metavar="T", help="while measuring (default: up to 128)")
-    one.add_argument("--verify", action="store_true", help="try the advice, and compare with what it predicts")
+    one.add_argument(
+        "--seconds",
+        type=float,
+        default=15.0,
+        help="for measuring, without the start of the pools (default: 15)",
+    )
+    one.add_argument("--num-envs", type=int, metavar="N", help="at present (default: 8 per worker)")
+    one.add_argument("--num-workers", type=int, metavar="N", help="at present (default: one per core)")
+    one.add_argument("--rollout-length", type=int, metavar="T", help="at present (default: up to 128)")
     one.add_argument("--json", type=Path, metavar="PATH", help="write everything there")
 
 

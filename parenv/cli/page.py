@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from parenv.advice.recommendations import in_steps
+from parenv.advice import in_steps
 from parenv.cli.pictures import COLOURS, NARROW, WIDTH, Picture, pictures
 from parenv.cli.tables import Table
 from parenv.cli.timeline import WINDOW, Loss, Timeline

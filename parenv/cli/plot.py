@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parenv.advice.recommendations import in_steps
+from parenv.advice import in_steps
 from parenv.cli.bench_report import BenchReport, Throughput
 from parenv.cli.tables import label
 from parenv.cli.writable import writing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from parenv.advice.recommendations import in_seconds, in_steps
+from parenv.advice import in_seconds, in_steps
 from parenv.cli.bench_report import BenchReport, Spread, Throughput
 from parenv.cli.systems.compared import REFERENCE
 

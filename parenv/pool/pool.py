@@ -368,22 +368,28 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         return self._session.statistics()
 
     def advice(self) -> Advice:
-        """What the run so far spent its time on, and how to set it, as figures and, printed, in words.
+        """Report what each part of the run takes, who waits for whom, and which limits were reached.
+
+        The facts are attributes of the result. Its text has a line for each fact, and names the setting at which a fact
+        clearly points. ``parenv advise`` measures which setting is the fastest.
 
         Raises:
-            ConfigurationError: no rollout has been yielded yet.
+            ConfigurationError: The pool has not yielded a rollout yet.
         """
-        from parenv.advice import Setting, advise, costs_of
+        from parenv.advice import Setting, facts_of
 
-        plan = self._session.plan
+        plan, options = self._session.plan, self._session.plan.job.options
+        length = plan.job.rollout_length
         setting = Setting(
-            plan.mode,
-            "experience" if plan.gradient is None else "gradient",
-            0 if plan.inline else self.num_workers,
-            self.num_envs,
-            "episode" if plan.job.rollout_length == WHOLE_EPISODES else plan.job.rollout_length,
+            num_workers=0 if plan.inline else self.num_workers,
+            num_envs=self.num_envs,
+            mode=plan.mode,
+            parallelism="experience" if plan.gradient is None else "gradient",
+            rollout_length="episode" if length == WHOLE_EPISODES else length,
+            step_workers=options.step_workers,
+            worker_device=options.devices[0],
         )
-        return advise(costs_of(self.statistics(), setting, plan.job.policy, plan.job.options.devices[0]))
+        return facts_of(self.statistics(), setting, plan.max_policy_lag)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.

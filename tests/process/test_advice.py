@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 import torch
 
 from parenv import AsyncWorkerPool, ConfigurationError, Stop, WorkerOptions
-from parenv.advice.recommendations import Advice
-from parenv.process.cores import usable_cores
+from parenv.advice import Advice, Setting
 
 
 class Sleeping(gym.Env[Any, Any]):
@@ -50,34 +48,38 @@ def advice_after(env_fn: Any, seconds_a_step: float, rollouts: int, **options: A
         return pool.advice()
 
 
+def limits(advice: Advice) -> dict[str, str | None]:
+    """Settings at which the limits point, by name."""
+    return {fact.name: fact.setting for fact in advice.limits}
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_cheap_environment_with_a_heavy_learner_is_told_that_workers_cannot_help(mode: Any) -> None:
+def test_beside_a_heavy_learner_a_cheap_environment_has_nothing_to_gain(mode: Any) -> None:
     advice = advice_after("CartPole-v1", 2e-3, 4, num_envs=2, num_workers=1, rollout_length=32, mode=mode)
-    assert not advice.parallel_helps
-    assert advice.recommended.num_workers == 0
-    assert advice.costs.ratio < 0.1
-    assert re.search(
-        r"workers cannot help: (learning is (9\d|100)% of the cost|.* keeps the only core busy)", advice.why
-    )
+    assert advice.driver_shares["learning"] > 0.8
+    assert advice.largest_gain < 1.25
+    assert advice.worker_shares["waiting for the learner"] > 0.5
+    waiting = {fact.name: fact.setting for fact in advice.workers}["waiting for the learner"]
+    assert waiting == ("mode" if mode == "sync" else None)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_sleeping_environment_with_a_light_learner_wants_more_workers_than_cores(mode: Any) -> None:
+def test_beside_a_light_learner_a_sleeping_environment_points_at_the_number_of_workers(mode: Any) -> None:
     advice = advice_after(lambda: Sleeping(4e-3), 1e-6, 6, num_envs=4, num_workers=2, rollout_length=16, mode=mode)
-    assert advice.parallel_helps
-    assert advice.recommended.num_workers > 2 * usable_cores()
     assert advice.worker_shares["environment"] > 0.5
-    assert advice.costs.ratio > 10
-    assert advice.predicted_steps_per_second > 2 * advice.costs.env_steps_per_second
+    assert advice.driver_shares["waiting for workers"] > 0.5
+    assert advice.largest_gain > 2
+    assert {fact.name: fact.setting for fact in advice.driver}["waiting for workers"] == "num_workers"
+    assert limits(advice)["workers sleeping, as for a simulator"] == "num_workers"
+    assert advice.workers[0].value == pytest.approx(4e-3, rel=0.5), "seconds per env step"
 
 
 @pytest.mark.more
-def test_stragglers_are_for_async() -> None:
+def test_stragglers_point_at_the_mode() -> None:
     factories = [lambda: Sleeping(1e-3), lambda: Sleeping(1e-3), lambda: Sleeping(1e-3), lambda: Sleeping(1e-2)]
     advice = advice_after(factories, 1e-6, 6, num_workers=4, rollout_length=16, mode="sync")
-    assert advice.recommended.mode == "async"
-    assert "more or less than the mean" in advice["mode"].because
+    assert limits(advice)["deviation of the time for a rollout"] == "mode"
 
 
 def test_shares_of_workers_and_driver_are_shares() -> None:
@@ -90,12 +92,22 @@ def test_shares_of_workers_and_driver_are_shares() -> None:
 
 def test_a_run_in_this_process_gets_advice_too() -> None:
     advice = advice_after(lambda: Sleeping(2e-3), 1e-6, 3, num_envs=2, num_workers=0, rollout_length=16, mode="sync")
-    assert advice.costs.setting.num_workers == 0
-    assert advice.recommended.num_workers > 2
+    assert advice.setting == Setting(0, 2, "sync", "experience", 16)
+    assert advice.largest_gain > 2
+    assert str(advice).startswith("num_workers=0, num_envs=2, mode='sync', ")
 
 
 @pytest.mark.more
-def test_the_devices_of_a_run_are_those_of_its_module_and_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lag_at_its_bound_and_rollouts_that_the_loop_keeps_are_limits() -> None:
+    with AsyncWorkerPool("CartPole-v1", zeros, num_workers=2, rollout_length=4, max_policy_lag=0) as pool:
+        kept = [rollout for rollout, _ in zip(pool.rollouts(), range(12), strict=False)]
+        found = {fact.name: fact for fact in pool.advice().limits}
+        assert found["policy lag at its bound"].value == pool.statistics().policy_lag[0] == len(kept) + 1
+        assert found["copied, since the loop keeps others"].value == pool.statistics().copied_rollouts > 0
+
+
+@pytest.mark.more
+def test_the_setting_is_that_of_the_pool() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -104,16 +116,21 @@ def test_the_devices_of_a_run_are_those_of_its_module_and_its_workers(monkeypatc
         def forward(self, observations: Any) -> Any:
             return self.scores(observations).argmax(-1)
 
-    monkeypatch.setattr("parenv.advice.advising.accelerator", lambda policy: "cuda")
-    net = Net()
-    with AsyncWorkerPool("CartPole-v1", net, num_workers=1, workers=WorkerOptions(device="cpu:0")) as pool:
+    options = WorkerOptions(device="cpu:0", step_workers=2)
+    with AsyncWorkerPool("CartPole-v1", Net(), num_envs=4, mode="sync", rollout_length=8, workers=options) as pool:
         next(pool.rollouts())
-        net.to("meta")
+        setting = pool.advice().setting
+    assert setting == Setting(1, 4, "sync", "experience", 8, step_workers=2, worker_device="cpu:0")
+    whole: Any = {"num_envs": 2, "num_workers": 0, "mode": "sync", "parallelism": "gradient"}
+    whole |= {
+        "rollout_length": "episode",
+        "loss_fn": lambda policy, rollout: policy.scores(rollout.observations).mean(),
+    }
+    with AsyncWorkerPool("CartPole-v1", Net(), **whole) as pool:
+        next(pool.gradients())
         advice = pool.advice()
-    for name, device in (("learner_device", "meta"), ("worker_device", "cpu:0")):
-        assert (advice[name].value, advice[name].now) == (device, device)
-        assert f", on {device}, is " in advice[name].because
-        assert "cpu and cuda were not compared: parenv advise does" in advice[name].because
+    assert advice.setting == Setting(0, 2, "sync", "gradient", "episode")
+    assert advice.worker_shares["learning"] > 0
 
 
 def test_there_is_no_advice_before_the_first_rollout() -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 
 from parenv import ConfigurationError, TorchPolicy
+from parenv.advice import Setting
 from parenv.cli.advise import advise
 from parenv.cli.main import main
+from parenv.cli.setting_search import moves_for
 
 AGENTS = """
 import gymnasium as gym
@@ -87,25 +92,12 @@ def wrong_size():
 
 def wrong():
     return make()[0], "learn"
-"""
-SLEEPING_LEARNERS = """
-import time
-import numpy as np
-
-def zeros(observations):
-    return np.zeros(len(observations), np.int64)
-
-def by_update():
-    return zeros, lambda rollout: time.sleep(0.05)
-
-def by_env_step():
-    return zeros, lambda rollout: time.sleep(0.002 * rollout.num_steps)
 
 def insists():
     def learn(rollout):
         assert rollout.num_steps == 32, "32 env steps are wanted"
 
-    return zeros, learn
+    return make()[0], learn
 """
 SHORT = ["--seconds", "1", "--num-envs", "4", "--num-workers", "2"]
 
@@ -118,58 +110,45 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.more
 @pytest.mark.usefixtures("agents")
-def test_advice_with_all_recommendations_is_printed_verified_and_written(
+def test_facts_runs_and_the_fastest_setting_are_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "advice.json"
-    arguments = ["CartPole-v1", "--agent", "advised_agents:make", *SHORT, "--verify", "--json", str(file)]
+    arguments = ["CartPole-v1", "--agent", "advised_agents:make", *SHORT, "--json", str(file)]
     assert main(["advise", *arguments]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert "training with 4 sub-environments in 2 workers" in printed.out
-    assert re.search(r"\nverified: .*\n(take|the advice does not hold)", printed.out)
+    present = "num_workers=2, num_envs=4, mode='sync', parallelism='experience', rollout_length="
+    assert f"training with {present}" in printed.out
+    assert f"\n{present}" in printed.out
+    assert re.search(r"\n  learning +[\d.]+ [mµ]?s per rollout +\d+%", printed.out)
+    assert re.search(r"\n(take num_workers=.*\nit is [\d.]+ times|keep the present setting)", printed.out)
     found = json.loads(file.read_text())
-    advice = found["advice"]
-    assert f"R = {found['ratio']:.2g}, " in printed.out
-    assert advice["costs"]["learner_s"] > 0
-    assert set(advice["costs"]["acting_at"]["cpu"]) == {"1", "2", "4", "8", "16", "32", "64", "128", "256"}
-    assert set(advice["costs"]["learning_at"]["cpu"]) == {"32", "128", "512", "2048"}
-    assert advice["costs"]["can_share_learning"]
-    assert [one["name"] for one in advice["recommendations"]][:3] == ["mode", "parallelism", "num_workers"]
-    assert found["verified"]["measured"] > 0
-    assert found["verified"]["predicted"] == advice["predicted_steps_per_second"]
+    assert set(found["learning_s"]["cpu"]) == {"32", "128", "512", "2048"}
+    assert found["advice"]["setting"]["num_envs"] == 4
+    assert {run["failure"] for run in found["runs"]} == {None}
+    rates = [run["env_steps_per_second"] for run in found["runs"]]
+    assert min(rates) > 0
+    settings = [run["setting"] for run in found["runs"]]
+    assert settings[0] == found["advice"]["setting"]
+    assert found["recommended"] in settings
+    assert found["gain"] == found["recommended_steps_per_second"] / found["present_steps_per_second"]
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(("learner", "least", "most"), [("by_update", 0.6, 1.0), ("by_env_step", 0.0, 0.4)])
-def test_what_an_update_costs_whatever_its_size_is_told_from_what_its_samples_cost(
-    learner: str, least: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sleeping_learners.py").write_text(SLEEPING_LEARNERS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    agent, told = f"sleeping_learners:{learner}", list[str]()
-    options: Any = {"seconds": 2.0, "num_envs": 2, "num_workers": 1, "rollout_length": 16, "watch": told.append}
-    costs = advise("CartPole-v1", agent=agent, **options).advice.costs
-    assert costs.setting.rollout_length == 16
-    assert costs.update_s is not None
-    assert least <= costs.update_s / costs.update_seconds <= most
-    assert "training with rollouts of 4 env steps instead of 16" in told
-
-
-def test_a_learner_that_insists_on_its_size_is_taken_to_cost_as_much_for_smaller_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sleeping_learners.py").write_text(SLEEPING_LEARNERS)
-    monkeypatch.syspath_prepend(str(tmp_path))
+@pytest.mark.usefixtures("agents")
+def test_a_failed_run_is_reported_and_its_setting_is_not_recommended() -> None:
     told: list[str] = []
     options: Any = {"seconds": 0.5, "num_envs": 2, "num_workers": 1, "rollout_length": 16, "watch": told.append}
-    assert advise("CartPole-v1", agent="sleeping_learners:insists", **options).advice.costs.update_s is None
-    [words] = [line for line in told if "not measured" in line and "AssertionError" in line]
-    assert "32 env steps are wanted" in words
+    report = advise("CartPole-v1", agent="advised_agents:insists", **options)
+    failures = {run.setting.update_size == 32: run.failure for run in report.runs}
+    assert failures == {True: None, False: "AssertionError: 32 env steps are wanted"}
+    assert report.recommended.update_size == 32
+    assert "rollout_length=32: failed: AssertionError: 32 env steps are wanted" in str(report)
+    assert f"training with {report.runs[-1].setting}" in told
 
 
 @pytest.mark.soak
-def test_gradients_that_are_recommended_are_verified_too() -> None:
+def test_gradients_are_recommended_where_workers_learn_much_faster() -> None:
     torch.manual_seed(0)
 
     class Wide(torch.nn.Module):
@@ -197,29 +176,49 @@ def test_gradients_that_are_recommended_are_verified_too() -> None:
         return policy, learn, loss_fn
 
     shape: Any = {"num_envs": 2, "num_workers": 1, "rollout_length": 32}
-    report = advise("CartPole-v1", agent=make, seconds=2.0, verify=True, **shape)
-    assert report.advice.recommended.parallelism == "gradient"
-    assert report.verified is not None
-    assert report.verified.measured > 0
+    report = advise("CartPole-v1", agent=make, seconds=4.0, **shape)
+    assert report.recommended.parallelism == "gradient"
+    assert report.gain >= 1.1
 
 
-def test_without_an_agent_nothing_is_learned_and_the_advice_says_so(
+@pytest.mark.more
+def test_workers_are_recommended_for_environments_that_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        env: Any = gym.make("CartPole-v1")
+        step = env.unwrapped.step
+        env.unwrapped.step = lambda action: (time.sleep(20e-3), step(action))[1]
+        return env
+
+    def four_workers(now: Setting) -> Setting | None:
+        return replace(now, num_workers=4, num_envs=4) if now.num_workers == 1 else None
+
+    monkeypatch.setattr("parenv.cli.advise.moves_for", lambda shared, device: [(four_workers,)])
+    report = advise(make, seconds=2.0, num_envs=2, num_workers=1, rollout_length=8)
+    assert report.recommended.num_workers == 4
+    assert report.gain >= 1.5
+    assert report.recommended_steps_per_second > report.present_steps_per_second
+    assert {fact.name: fact.setting for fact in report.advice.limits}["workers sleeping, as for a simulator"]
+
+
+def test_without_an_agent_nothing_is_learned_and_the_facts_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "advice.json"
     assert main(["advise", "CartPole-v1", *SHORT, "--json", str(file)]) == 0
     printed = capsys.readouterr().out
-    assert "R = inf" in printed
-    assert "nothing was learned in this run" in printed
+    assert "waiting for workers" in printed
     assert "Infinity" not in file.read_text()
-    assert json.loads(file.read_text())["ratio"] is None
+    workers = {fact["name"]: fact for fact in json.loads(file.read_text())["advice"]["workers"]}
+    assert workers["learning"]["value"] == 0.0
 
 
 @pytest.mark.usefixtures("agents")
-def test_a_policy_alone_is_an_agent_that_learns_nothing() -> None:
+def test_a_policy_alone_is_an_agent_that_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr("parenv.cli.advise.moves_for", lambda shared, device: asked.append(shared) or [])
     report = advise("CartPole-v1", agent="advised_agents:only_a_policy", seconds=0.5, num_envs=2, num_workers=1)
-    assert report.advice["mini_batch"].value in (32, 128, 512, 2048)
-    assert not report.advice.costs.can_share_learning
+    assert report.learning_s["cpu"].keys() == {32, 128, 512, 2048}
+    assert asked == [False], "workers cannot learn without a loss"
 
 
 @pytest.mark.usefixtures("agents")
@@ -256,26 +255,33 @@ def test_what_cannot_work_is_said_before_a_process_starts(
 @pytest.mark.usefixtures("agents")
 @pytest.mark.parametrize("agent", ["takes_arrays", "returns_arrays", "acts_without_gradients"])
 def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
-    agent: str, capsys: pytest.CaptureFixture[str]
+    agent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("parenv.cli.advise.moves_for", lambda shared, device: [])
     arguments = ["--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "2", "--num-workers", "1"]
     assert main(["advise", "CartPole-v1", *arguments]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert "learning on cpu is not measured: " in printed.out
-    assert re.search(r"mini_batch +as it is +it was not measured", printed.out)
+    assert "forward and backward" not in printed.out
+    assert "\ntime of the workers\n" in printed.out
+    assert printed.out.endswith("\nkeep the present setting: no other is at least 1.1 times as fast\n")
+
+
+def give_a_device(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Have torch find a device beside the CPU, and measure no other change than its."""
+    monkeypatch.setattr("parenv.cli.advise.accelerator", lambda policy: device)
+    monkeypatch.setattr("parenv.cli.advise.moves_for", lambda shared, device: moves_for(shared, device)[-1:])
 
 
 @pytest.mark.more
 @pytest.mark.usefixtures("agents")
-def test_another_device_is_measured_like_the_cpu_and_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parenv.cli.curves.accelerator", lambda policy: "cpu:0")
-    advice = advise("CartPole-v1", agent="advised_agents:make", seconds=1.0, num_envs=4, num_workers=2).advice
-    for curves in (advice.costs.acting_at, advice.costs.learning_at):
-        assert curves["cpu"].keys() == curves["cpu:0"].keys()
-        assert min(curves["cpu:0"].values()) > 0
-    for name in ("learner_device", "worker_device"):
-        assert re.search(r"[\d.]+ [mµ]?s on cpu, [\d.]+ [mµ]?s on cpu:0", advice[name].because)
+def test_another_device_is_measured_like_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_a_device(monkeypatch, "cpu:0")
+    report = advise("CartPole-v1", agent="advised_agents:make", seconds=1.0, num_envs=4, num_workers=2)
+    assert report.learning_s["cpu"].keys() == report.learning_s["cpu:0"].keys()
+    assert min(report.learning_s["cpu:0"].values()) > 0
+    assert [(run.setting.worker_device, run.failure) for run in report.runs] == [("cpu", None), ("cpu:0", None)]
 
 
 @pytest.mark.more
@@ -283,14 +289,12 @@ def test_another_device_is_measured_like_the_cpu_and_compared_with_it(monkeypatc
 def test_a_device_on_which_the_agent_cannot_run_is_not_recommended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("parenv.cli.curves", "parenv.advice.advising"):
-        monkeypatch.setattr(f"{module}.accelerator", lambda policy: "meta")
+    give_a_device(monkeypatch, "meta")
     assert main(["advise", "CartPole-v1", "--agent", "advised_agents:make", *SHORT]) == 0
     printed = capsys.readouterr().out
-    for what in ("acting", "learning"):
-        assert f"{what} on meta is not measured: " in printed
-    for name in ("learner_device", "worker_device"):
-        assert re.search(rf"{name} +cpu .*; cpu and meta were not compared", printed)
+    assert "learning on meta is not measured: " in printed
+    assert re.search(r"device='meta'\): failed: ", printed)
+    assert printed.endswith("\nkeep the present setting: no other is at least 1.1 times as fast\n")
 
 
 @pytest.mark.parametrize(
@@ -315,6 +319,7 @@ def test_what_the_environment_or_the_agent_raises_later_is_one_line_and_the_fram
     env: str, agent: str, said: str, frame: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [env, "--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "1", "--num-workers", "1"]
+    arguments += ["--rollout-length", "128"]  # The first rollout has more steps than the environment takes.
     assert main(["advise", *arguments]) == 2
     words = rf"parenv advise: the environment or the agent does not run: {said}\n"
     words += rf'  File ".*advised_agents.py", line \d+, {frame}\n'

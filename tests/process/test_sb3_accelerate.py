@@ -703,7 +703,8 @@ def test_advice_says_where_the_time_went() -> None:
         model.learn(150)
         advice = run.advice()
     assert sum(advice.costs.shares.values()) == pytest.approx(1)
-    assert advice["mode"].now == "sync"
+    assert advice.costs.mode == "sync"
+    assert [fact.share for fact in advice.facts] == pytest.approx(list(advice.costs.shares.values()))
     assert "learning" in str(advice)
 
 

@@ -1,374 +1,318 @@
-"""Advice on cases whose answer is known, and the arithmetic behind it. No processes."""
+"""Facts from statistics that are given, the search over settings whose rates are given, and reports. No processes."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
 
-from parenv.advice.advising import advise
-from parenv.advice.costs import Costs, Setting, fixed_seconds, steps_per_second
-from parenv.advice.device_choice import step_workers
-from parenv.advice.recommendations import Advice, Recommendation
-from parenv.cli.advise import AdviceReport, Verified
+from parenv import ConfigurationError
+from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
+from parenv.advice import Advice, Fact, Setting, facts_of, in_lines
+from parenv.cli.advise import AdviceReport, ShortRun, advise
 from parenv.cli.machine import machine
+from parenv.cli.setting_search import fastest, moves_for
+from parenv.pool.statistics import PoolStatistics
 
-SETTING = Setting(mode="sync", parallelism="experience", num_workers=2, num_envs=32, rollout_length=128)
+SETTING = Setting(2, 32, "sync", "experience", 128)
 
 
-def costs(setting: Setting = SETTING, **changes: Any) -> Costs:
-    """A run that costs nothing but what is said."""
-    nothing = Costs(
-        setting,
-        cores=8,
-        env_steps_per_second=1000.0,
-        environment_s=0.0,
-        acting_s=0.0,
-        commit_s=0.0,
-        worker_learning_s=0.0,
-        waiting_s=0.0,
-        learner_s=0.0,
-        learner_processor_s=changes.get("learner_s", 0.0),
-        handling_s=0.0,
-        publishing_s=0.0,
-        waiting_for_workers_s=0.0,
-        unevenness=0.0,
-        sleeping=0.0,
-        can_share_learning=setting.parallelism == "gradient",
-    )
-    return replace(nothing, **changes)
+def advice(setting: Setting = SETTING, max_policy_lag: int | None = None, **statistics: Any) -> Advice:
+    """Facts about 10 rollouts of 4096 env steps each, in which everything took no time but what is given."""
+    nothing: dict[str, Any] = {field.name: 0 for field in fields(PoolStatistics)}
+    nothing |= {"policy_lag": {}, "driver_seconds": {}, "rollouts": 10, "env_steps": 40_960}
+    nothing |= {"rollout_seconds": math.nan, "rollout_seconds_spread": math.nan}
+    return facts_of(PoolStatistics(**nothing | statistics), setting, max_policy_lag)
 
 
-def test_a_cheap_environment_and_a_heavy_learner_need_no_workers() -> None:
-    advice = advise(costs(environment_s=5e-6, learner_s=100e-6))
-    assert not advice.parallel_helps
-    assert advice.recommended.num_workers == 0
-    assert advice.costs.ratio == pytest.approx(0.05)
-    assert advice.why == (
-        "parallel workers cannot help: learning is 95% of the cost (an env step costs 5 µs, learning from it 100 µs), "
-        "and even collecting for nothing would be 1.05 times as fast"
-    )
+def pointers(found: Advice) -> dict[str, str]:
+    """Settings at which facts point, by the facts' names."""
+    facts = (*found.workers, *found.driver, *found.limits)
+    return {fact.name: fact.setting for fact in facts if fact.setting is not None}
 
 
-def test_a_cheap_environment_and_a_heavy_loss_that_workers_can_compute_need_gradients() -> None:
-    setting = replace(SETTING, parallelism="gradient", num_workers=1)
-    advice = advise(costs(setting, environment_s=5e-6, worker_learning_s=100e-6))
-    assert advice.parallel_helps
-    assert (advice.recommended.parallelism, advice.recommended.num_workers) == ("gradient", 8)
-    assert advice["parallelism"].because.endswith("A2C, A3C, PG")
-    assert advice.predicted_steps_per_second == pytest.approx(8 * 1000.0, rel=0.01)
-
-
-def test_workers_do_not_pay_where_handing_over_costs_more_than_stepping() -> None:
-    inline = Setting(mode="sync", parallelism="experience", num_workers=0, num_envs=2, rollout_length=8)
-    alone = costs(inline, environment_s=20e-6)
-    with_workers = replace(inline, num_workers=2)
-    assert alone.at(inline).handling_s == 0.0
-    assert alone.at(with_workers).handling_s == pytest.approx(300e-6 / 8)
-    assert not advise(alone).parallel_helps or advise(alone).recommended.rollout_length > 8
-    assert steps_per_second(alone, with_workers) < steps_per_second(alone, inline)
-    longer = replace(with_workers, rollout_length=1024)
-    assert steps_per_second(alone, longer) > 1.5 * steps_per_second(alone, inline)
-
-
-def test_experience_is_enough_where_the_learner_has_little_to_do() -> None:
-    setting = replace(SETTING, parallelism="gradient", num_workers=1)
-    advice = advise(costs(setting, environment_s=1e-3, worker_learning_s=5e-6))
-    assert advice.recommended.parallelism == "experience"
-
-
-def test_a_slow_environment_and_a_light_learner_need_a_worker_for_each_core() -> None:
-    advice = advise(costs(environment_s=1e-3, learner_s=1e-6))
-    assert advice.parallel_helps
-    assert (advice.recommended.mode, advice.recommended.num_workers) == ("sync", 8)
-    assert advice.predicted_steps_per_second == pytest.approx(4 * 1000.0, rel=0.02)
-
-
-def test_an_environment_that_sleeps_needs_more_workers_than_cores() -> None:
-    advice = advise(costs(environment_s=1e-3, learner_s=1e-6, sleeping=0.95))
-    assert advice.recommended.num_workers == advice.recommended.num_envs >= 96
-    assert "a worker sleeps 95% of its time" in advice["num_workers"].because
-
-
-def test_uneven_workers_are_for_async() -> None:
-    even, uneven = (costs(environment_s=1e-3, learner_s=1e-6, unevenness=spread) for spread in (0.0, 0.5))
-    assert advise(even).recommended.mode == "sync"
-    advice = advise(uneven)
-    assert advice.recommended.mode == "async"
-    assert advice["mode"].because.endswith("rollouts take 50% more or less than the mean")
-
-
-def test_a_learner_as_expensive_as_collecting_works_at_the_same_time() -> None:
-    run = costs(environment_s=80e-6, learner_s=20e-6, update_s=0.0, cores=16)
-    advice = advise(run)
-    assert advice.recommended.mode == "async"
-    assert steps_per_second(run, advice.recommended) == pytest.approx(1 / 20e-6, rel=0.05)
-
-
-SLEEPY = replace(SETTING, num_envs=16, rollout_length=16)
-"""Updates from 256 env steps."""
-
-
-def sleepy(**changes: Any) -> Costs:
-    """5 ms an env step, asleep, and 20 ms an update."""
-    return costs(SLEEPY, environment_s=5e-3, sleeping=0.99, cores=2, learner_s=20e-3 / 256, **changes)
-
-
-def test_an_update_of_fixed_cost_is_as_dear_from_a_small_rollout() -> None:
-    run = sleepy(update_s=20e-3)
-    small = replace(SLEEPY, mode="async", num_workers=48, num_envs=48)
-    assert steps_per_second(run, small) == pytest.approx(16 / 20e-3)
-    assert steps_per_second(run, replace(small, rollout_length=256)) == pytest.approx(48 / 5e-3)
-    advice = advise(run)
-    assert advice.recommended.mode == "sync"
-    assert advice.recommended.num_workers > 30
-
-
-def test_an_update_that_costs_by_the_sample_is_as_cheap_from_a_small_rollout() -> None:
-    small = replace(SLEEPY, mode="async", num_workers=48, num_envs=48)
-    assert steps_per_second(sleepy(update_s=0.0), small) == pytest.approx(48 / 5e-3)
-    half = sleepy(update_s=10e-3)
-    assert steps_per_second(half, small) == pytest.approx(1 / (10e-3 / 16 + 10e-3 / 256))
-
-
-def test_where_one_size_was_measured_a_smaller_update_is_not_taken_to_be_cheaper() -> None:
-    run, small = sleepy(), replace(SLEEPY, mode="async", num_workers=48, num_envs=48)
-    assert steps_per_second(run, small) == pytest.approx(16 / 20e-3)
-    larger = replace(SLEEPY, num_envs=64, num_workers=64)
-    assert run.at(larger).learner_s == pytest.approx(20e-3 / 256)
-    assert "as much as the one that was measured" in advise(run)["mode"].because
-
-
-def test_acting_on_more_than_was_measured_costs_as_much_per_observation() -> None:
-    run = costs(acting_at={"cpu": {1: 1e-3, 64: 2e-3}})
-    assert [run.acting_once_s(batch, "cpu") for batch in (1, 64, 256)] == pytest.approx([1e-3, 2e-3, 8e-3])
-
-
-def test_a_worker_that_acts_on_fewer_observations_sleeps_a_smaller_share_of_its_time() -> None:
-    curve = {1: 100e-6, 8: 100e-6}
-    run = costs(SLEEPY, environment_s=1e-3, sleeping=0.9, acting_s=100e-6 / 8, acting_at={"cpu": curve}, cores=2)
-    there = replace(SLEEPY, num_workers=48, num_envs=48)
-    processor_s = (1 - run.sleeping) * run.collecting_s + 100e-6 * 7 / 8
-    assert (1 - run.at(there).sleeping) * run.at(there).collecting_s == pytest.approx(processor_s)
-    assert steps_per_second(run, there) <= 2 / processor_s
-
-
-def verified(advice: Advice, before: float, measured: float) -> list[str]:
-    found = Verified.of(advice, before, measured)
-    return str(AdviceReport("Some-v0", machine(), advice, found)).splitlines()[-2:]
-
-
-def test_after_the_test_of_an_advice_it_is_said_which_setting_to_take() -> None:
-    advice = advise(costs(environment_s=1e-3, learner_s=1e-6))
-    assert verified(advice, before=1000.0, measured=2000.0) == [
-        "verified: 1,000 env steps/s before; 3,980 predicted, 2,000 measured (0.50 times)",
-        "take the recommended setting: 2.00 times as fast as before",
-    ]
-    assert verified(advice, before=1000.0, measured=110.0)[1] == (
-        "the advice does not hold: the recommended setting is 0.11 times as fast as before; keep num_workers=2, "
-        "num_envs=32, mode='sync', parallelism='experience', rollout_length=128"
-    )
-    best = replace(SETTING, num_workers=8, num_envs=128)
-    assert verified(advise(costs(best, environment_s=1e-3, learner_s=1e-6)), before=1.0, measured=1.1)[1] == (
-        "take what there is: the recommended setting is the one that was measured"
-    )
-
-
-def test_two_sizes_tell_what_an_update_costs_at_any_size() -> None:
-    assert fixed_seconds({256: 30e-3, 64: 15e-3}) == pytest.approx(10e-3)
-    assert fixed_seconds({256: 30e-3, 64: 7.5e-3}) == pytest.approx(0.0)
-    assert fixed_seconds({256: 20e-3, 64: 20.1e-3}) == pytest.approx(20e-3, rel=0.01)
-    assert fixed_seconds({256: 30e-3, 64: 5e-3}) == 0.0
-
-
-def test_another_batch_is_said_with_the_rollout_length_that_would_keep_it() -> None:
-    advice = advise(sleepy(update_s=0.0))
-    batch, setting = advice["batch"], advice.recommended
-    assert (batch.value, batch.now) == (setting.env_steps_of_a_rollout, 256)
-    assert batch.value != batch.now
-    assert "an update learns from " in str(advice).splitlines()[-1]
-    uneven = costs(environment_s=1e-3, learner_s=1e-6, unevenness=0.5, update_s=0.0)
-    advice = advise(uneven)
-    assert (advice["mode"].value, advice["batch"].value, advice["batch"].now) == ("async", 512, 4096)
-    assert advice["batch"].because == "env steps in an update: what is learned changes; rollout_length=1024 keeps them"
-    assert str(advice).endswith(
-        ": an update learns from 512 env steps then, instead of 4,096, so try whether it learns as well"
-    )
-
-
-def test_a_batch_of_whole_episodes_is_counted_in_episodes() -> None:
-    whole = replace(SETTING, rollout_length="episode")
-    advice = advise(costs(whole, environment_s=1e-3, learner_s=1e-6, sleeping=0.95))
-    assert (advice["batch"].now, advice["batch"].value) == (32, advice.recommended.num_envs)
-    assert f" learns from {advice['batch'].value} episodes then, instead of 32, " in str(advice).splitlines()[-1]
-
-
-def test_the_same_batch_needs_no_words() -> None:
-    advice = advise(costs(environment_s=1e-3, learner_s=1e-6))
-    assert (advice["batch"].value, advice["batch"].now) == (4096, 4096)
-    assert advice["batch"].because == "env steps in an update, as it was"
-    assert str(advice).endswith(" env steps/s")
-
-
-def test_what_larger_batches_gain_is_not_called_the_workers_gain() -> None:
-    curve = {batch: 100e-6 + 0.1e-6 * batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
-    setting = replace(SETTING, num_envs=4, num_workers=2)
-    run = costs(setting, environment_s=5e-6, acting_s=curve[2] / 2, acting_at={"cpu": curve}, cores=2)
-    advice = advise(run)
-    found = re.match(r"parallel workers help: ([\d.]+) times one process with the same batches", advice.why)
-    assert found is not None
-    assert 1.1 < float(found[1]) <= 2.0, "two cores"
-    assert re.search(r"; these batches are ([\d.]+) times as fast as those of now, also in one process", advice.why)
-
-
-def test_larger_batches_are_for_one_process_too_where_workers_do_not_help() -> None:
-    curve = {batch: 100e-6 + 0.1e-6 * batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
-    setting = replace(SETTING, num_envs=4, num_workers=2)
-    run = costs(setting, environment_s=5e-6, acting_s=curve[2] / 2, acting_at={"cpu": curve}, cores=1)
-    advice = advise(run)
-    assert not advice.parallel_helps
-    assert (advice.recommended.num_workers, advice.recommended.num_envs >= 64) == (0, True)
-
-
-def test_one_core_has_no_room_for_workers() -> None:
-    advice = advise(costs(environment_s=1e-3, learner_s=1e-6, cores=1))
-    assert not advice.parallel_helps
-    assert advice.why == "parallel workers cannot help: a worker keeps the only core busy 100% of its time"
-
-
-def test_a_small_network_wants_larger_batches_and_a_big_one_does_not_care() -> None:
-    small = {batch: 100e-6 + 0.1e-6 * batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
-    big = {batch: 1e-3 * batch for batch in small}
-    setting = replace(SETTING, num_envs=8, num_workers=2)
-    at = {
-        name: advise(costs(setting, environment_s=5e-6, acting_s=curve[4] / 4, acting_at={"cpu": curve})).recommended
-        for name, curve in {"small": small, "big": big}.items()
-    }
-    assert at["small"].batch >= 64
-    assert (at["big"].num_workers, at["big"].num_envs) == (8, 8)
-
-
-def test_expensive_publishing_wants_longer_rollouts() -> None:
-    assert advise(costs(environment_s=10e-6, publishing_s=5e-6)).recommended.rollout_length == 2048
-    assert advise(costs(environment_s=10e-6, publishing_s=0.1e-6)).recommended.rollout_length == 128
-    whole = replace(SETTING, rollout_length="episode")
-    assert advise(costs(whole, environment_s=10e-6, publishing_s=5e-6)).recommended.rollout_length == "episode"
-
-
-def test_the_mini_batch_is_the_smallest_that_is_nearly_the_cheapest() -> None:
-    curves = {"cpu": {32: 10e-6, 128: 4e-6, 512: 3.9e-6}, "cuda": {32: 9e-6, 128: 3e-6, 512: 1e-6}}
-    on_cpu = advise(costs(environment_s=1e-3, learner_s=1e-6, learning_at={"cpu": curves["cpu"]}))
-    assert on_cpu["mini_batch"].value == 128
-    both = advise(costs(environment_s=1e-3, learner_s=1e-6, learning_at=curves))
-    assert (both["mini_batch"].value, both["learner_device"].value) == (512, "cuda")
-
-
-def acting_on(accelerator: str, cpu_s: float, other_s: float, environment_s: float) -> Advice:
-    """Advice where acting once takes so long at any batch."""
-    curves = {device: dict.fromkeys((1, 64), seconds) for device, seconds in (("cpu", cpu_s), (accelerator, other_s))}
-    setting = replace(SETTING, num_envs=8, num_workers=2)
-    return advise(
-        costs(setting, environment_s=environment_s, acting_s=cpu_s / 4, acting_at=curves, accelerator=accelerator)
-    )
-
-
-def test_workers_act_on_the_gpu_where_a_big_network_makes_their_env_steps_cheaper() -> None:
-    big = acting_on("cuda", cpu_s=50e-3, other_s=1e-3, environment_s=5e-6)["worker_device"]
-    assert (big.value, big.now) == ("cuda", "cpu")
-    assert big.because.endswith("; on 64 observations it takes 50 ms on cpu, 1 ms on cuda, which 8 workers share")
-    tiny = acting_on("cuda", cpu_s=60e-6, other_s=50e-6, environment_s=5e-6)["worker_device"]
-    assert tiny.value == "cpu"
-
-
-def test_acting_that_is_a_small_part_of_an_env_step_stays_on_the_cpu() -> None:
-    assert acting_on("mps", cpu_s=1e-3, other_s=1e-6, environment_s=1e-4)["worker_device"].value == "mps"
-    assert acting_on("mps", cpu_s=1e-3, other_s=1e-6, environment_s=1e-2)["worker_device"].value == "cpu"
-
-
-def test_one_worker_acts_for_all_where_all_would_take_turns_on_the_gpu() -> None:
-    setting = replace(SETTING, num_envs=64, num_workers=8)
-    flat = {device: dict.fromkeys((1, 64), 1e-3) for device in ("cpu", "cuda")}
-    run = costs(setting, environment_s=5e-6, acting_s=1e-4, acting_at=flat, accelerator="cuda")
-    central = step_workers(run, setting, "cuda")
-    assert central.value == 8
-    assert central.because == (
-        "a forward takes 1 ms for a worker's own 8 rows on cuda, 8 of them in turn; for all at once two of 1 ms; to "
-        "step a worker's rows takes 40 µs"
-    )
-    # While the others have their turns, a worker steps: who waits for nobody gains nothing.
-    assert step_workers(replace(run, environment_s=1e-3), setting, "cuda").value == "none"
-    assert step_workers(run, setting, "cpu").value == "none"
-    rising = {"cuda": {1: 1e-3, 64: 64e-3}}
-    assert step_workers(replace(run, acting_at=rising), setting, "cuda").value == "none"
-    assert advise(run)["step_workers"].name == "step_workers"
-    assert "step_workers" not in str(advise(costs(environment_s=1e-3, learner_s=1e-6)))
-
-
-def test_the_learner_moves_to_the_gpu_where_a_mini_batch_takes_less_there() -> None:
-    def advised(**curves: Any) -> Recommendation:
-        run = costs(environment_s=1e-5, learner_s=1e-5, learning_at=curves, accelerator="cuda")
-        return advise(run)["learner_device"]
-
-    tiny = {"cpu": {32: 3e-6, 128: 1e-6, 512: 1e-6}, "cuda": {32: 30e-6, 128: 7e-6, 512: 2e-6}}
-    assert advised(**tiny).value == "cpu"
-    assert advised(**tiny).because == (
-        "forward and backward of 128 samples take 128 µs on cpu, 896 µs on cuda; learning is 50% of the cost"
-    )
-    big = {"cpu": {32: 3e-3, 128: 3e-3}, "cuda": {32: 30e-6, 128: 7e-6}}
-    assert (advised(**big).value, advised(**big).now) == ("cuda", "cpu")
-    nearly = {"cpu": {32: 1.05e-3}, "cuda": {32: 1e-3}}
-    assert advised(**nearly).value == "cpu"
-
-
-def test_without_a_gpu_devices_stay_as_they_are_since_none_was_found() -> None:
-    advice = advise(costs(environment_s=1e-5, learner_s=1e-5))
-    for name in ("learner_device", "worker_device"):
-        assert (advice[name].value, advice[name].now) == ("cpu", "cpu")
-        assert advice[name].because.endswith("; no GPU was found for a torch module of the policy")
-
-
-def test_a_gpu_that_was_not_measured_is_named_with_the_command_that_does() -> None:
-    run = costs(environment_s=1e-5, acting_s=1e-5, learner_s=3e-5, accelerator="cuda", learner_device="cuda")
-    hint = "cpu and cuda were not compared: parenv advise does, for a policy with a module"
-    assert advise(run)["learner_device"] == Recommendation(
-        "learner_device", "cuda", "cuda", f"learning, on cuda, is 60% of the cost; {hint}"
-    )
-    assert advise(run)["worker_device"] == Recommendation(
-        "worker_device", "cpu", "cpu", f"acting, on cpu, is 50% of a worker's time; {hint}"
-    )
-
-
-def test_shares_add_up_and_the_text_names_every_recommendation() -> None:
-    advice = advise(costs(environment_s=2e-6, acting_s=1e-6, commit_s=1e-6, waiting_s=4e-6, learner_s=3e-6))
-    assert advice.worker_shares == {
+def test_parts_of_the_workers_time_are_seconds_per_env_step_and_shares() -> None:
+    found = advice(environment_seconds=2.0, acting_seconds=1.0, committing_seconds=1.0, waiting_seconds=4.0)
+    assert found.worker_shares == {
         "environment": 0.25, "acting": 0.125, "learning": 0.0, "commit": 0.125, "waiting for the learner": 0.5,
     }  # fmt: skip
-    assert math.fsum(advice.driver_shares.values()) == pytest.approx(1.0)
-    names = [
-        "mode",
-        "parallelism",
-        "num_workers",
-        "num_envs",
-        "rollout_length",
-        "batch",
-        "mini_batch",
-        "learner_device",
-        "worker_device",
+    assert found.workers[0] == Fact("environment", 2.0 / 40_960, "s per env step", 0.25)
+
+
+def test_parts_of_the_main_processs_time_are_seconds_per_rollout_and_shares() -> None:
+    seconds = {"learning": 3.0, "publishing": 0.5, "waiting": 6.0, "calling": 0.5}
+    found = advice(driver_seconds=seconds)
+    assert found.driver_shares == {
+        "learning": 0.3, "transfer of weights": 0.05, "waiting for workers": 0.6, "calling workers": 0.05,
+    }  # fmt: skip
+    assert [fact.value for fact in found.driver] == pytest.approx([0.3, 0.05, 0.6, 0.05])
+    assert {fact.unit for fact in found.driver} == {"s per rollout"}
+    assert found.largest_gain == pytest.approx(2.5)
+    assert "the loop would be at most 2.5 times as fast" in str(found)
+
+
+def test_a_loop_that_only_learns_gains_nothing_and_one_that_only_waits_has_no_bound() -> None:
+    assert advice(driver_seconds={"learning": 1.0}).largest_gain == 1.0
+    assert advice(driver_seconds={"waiting": 1.0}).largest_gain == math.inf
+    assert advice().largest_gain == 1.0
+
+
+@pytest.mark.parametrize(
+    ("statistics", "expected"),
+    [
+        ({"acting_seconds": 6.0, "environment_seconds": 4.0}, {"acting": "num_envs"}),
+        ({"acting_seconds": 4.0, "environment_seconds": 6.0}, {}),
+        ({"environment_seconds": 8.0, "committing_seconds": 2.0}, {"commit": "rollout_length"}),
+        ({"environment_seconds": 8.0, "waiting_seconds": 2.0}, {"waiting for the learner": "mode"}),
+        ({"driver_seconds": {"learning": 1.0, "waiting": 9.0}}, {"waiting for workers": "num_workers"}),
+        ({"driver_seconds": {"learning": 9.0, "waiting": 1.0}}, {}),
+        ({"driver_seconds": {"learning": 9.0, "publishing": 1.0}}, {"transfer of weights": "rollout_length"}),
+        (
+            {"environment_seconds": 10.0, "contended_seconds": 2.0},
+            {"workers waiting for a core": "num_workers"},
+        ),
+        ({"environment_seconds": 10.0, "contended_seconds": 0.5, "sleeping_seconds": 0.5}, {}),
+        (
+            {"environment_seconds": 10.0, "sleeping_seconds": 9.0},
+            {"workers sleeping, as for a simulator": "num_workers"},
+        ),
+        (
+            {"rollout_seconds": 1.0, "rollout_seconds_spread": 0.5},
+            {"deviation of the time for a rollout": "mode"},
+        ),
+        ({"rollout_seconds": 1.0, "rollout_seconds_spread": 0.05}, {}),
+        ({"dropped_rollouts": 3}, {"dropped, too old": "max_policy_lag"}),
+        ({"copied_rollouts": 3}, {}),
+    ],
+)
+def test_a_fact_points_at_a_setting_where_it_is_large(statistics: Any, expected: dict[str, str]) -> None:
+    assert pointers(advice(**statistics)) == expected
+
+
+def test_an_async_pool_is_not_pointed_at_its_mode_and_reports_a_lag_at_its_bound() -> None:
+    slow: Any = {"waiting_seconds": 9.0, "environment_seconds": 1.0, "rollout_seconds": 1.0}
+    slow |= {"rollout_seconds_spread": 0.5, "policy_lag": {0: 4, 2: 5, 3: 1}}
+    assert pointers(advice(replace(SETTING, mode="async"), **slow)) == {}
+    bounded = advice(replace(SETTING, mode="async"), max_policy_lag=2, **slow)
+    assert bounded.limits == (Fact("policy lag at its bound", 5, "rollouts", setting="max_policy_lag"),)
+    alone = replace(SETTING, num_workers=0, num_envs=2)
+    assert "deviation" not in str(advice(alone, rollout_seconds=1.0, rollout_seconds_spread=0.5))
+
+
+def test_limits_are_given_with_their_counts_and_shares() -> None:
+    found = advice(environment_seconds=10.0, sleeping_seconds=9.0, copied_rollouts=3)
+    sleeping, copied = found.limits
+    assert (sleeping.value, sleeping.share) == (pytest.approx(9.0 / 40_960), 0.9)
+    assert copied.words == "3 rollouts"
+    assert advice(environment_seconds=1.0).limits == ()
+
+
+def test_there_are_no_facts_before_the_first_rollout() -> None:
+    with pytest.raises(ConfigurationError, match=r"^there is no advice before the first rollout: run the loop"):
+        advice(rollouts=0)
+
+
+def test_the_text_has_the_setting_and_a_line_for_each_fact_that_is_not_zero() -> None:
+    found = advice(
+        environment_seconds=0.4096, waiting_seconds=1.2288, env_steps_per_second=20_000.0,
+        driver_seconds={"learning": 1.0, "waiting": 1.0},
+    )  # fmt: skip
+    assert str(found).splitlines() == [
+        "num_workers=2, num_envs=32, mode='sync', parallelism='experience', rollout_length=128: 20,000 env steps/s",
+        "time of the workers",
+        "  environment              10 µs per env step  25%",
+        "  waiting for the learner  30 µs per env step  75%  see mode",
+        "time of the main process",
+        "  learning             100 ms per rollout  50%",
+        "  waiting for workers  100 ms per rollout  50%  see num_workers",
+        "without any waiting for workers, the loop would be at most 2 times as fast",
     ]
-    assert [one.name for one in advice.recommendations] == names
-    assert all(f"\n  {name} " in str(advice) for name in names)
+    assert in_lines("nothing", [Fact("restarts", 0, "workers")]) == []
 
 
-def test_of_equal_settings_none_is_predicted_to_be_faster() -> None:
-    setting = replace(SETTING, num_workers=8, num_envs=128)
-    advice = advise(costs(setting, environment_s=1e-3, learner_s=1e-6))
-    assert advice.recommended == setting
-    assert advice.predicted_steps_per_second == pytest.approx(1000.0)
+def test_a_setting_can_be_pasted_and_compared() -> None:
+    options = replace(SETTING, num_workers=1, step_workers=4, worker_device="cuda")
+    assert options.changes(SETTING) == "num_workers=1, workers=WorkerOptions(step_workers=4, device='cuda')"
+    assert SETTING.changes(SETTING) == ""
+    assert (SETTING.update_size, replace(SETTING, mode="async").update_size) == (4096, 2048)
+    assert replace(SETTING, rollout_length="episode").update_size == 32
+    assert replace(SETTING, num_workers=0, mode="async").update_size == 4096
 
 
-def test_a_recommendation_that_there_is_not_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="batch_size"):
-        advise(costs(environment_s=1e-3, learner_s=1e-6))["batch_size"]
+def search(rate: Callable[[Setting], float], present: Setting = SETTING, **options: Any) -> tuple[Setting, Any]:
+    """The recommended setting and all that were measured, in order."""
+    measured: list[Setting] = []
+
+    def rate_of(setting: Setting) -> float:
+        measured.append(setting)
+        return rate(setting)
+
+    moves = moves_for(options.get("can_share_learning", False), options.get("accelerator"))
+    return fastest(present, moves, rate_of), measured
+
+
+def test_a_setting_that_no_change_improves_is_kept_and_each_change_is_measured_once() -> None:
+    best, measured = search(lambda setting: 1000.0)
+    assert best == SETTING
+    assert [setting.changes(SETTING) for setting in measured] == [
+        "",
+        "num_workers=4",
+        "num_workers=0",
+        "num_workers=1",
+        "num_envs=64",
+        "num_envs=16",
+        "mode='async'",
+        "rollout_length=256",
+        "rollout_length=64",
+        "num_workers=1, workers=WorkerOptions(step_workers=2)",
+    ]
+
+
+def test_a_difference_below_a_tenth_is_not_worth_a_change() -> None:
+    assert search(lambda setting: 1.05 if setting.mode == "async" else 1.0)[0] == SETTING
+    assert search(lambda setting: 1.15 if setting.mode == "async" else 1.0)[0] == replace(SETTING, mode="async")
+
+
+def test_environments_that_sleep_get_workers_until_more_bring_nothing() -> None:
+    present = replace(SETTING, num_envs=4)
+    best, measured = search(lambda setting: min(setting.num_workers, 32), present)
+    assert (best.num_workers, best.num_envs) == (32, 32), "there is a sub-environment for each worker"
+    assert max(setting.num_workers for setting in measured) == 64
+    assert search(lambda setting: setting.num_workers, present)[0].num_workers == 128, "the search has an end"
+
+
+def test_where_workers_cost_more_than_they_bring_there_are_none() -> None:
+    best, measured = search(lambda setting: 100.0 if setting.num_workers == 0 else 10.0, can_share_learning=True)
+    assert best == replace(SETTING, num_workers=0)
+    without = measured[measured.index(best) + 1 :]
+    assert all((one.mode, one.parallelism, one.step_workers) == ("sync", "experience", None) for one in without)
+    assert search(lambda setting: 1 / max(1, setting.num_workers))[0].num_workers in (0, 1)
+
+
+def test_each_argument_is_found_by_the_rate_that_it_brings() -> None:
+    def rate(setting: Setting) -> float:
+        gradient = 3.0 if setting.parallelism == "gradient" else 1.0
+        device = 2.0 if setting.worker_device == "cuda" else 1.0
+        return gradient * device / abs(setting.rollout_length - 33) / abs(setting.num_envs - 65)  # type: ignore[operator]
+
+    best, _ = search(rate, can_share_learning=True, accelerator="cuda")
+    assert best == Setting(2, 64, "sync", "gradient", 32, worker_device="cuda")
+    assert search(rate)[0] == Setting(2, 64, "sync", "experience", 32)
+    stepped, _ = search(lambda setting: 2.0 if setting.step_workers else 1.0)
+    assert (stepped.num_workers, stepped.step_workers) == (1, 2)
+
+
+def test_processes_that_step_need_two_sub_environments_each() -> None:
+    _, measured = search(lambda setting: 1.0, replace(SETTING, num_envs=2))
+    assert not any(setting.step_workers for setting in measured)
+
+
+def advised(monkeypatch: pytest.MonkeyPatch, rates: Callable[[Setting, int], float]) -> AdviceReport:
+    """Advice from runs whose rates are given, by their setting and their number."""
+    numbers = itertools.count()
+
+    def trained(environment: Any, agent: Any, setting: Setting, seconds: float) -> tuple[float, Advice]:
+        return rates(setting, next(numbers)), advice(setting)
+
+    monkeypatch.setattr("parenv.cli.advise._trained", trained)
+    return advise("CartPole-v1", seconds=0.1, num_workers=2, num_envs=32, rollout_length=128)
+
+
+def test_the_fastest_setting_runs_in_turn_with_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Setting] = []
+
+    def rates(setting: Setting, number: int) -> float:
+        measured.append(setting)
+        return (3000.0 if setting.mode == "async" else 1000.0) + number
+
+    found = advised(monkeypatch, rates)
+    best = replace(SETTING, mode="async")
+    assert (found.recommended, found.advice.setting) == (best, SETTING)
+    assert measured[-6:] == [SETTING, best] * 3
+    assert found.recommended_steps_per_second - found.present_steps_per_second == 2001.0, "medians of neighbours"
+    assert [run.setting for run in found.runs] == measured[:-6]
+
+
+def test_a_gain_that_does_not_repeat_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = advised(monkeypatch, lambda setting, number: 5000.0 if number == 1 else 1000.0)
+    assert found.runs[1].env_steps_per_second == 5000.0
+    assert (found.recommended, found.gain) == (SETTING, 1.0)
+
+
+def test_a_setting_that_fails_is_not_recommended_and_the_present_one_must_not_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rates(setting: Setting, number: int) -> float:
+        if setting.mode == wrong:
+            raise ConfigurationError("the learner does not run") from ValueError("lost")
+        return 1000.0
+
+    wrong = "async"
+    found = advised(monkeypatch, rates)
+    assert {run.failure for run in found.runs if run.setting.mode == "async"} == {"ValueError: lost"}
+    assert found.recommended == SETTING
+    wrong = "sync"
+    with pytest.raises(ConfigurationError, match=r"^the learner does not run$"):
+        advised(monkeypatch, rates)
+
+
+def report(recommended: Setting, before: float, after: float, **facts: Any) -> AdviceReport:
+    runs = ShortRun(SETTING, 1000.0), ShortRun(recommended, 0.0, "ValueError: lost")
+    return AdviceReport(
+        "Some-v0", machine() | facts, advice(), {"cpu": {32: 1e-6, 128: 5e-7}}, runs, recommended, before, after
+    )
+
+
+def test_a_report_ends_with_the_setting_to_take_and_its_measured_gain() -> None:
+    text = str(report(replace(SETTING, num_workers=8), 1000.0, 2000.0))
+    assert text.endswith(
+        "\ntake num_workers=8, num_envs=32, mode='sync', parallelism='experience', rollout_length=128\n"
+        "it is 2.00 times as fast as the present setting: 2,000 instead of 1,000 env steps/s, medians of 3 runs in turn"
+    )
+    assert "\n  cpu: 1 µs in a mini-batch of 32, 0.5 µs in a mini-batch of 128\n" in text
+    assert (
+        "\n  present setting: 1,000 env steps/s, 1.00 times as fast\n  num_workers=8: failed: ValueError: lost\n"
+        in text
+    )
+
+
+def test_another_size_of_updates_is_reported_with_the_recommendation() -> None:
+    text = str(report(replace(SETTING, mode="async"), 1000.0, 2000.0))
+    assert text.endswith("an update then learns from 2,048 env steps instead of 4,096: check that it learns as well")
+
+
+def test_a_report_that_keeps_the_setting_says_so_and_json_has_everything() -> None:
+    kept = report(SETTING, 1000.0, 1000.0)
+    assert str(kept).endswith("\nkeep the present setting: no other is at least 1.1 times as fast")
+    found = json.loads(kept.to_json())
+    assert found["gain"] == 1.0
+    assert found["recommended"] == asdict(SETTING)
+    assert found["learning_s"]["cpu"]["32"] == 1e-6
+    assert found["runs"][1]["failure"] == "ValueError: lost"
+
+
+def test_a_report_warns_of_a_busy_machine() -> None:
+    idle, busy = (str(report(SETTING, 1.0, 1.0, cores=2, load_average=load)) for load in (0.5, 1.5))
+    assert "Warning" not in idle
+    assert "Warning: the load average before was 1.5 on 2 cores." in busy
+
+
+def test_an_accelerated_run_reports_where_the_models_time_goes_and_what_waiting_costs() -> None:
+    costs = RunCosts(16, 2, "sync", False, 1000, 3.0, 4.0, 4.0)
+    waiting, storing, learning = RunAdvice(costs).facts
+    assert (waiting.share, storing.share, learning.share) == (0.375, 0.125, 0.5)
+    assert (waiting.setting, waiting.value) == (None, 3e-3)
+    assert RunAdvice(costs).largest_gain == pytest.approx(1.6)
+    assert RunAdvice(replace(costs, off_policy=True)).facts[0].setting == "mode"
+    slow = replace(costs, waiting_s=30.0, collecting_s=31.0)
+    assert RunAdvice(slow).facts[0].setting == "num_workers"
+    assert RunAdvice(replace(slow, num_workers=16)).facts[0].setting is None, "there is a worker for each environment"
+    assert re.search(r"waiting for environments +30 ms per step of all environments +86%", str(RunAdvice(slow)))
+    with pytest.raises(ConfigurationError, match="has learned"):
+        RunAdvice(replace(costs, learning_s=0.0))

@@ -83,8 +83,8 @@ def accelerate(
     >>> model = A2C("MlpPolicy", make_vec_env("CartPole-v1", 4), n_steps=16, device="cpu")
     >>> with accelerate(model, num_workers=2) as run:
     ...     model = model.learn(640)
-    >>> model.num_timesteps, run.advice()["mode"].value
-    (640, 'sync')
+    >>> model.num_timesteps, run.advice().costs.num_workers
+    (640, 2)
     """
     return AcceleratedRun(model, num_workers, mode, max_policy_lag)
 
@@ -143,10 +143,10 @@ class AcceleratedRun:
             self._undo.close()
 
     def advice(self) -> RunAdvice:
-        """What the run so far spent its time on, and how to set it, as figures and, printed, in words.
+        """Report what each part of the run takes, and how much faster the run would be without waiting.
 
         Raises:
-            ConfigurationError: nothing has been learned yet.
+            ConfigurationError: The model has not learned yet.
         """
         envs = self._envs
         if envs is None:
@@ -161,7 +161,7 @@ class AcceleratedRun:
             self._seconds["collect_rollouts"],
             self._seconds["train"],
         )
-        return RunAdvice.of(costs)
+        return RunAdvice(costs)
 
     def _started(self) -> SteppedVecEnv | PlayedVecEnv:
         """Workers that act, if they can, or else only step."""
