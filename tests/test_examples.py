@@ -316,7 +316,6 @@ def test_what_rises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 CONSTANTS = {
     "0.4 %": "what rounding to bfloat16 changes at most",
     "5 s": "limit of a handshake",
-    "three times": "limit of a key that offends",
     "two thirds": "workers by default",
     "ten minutes": "limit of a step by default",
     "two seconds": "limit of what is left behind, see tests/death",
