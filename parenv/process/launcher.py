@@ -112,6 +112,8 @@ class Launcher:
 
     def signal(self, handle: int, signum: int, alone: bool = False) -> None:
         """Send a signal to a process, alone or with all that it has started."""
+        # A fork server that somebody has stopped would pass nothing on.
+        self._zygote.go_on()
         self._send({"signal": [handle, int(signum), alone]})
 
     def events(self) -> list[Exited]:
@@ -193,6 +195,9 @@ class _ZygoteProcess:
     @property
     def alive(self) -> bool:
         return self.owner == os.getpid() and self._process.poll() is None
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def bury(self) -> None:
         """Wait until it is gone: its sockets close a moment before it is seen to end."""

@@ -11,7 +11,7 @@ from pathlib import Path
 STACK_SIGNAL = signal.SIGUSR1
 """Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
 STACK_TIMEOUT_S = 15.0
-"""What a worker is given to write its stack; one that is stopped, or has written all, is not waited for."""
+"""Seconds that a worker has to write its stack. The driver does not wait if it is stopped or ignores the signal."""
 LOOK_S = 0.05
 """How often it is looked whether a worker can still be expected to write."""
 
@@ -39,7 +39,7 @@ class StackPipe:
         text, deadline = b"", time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             # Looked at before the pipe is, so that what a process has written until then is read.
-            done = is_stopped(pid) or (bool(text) and not is_handling(pid))
+            done = is_stopped(pid) or ignores_stack_signal(pid) or (bool(text) and not is_handling(pid))
             if self._poll.poll(0.0 if done else LOOK_S * 1000.0):
                 text += os.read(self._read, 1 << 16)
             elif done:
@@ -61,6 +61,11 @@ def is_stopped(pid: int) -> bool:
     return state in "TtZX"
 
 
+def ignores_stack_signal(pid: int) -> bool:
+    """Whether a process discards :data:`STACK_SIGNAL`, because an environment has set ``SIG_IGN`` for it."""
+    return _has_stack_signal(pid, "SigIgn")
+
+
 def is_handling(pid: int) -> bool:
     """Whether a process is writing its stack.
 
@@ -68,8 +73,12 @@ def is_handling(pid: int) -> bool:
     a signal runs, the kernel holds back that signal from the thread that runs it, which is the main one. (Threads of
     native libraries may hold back every signal, always.)
     """
+    return _has_stack_signal(pid, "SigBlk")
+
+
+def _has_stack_signal(pid: int, mask: str) -> bool:
     try:
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     except OSError:
         return False
-    return bool(int(lines["SigBlk"], 16) >> (STACK_SIGNAL - 1) & 1)
+    return bool(int(lines[mask], 16) >> (STACK_SIGNAL - 1) & 1)

@@ -99,6 +99,9 @@ class Zygote:
         self._watch(self._wakeup, self._reap)
         self._watch(root, self._accept)
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # A stopped process does not see the end of file. The kernel also sends this when only the thread has ended that
+        # started this process, where it does no harm.
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
         self._broken = _import_all(preload)
         self._started_by_modules = _children()
 

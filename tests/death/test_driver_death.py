@@ -78,6 +78,11 @@ ENDINGS = {
         "next(pool.rollouts())\nfrom parenv.process import launcher\n"
         "for pid in [*(zygote._process.pid for zygote in launcher._zygotes.values()), os.getpid()]: os.kill(pid, 9)"
     ),
+    "SIGKILL while the fork server is stopped": (
+        "next(pool.rollouts())\nfrom parenv.process import launcher\n"
+        "for zygote in launcher._zygotes.values(): os.kill(zygote._process.pid, signal.SIGSTOP)\n"
+        "os.kill(os.getpid(), 9)"
+    ),
     "pool in a global that is never closed": "next(pool.rollouts()); sys.modules['parenv'].kept = pool",
 }
 STEPS = {"quick steps": "pass", "a hung step": "time.sleep(100)", "a step that holds the GIL": "sum(range(10**12))"}

@@ -20,6 +20,7 @@ from gymnasium.error import ClosedEnvironmentError
 from members import Short, population
 
 from parenv import AsyncWorkerPool, ParallelVectorEnv, PoolClosedError, WorkerOptions
+from parenv.process import launcher
 
 LATE_S = 120.0
 PATIENT = WorkerOptions(close_timeout_s=LATE_S)
@@ -108,6 +109,15 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_a_fork_server_that_was_stopped_goes_on_to_end_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parenv.placement.local.KILL_TIMEOUT_S", 1e6)
+    workers = WorkerOptions(close_timeout_s=0.1, preload=("zipapp",))
+    with AsyncWorkerPool(Short, zeros, num_workers=2, workers=workers) as pool:
+        (fork_server,) = [one for spec, one in launcher._zygotes.items() if "zipapp" in spec.preload]
+        os.kill(fork_server._process.pid, signal.SIGSTOP)
+    assert pool.statistics().workers_alive == 0
 
 
 SCRIPT = """

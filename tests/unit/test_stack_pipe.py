@@ -83,6 +83,18 @@ def test_who_can_write_nothing_is_not_waited_for(pipe: StackPipe, signum: int) -
         assert pipe.read(pid, FOR_EVER_S) == ""
 
 
+def test_a_process_that_ignores_the_signal_is_not_waited_for(pipe: StackPipe) -> None:
+    script = """
+import signal, sys, time
+signal.signal(int(sys.argv[2]), signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+    with running(script, pipe) as pid:
+        os.kill(pid, STACK_SIGNAL)
+        assert pipe.read(pid, FOR_EVER_S) == ""
+
+
 def test_who_says_nothing_is_not_waited_for_for_ever(pipe: StackPipe) -> None:
     assert pipe.read(os.getpid(), 0.0) == pipe.read(os.getpid(), 0.01) == ""
 
