@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -173,10 +174,11 @@ class AtLine:
 
     Args:
         number: of the line; none is reached at -1.
+        signum: the signal.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number, self.count = number, 0
+    def __init__(self, number: int, signum: int = signal.SIGTERM) -> None:
+        self.number, self.count, self._signum = number, 0, signum
 
     def __enter__(self) -> AtLine:
         self._before = sys.gettrace()
@@ -192,7 +194,7 @@ class AtLine:
             return None
         self.count += event == "line"
         if event == "line" and self.count == self.number:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(self._signum)
         return self._trace
 
 
@@ -248,3 +250,19 @@ def use_and_close(user: Any) -> Any:
     except SystemExit as error:
         return error.code
     return None
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("parts", [4, pytest.param(50, marks=pytest.mark.more)])
+def test_ctrl_c_at_any_line_of_close_leaves_nothing_open(parts: int, product: Any, tmp_path: Path) -> None:
+    user = product(Short, tmp_path)
+    with AtLine(-1) as lines:
+        user.it.close()
+    for part in range(parts):
+        user = product(Short, tmp_path)
+        with AtLine((2 * part + 1) * lines.count // (2 * parts), signal.SIGINT), contextlib.suppress(KeyboardInterrupt):
+            user.it.close()
+        # Nothing was done yet if it came before the first line that does anything.
+        user.it.close()
+        assert user.it.closed
