@@ -37,6 +37,12 @@ def collecting_garbage_is_quick() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def fork_servers_stay_for_other_tests() -> None:
+    """Tests need many different ones, each of which takes seconds to import torch."""
+    launcher.MAX_IDLE_ZYGOTES = 12
+
+
+@pytest.fixture(autouse=True, scope="session")
 def bars_of_tqdm_start_no_thread() -> None:
     """It would stay."""
     if importlib.util.find_spec("tqdm") is not None:

@@ -141,7 +141,10 @@ def test_a_preloaded_module_may_leave_a_process_that_ends(tmp_path: Path, monkey
     os.close(ending)
 
 
-def test_of_the_fork_servers_that_no_pool_uses_the_two_that_were_used_last_stay() -> None:
+def test_of_the_fork_servers_that_no_pool_uses_the_two_that_were_used_last_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("parenv.process.launcher.MAX_IDLE_ZYGOTES", 2)
     specs = [ZygoteSpec((), (("NUMBER", str(number)),), threads=1) for number in range(4)]
     used, *others = [Launcher(spec) for spec in specs]
     processes = [zygote_of(launcher) for launcher in (used, *others)]

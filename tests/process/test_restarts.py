@@ -275,6 +275,7 @@ def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mo
             assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.more
 def test_a_zygote_that_dies_while_a_worker_is_being_replaced_ends_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     launch, zygotes = launcher.Launcher.launch, list[int]()
 

@@ -239,7 +239,7 @@ def test_who_hangs_is_named_though_others_were_begun_behind_it(where: str) -> No
     with opened((2,), where, sleep, **limits) as pool, pytest.raises(WorkerTimeoutError) as caught:
         for _ in pool.rollouts():
             pass
-    assert f"{where} of env_id 2" in str(caught.value)
+    assert f"during env.{where}() of env_id 2" in str(caught.value)
 
 
 @pytest.mark.more
