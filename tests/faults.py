@@ -265,7 +265,7 @@ def write_down(rollout: Any, ledger: Ledger) -> None:
                 # A step worker that died leaves a step that no environment took.
                 ledger.broken_off[key] = agents is None
                 continue
-            begins = begins or ledger.broken_off.pop(key, False)
+            begins = ledger.broken_off.pop(key, False) or begins
             # An agent that acts in turns may have begun its first turn by an older version.
             first = agents is not None and row == int(np.flatnonzero(real)[0])
             version = int(rollout.first_versions[column]) if first else rollout.policy_version
