@@ -58,7 +58,7 @@ class SaveBest(Summarized):
         NotDataError: ``arguments`` are not plain data.
 
     >>> import tempfile, torch
-    >>> from parenv import Stop, TorchPolicy, load_checkpoint
+    >>> from parenv import AsyncWorkerPool, Stop, TorchPolicy, load_checkpoint
     >>> class Agent(torch.nn.Linear):
     ...     def forward(self, observations):
     ...         return super().forward(observations).argmax(-1)
