@@ -455,7 +455,7 @@ def ratio(typical: Callable[[Sequence[float]], float], rates: Mapping[bool, Sequ
 
 def owned_now() -> set[str]:
     """Processes, descriptors and entries of /dev/shm that this process has; a helper is none of them."""
-    helpers = {zygote._process.pid: zygote for zygote in launcher._zygotes.values()}
+    helpers = {fork_server._process.pid: fork_server for fork_server in launcher._fork_servers.values()}
     children = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)} - {
         f"process {pid}" for pid in helpers
     }

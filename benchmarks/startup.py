@@ -54,7 +54,7 @@ def fresh_interpreter() -> tuple[float, float]:
 
 
 def pool_of(policy: Any, num_workers: int) -> tuple[float, float]:
-    """Seconds until a pool is ready whose zygote is, and the memory of its workers in MB after a rollout."""
+    """Seconds until a pool is ready whose fork server is, and the memory of its workers in MB after a rollout."""
     began = time.perf_counter()
     with AsyncWorkerPool("CartPole-v1", policy, num_workers=num_workers, mode="sync") as pool:
         ready = time.perf_counter() - began

@@ -62,7 +62,7 @@ class Yardstick:
         self._flags = np.ndarray((2, num_envs), "?", memory, at + 8 * num_envs)
         at += 8 * num_envs + 2 * num_envs
         self._actions = np.ndarray(actions[0].shape, actions.dtype, memory, at + 64 - at % 64)
-        self._bells, self._answers, self._pids = [os.eventfd(0) for _ in range(WORKERS)], os.eventfd(0), []
+        self._wake_ups, self._answers, self._pids = [os.eventfd(0) for _ in range(WORKERS)], os.eventfd(0), []
         share = num_envs // WORKERS
         for worker in range(WORKERS):
             pid = os.fork()
@@ -75,7 +75,7 @@ class Yardstick:
         for env in envs:
             env.reset()
         while True:
-            os.eventfd_read(self._bells[worker])
+            os.eventfd_read(self._wake_ups[worker])
             for env, row, action in zip(envs, rows, self._actions[rows.start : rows.stop].copy(), strict=True):
                 observation, self._rewards[row], terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
@@ -87,8 +87,8 @@ class Yardstick:
     def step(self, actions: Any) -> Any:
         """Step all."""
         self._actions[:] = actions
-        for bell in self._bells:
-            os.eventfd_write(bell, 1)
+        for wake_up in self._wake_ups:
+            os.eventfd_write(wake_up, 1)
         left = WORKERS
         while left:
             left -= os.eventfd_read(self._answers)
@@ -99,8 +99,8 @@ class Yardstick:
         for pid in self._pids:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
-        for bell in (*self._bells, self._answers):
-            os.close(bell)
+        for wake_up in (*self._wake_ups, self._answers):
+            os.close(wake_up)
 
 
 def compare(case: str, num_envs: int) -> dict[str, Any]:

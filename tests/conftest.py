@@ -39,7 +39,7 @@ def collecting_garbage_is_quick() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def fork_servers_stay_for_other_tests() -> None:
     """Tests need many different ones, each of which takes seconds to import torch."""
-    launcher.MAX_IDLE_ZYGOTES = 12
+    launcher.MAX_IDLE_FORK_SERVERS = 12
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -114,15 +114,15 @@ def _left_behind(before: dict[str, str], threads: set[threading.Thread]) -> list
 
 
 def _descriptors() -> dict[str, str]:
-    """Open descriptors but those to a zygote, which outlives the pools."""
-    zygote_sockets = {str(zygote._lines.socket.fileno()) for zygote in launcher._zygotes.values()}
+    """Open descriptors but those to a fork server, which outlives the pools."""
+    fork_server_sockets = {str(fork_server._lines.socket.fileno()) for fork_server in launcher._fork_servers.values()}
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
-        if fd not in zygote_sockets and ("memfd" in target or "socket" in target or "eventfd" in target):
+        if fd not in fork_server_sockets and ("memfd" in target or "socket" in target or "eventfd" in target):
             found[fd] = target
     return found
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import psutil
 
-ZYGOTE_WORDS = "parenv.process.zygote"
+FORK_SERVER_WORDS = "parenv.process.fork_server"
 
 
 def processes_left(others: Iterable[psutil.Process] = ()) -> list[str]:
-    """What runs under this process but zygotes, which outlive the pools, and others that are meant to run.
+    """What runs under this process but fork servers, which outlive the pools, and others that are meant to run.
 
     The resource tracker of multiprocessing, which some libraries start, tqdm among them, lives as long as this process.
     """
@@ -19,13 +19,13 @@ def processes_left(others: Iterable[psutil.Process] = ()) -> list[str]:
     return [f"process {child}" for child in running if not _may_stay(child)]
 
 
-def is_of_a_zygote(process: psutil.Process) -> bool:
-    return any(ZYGOTE_WORDS in word for word in process.cmdline())
+def is_fork_server(process: psutil.Process) -> bool:
+    return any(FORK_SERVER_WORDS in word for word in process.cmdline())
 
 
 def _may_stay(process: psutil.Process) -> bool:
     try:
-        return process.ppid() == os.getpid() and (is_of_a_zygote(process) or _tracks_resources(process))
+        return process.ppid() == os.getpid() and (is_fork_server(process) or _tracks_resources(process))
     except psutil.NoSuchProcess:
         return True
 

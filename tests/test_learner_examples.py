@@ -93,7 +93,7 @@ def test_a_learner_that_dies_ends_the_others_and_nothing_is_left_behind(tmp_path
     script.write_text(DYING)
     with Learners([*TORCHRUN, str(script), str(tmp_path / "die")], tmp_path) as learners:
         learners.wait_for_lines(2)
-        assert len(learners.left()) == 1 + 2 + 2 + 4, "the launcher, learners, their zygotes, workers"
+        assert len(learners.left()) == 1 + 2 + 2 + 4, "the launcher, learners, their fork servers, workers"
         (tmp_path / "die").touch()
         errors = learners.finish()[1]
         assert learners.returncode == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.process.zygote import die_with_parent
+from parenv.process.fork_server import die_with_parent
 
 OBSERVATION = 4
 

@@ -1,4 +1,4 @@
-"""Stepping a worker's sub-environments for a vector env: actions from the board, everything else back onto it."""
+"""Stepping a worker's sub-environments for a vector env: actions from the step buffer, everything else back onto it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.envs.board_rows import ActionRows, ObservationRows, SideChannel, Where
 from parenv.envs.returned import explain_step, reset_result
-from parenv.memory.board import Board
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.order import fence
 from parenv.memory.status_slot import StatusSlot, code
+from parenv.memory.step_buffer import StepBuffer
 
 NO_OPTIONS = False
 """In the place of options: ``reset`` is called without the keyword, as some libraries do."""
 
 
 class EnvBatch:
-    """Sub-environments that answer requests of the board.
+    """Sub-environments that answer requests of the step buffer.
 
     An exception of one of them disturbs no other: it goes to the side channel, and the row keeps its observation.
 
     Args:
         envs: the sub-environments.
         own: their rows.
-        board: where requests and results lie.
+        step_buffer: where requests and results lie.
         mode: what happens where an episode ends.
         observations: writes what they observe.
         side: where infos and exceptions go.
@@ -43,16 +43,16 @@ class EnvBatch:
         self,
         envs: Sequence[Any],
         own: slice,
-        board: Board,
+        step_buffer: StepBuffer,
         mode: AutoresetMode,
         observations: ObservationRows,
         side: SideChannel,
         progress: StatusSlot,
         seeds: Sequence[int] | None = None,
     ) -> None:
-        self._envs, self._own, self._board, self._mode = list(envs), own, board, mode
+        self._envs, self._own, self._step_buffer, self._mode = list(envs), own, step_buffer, mode
         self._observations, self._side, self._progress = observations, side, progress
-        self.actions = ActionRows(board, own)
+        self.actions = ActionRows(step_buffer, own)
         self._step_codes = [code("step", env_id) for env_id in range(own.start, own.stop)]
         self._seeds = dict(enumerate(seeds or ()))
         self._fresh = [partial(self._begin_next, column) for column in range(len(envs))]
@@ -76,10 +76,10 @@ class EnvBatch:
             How many were answered.
         """
         # No fence: the driver wrote orders and numbers before it rang, and what is rung goes through the kernel.
-        ring, begin = self._board.orders[self._own], self._orders_taken % len(self._envs)
+        ring, begin = self._step_buffer.orders[self._own], self._orders_taken % len(self._envs)
         orders = ring[begin : begin + most].tolist()
         orders += ring[: most - len(orders)].tolist()
-        numbers = self._board.requested[self._own][[max(order, ~order) for order in orders]].tolist()
+        numbers = self._step_buffer.requested[self._own][[max(order, ~order) for order in orders]].tolist()
         orders = orders[: numbers.count(numbers[0])]
         self._orders_taken += len(orders)
         if orders[0] < 0:
@@ -120,11 +120,11 @@ class EnvBatch:
                 self._steps[column] = self._envs[column].step
 
     def stamp(self) -> None:
-        """Say on the board that the last request is answered; what does not lie there must have been said before."""
+        """Mark the last request as answered. Side data must have been sent before."""
         where, numbers = self._answered
-        # The driver may see the number before it hears this worker's bell, woken by another's: the rows come first.
+        # The main process may read the number when another worker wakes it, so the rows must be written first.
         fence()
-        self._board.finished[where] = numbers
+        self._step_buffer.finished[where] = numbers
 
     def _run(self, columns: Sequence[int], where: Where, steps: Sequence[Callable[[Any], Any]]) -> None:
         cell, codes = self._progress.cell, self._step_codes
@@ -152,12 +152,12 @@ class EnvBatch:
 
     def _begin(self, where: Where) -> Any:
         """Clear the rows; the numbers of the requests that are answered now."""
-        board = self._board
-        board.terminated[where] = False
-        board.truncated[where] = False
+        step_buffer = self._step_buffer
+        step_buffer.terminated[where] = False
+        step_buffer.truncated[where] = False
         if self._side.any_infos:
-            board.info_kinds[where] = 0
-        return board.requested[where].copy()
+            step_buffer.info_kinds[where] = 0
+        return step_buffer.requested[where].copy()
 
     def _begin_next(self, column: int, action: Any) -> Any:
         """A step that is spent on the reset, whatever the action."""
@@ -167,7 +167,7 @@ class EnvBatch:
 
     def _end(self, column: int, observation: Any, terminated: Any, truncated: Any, info: Any) -> tuple[Any, Any]:
         env_id = self._own.start + column
-        self._board.terminated[env_id], self._board.truncated[env_id] = bool(terminated), bool(truncated)
+        self._step_buffer.terminated[env_id], self._step_buffer.truncated[env_id] = bool(terminated), bool(truncated)
         if self._mode is AutoresetMode.NEXT_STEP:
             self._steps[column] = self._fresh[column]
         elif self._mode is AutoresetMode.SAME_STEP:
@@ -198,11 +198,11 @@ class EnvBatch:
 
     def _write_rewards(self, columns: Sequence[int], where: Where, rewards: list[Any]) -> None:
         try:
-            self._board.rewards[where] = rewards
+            self._step_buffer.rewards[where] = rewards
         except (TypeError, ValueError):
             for column, reward in zip(columns, rewards, strict=True):
                 try:
-                    self._board.rewards[self._own.start + column] = reward
+                    self._step_buffer.rewards[self._own.start + column] = reward
                 except (TypeError, ValueError) as error:
                     explain_step(error)
                     self._fail(column, error)

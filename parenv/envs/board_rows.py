@@ -1,4 +1,4 @@
-"""What one worker writes to its rows of a board, and reads from them, apart from the steps themselves."""
+"""What one worker writes to its rows of a step buffer, and reads from them, apart from the steps themselves."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from parenv.envs.fitting import Fit
 from parenv.envs.values import checked, shown
 from parenv.errors import ObservationError
-from parenv.memory.board import Board
-from parenv.memory.board_infos import InfoWriter
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
 from parenv.memory.status_slot import StatusSlot
+from parenv.memory.step_buffer import StepBuffer
+from parenv.memory.step_buffer_infos import InfoWriter
 
 Where = Any
-"""Rows of the board: a slice, or an array of env_ids."""
+"""Rows of the step buffer: a slice, or an array of env_ids."""
 
 
 class EnvError(NamedTuple):
@@ -29,10 +29,10 @@ class EnvError(NamedTuple):
 
 
 class SideChannel:
-    """What does not lie on the board, until somebody takes it; infos find their way here where they do not fit.
+    """What does not lie on the step buffer, until somebody takes it; infos find their way here where they do not fit.
 
     Args:
-        writer: writes infos onto the board.
+        writer: writes infos onto the step buffer.
         progress: where to say that there are infos.
 
     Attributes:
@@ -86,14 +86,14 @@ class ObservationRows:
     The first ones of each sub-environment, of a reset and a step, are checked, or all where the user wants it.
 
     Args:
-        board: where they go.
+        step_buffer: where they go.
         own: this worker's rows.
         fit: how they must fit their space.
         side: where values without a fixed size go.
     """
 
-    def __init__(self, board: Board, own: slice, fit: Fit, side: SideChannel) -> None:
-        self._of, self._arrays = board.spec.observations, board.observations
+    def __init__(self, step_buffer: StepBuffer, own: slice, fit: Fit, side: SideChannel) -> None:
+        self._of, self._arrays = step_buffer.spec.observations, step_buffer.observations
         self._own, self._fit, self._side = own, fit, side
         self._single = is_single(self._of)
         self._whole = [
@@ -198,16 +198,16 @@ class ActionRows:
     """Reads actions.
 
     Args:
-        board: where they lie.
+        step_buffer: where they lie.
         own: this worker's rows.
     """
 
-    def __init__(self, board: Board, own: slice) -> None:
-        self._board, self._own = board, own
+    def __init__(self, step_buffer: StepBuffer, own: slice) -> None:
+        self._step_buffer, self._own = step_buffer, own
         self._given: dict[int, Any] = {}
 
     def give(self, actions: Mapping[int, Any]) -> None:
-        """Actions by env_id that do not lie on the board; those of other workers' rows are left out."""
+        """Actions by env_id that do not lie on the step buffer; those of other workers' rows are left out."""
         mine = range(self._own.start, self._own.stop)
         self._given.update({env_id: action for env_id, action in actions.items() if env_id in mine})
 
@@ -218,12 +218,12 @@ class ActionRows:
             # All rows of a request were given in the same way; those of a later request may be here already.
             if env_ids[0] in self._given:
                 return [self._given.pop(env_id) for env_id in env_ids]
-        board = self._board
+        step_buffer = self._step_buffer
         # A copy, because an environment may keep or change its action, and the next one is written to the same place.
-        arrays = [array[where].copy() if type(where) is slice else array[where] for array in board.actions]
-        if board.one_action:
+        arrays = [array[where].copy() if type(where) is slice else array[where] for array in step_buffer.actions]
+        if step_buffer.one_action:
             return arrays[0]
-        return [unflatten(board.spec.actions, values) for values in zip(*arrays, strict=True)]
+        return [unflatten(step_buffer.spec.actions, values) for values in zip(*arrays, strict=True)]
 
 
 def _is_foreign(leaf: Leaf, value: Any) -> bool:

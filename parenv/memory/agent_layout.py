@@ -88,7 +88,7 @@ class AgentsSpec:
         return tuple(leaf for group in self.groups[1:] for _ in group.agents for leaf in group.spec.observations)
 
     @cached_property
-    def seats(self) -> dict[str, tuple[int, int]]:
+    def agent_rows(self) -> dict[str, tuple[int, int]]:
         """By agent, its group and its place among the agents of that."""
         return {
             agent: (index, place)

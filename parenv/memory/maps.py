@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from parenv.memory.agent_layout import AgentsSpec
-from parenv.memory.board import BoardSpec
 from parenv.memory.layout import RolloutSpec
+from parenv.memory.step_buffer import StepBufferSpec
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class BoardMap:
 
     Args:
         memory: the driver's, all of it.
-        spec: what the board holds.
+        spec: what the step buffer holds.
         offset: where it begins, in bytes.
         shares: rows of each worker.
     """
 
     memory: Any
-    spec: BoardSpec
+    spec: StepBufferSpec
     offset: int
     shares: tuple[int, ...]
 

@@ -4,9 +4,9 @@ The rule, wherever a number in shared memory says that something else there has 
 puts a :func:`fence` between the thing and its number, whoever reads it puts one between the number and the thing.
 
 x86 keeps such an order by itself; processors such as ARM's do not. It bites where a number is believed without a word
-from the one that wrote it: the doorbell of worker A wakes the driver, which finds that B, whose own ring is still to
+from the one that wrote it: the wake-up of worker A wakes the driver, which finds that B, whose own ring is still to
 come, has finished too, and without fences would read B's observation of the step before. Where the writer's message or
-doorbell is awaited, nothing is needed: both go through the kernel, and the order comes with them.
+wake-up is awaited, nothing is needed: both go through the kernel, and the order comes with them.
 """
 
 from __future__ import annotations

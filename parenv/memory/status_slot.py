@@ -66,7 +66,7 @@ class StatusSlot:
     Attributes:
         heartbeat: one int64: counts rows of rollouts and other things begun; with ``cell``, a sign of life.
         said: one int64: messages that the worker has sent; written behind them, before the driver is woken.
-        has_infos: one int64: whether there is an info among its last answers on the board.
+        has_infos: one int64: whether there is an info among its last answers on the step buffer.
         cell: one int64 with the :func:`code` of now; loops that cannot afford a call store to it directly.
         spun_ns: one int64: nanoseconds that the worker has looked for work before sleeping.
         closing: one bool, shared by all workers: whether the driver wants everybody to end.

@@ -74,7 +74,7 @@ class Launch:
         preload: modules to import before the first worker starts.
         environment: environment variables to set before any import.
         threads: threads per worker.
-        descriptors: more of them for every worker, behind those that every worker has; that of its doorbell, if any,
+        descriptors: more of them for every worker, behind those that every worker has; that of its wake-up, if any,
             comes last.
         spawn: whether workers are fresh interpreters and not forked.
         entry: ``module:function`` that a worker process runs; nothing for a worker in this process.
@@ -146,14 +146,14 @@ class Placement(Protocol):
         """End every worker: by themselves within the limit, or by force after it. Idempotent."""
 
 
-class Bell(Protocol):
+class Notifier(Protocol):
     """Wakes a worker, wherever it is.
 
     Attributes:
-        ring: adds a number to what the worker will be woken with, see :mod:`parenv.process.doorbell`.
+        ring: adds a number to what the worker will be woken with, see :mod:`parenv.process.wake_up`.
     """
 
-    ring: Callable[[int], object]
+    notify: Callable[[int], object]
 
     def close(self) -> None:
         """Give back what it takes. Idempotent."""
@@ -167,12 +167,12 @@ class Poller(Protocol):
 
 
 class SteppingPlacement(Placement, Protocol):
-    """Beside all that, has workers step sub-environments: on a board, woken by doorbells."""
+    """Beside all that, has workers step sub-environments: on a step buffer, woken by wake-ups."""
 
-    def bell(self, worker: int) -> Bell:
-        """Make the doorbell of the next process of a worker; it is rung for every message too."""
+    def wake_up(self, worker: int) -> Notifier:
+        """Make the wake-up of the next process of a worker; it is rung for every message too."""
 
-    def lay_out_board(self, board: BoardMap) -> None:
+    def lay_out_board(self, step_buffer: BoardMap) -> None:
         """Hear where the rows of a vector env lie, before any worker is told.
 
         Raises:

@@ -13,9 +13,9 @@ from parenv.errors import ProtocolError
 from parenv.memory.shared import SharedMemory
 from parenv.placement.base import KILL_TIMEOUT_S, Ended, Event, Launch, Poller, Received, SteppingPlacement
 from parenv.process.descriptors import check_free
-from parenv.process.doorbell import MESSAGE, Doorbell
-from parenv.process.launcher import Launcher, ZygoteSpec
+from parenv.process.launcher import ForkServerSpec, Launcher
 from parenv.process.stack_pipe import STACK_SIGNAL, StackPipe
+from parenv.process.wake_up import MESSAGE, WakeUp
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.transport.waiting import Source, Waiting, remaining
@@ -25,7 +25,7 @@ _log = logging.getLogger("parenv")
 
 
 class LocalPlacement(SteppingPlacement):
-    """Forked from the zygote, connected over ZeroMQ (``ipc://``) at a socket that has no name in the file system.
+    """Forked from the fork server, connected over ZeroMQ (``ipc://``) at a socket that has no name in the file system.
 
     Args:
         beside: a socket for which :meth:`wait` returns as well.
@@ -41,8 +41,8 @@ class LocalPlacement(SteppingPlacement):
         self._job: SharedMemory | None = None
         self._stacks: StackPipe | None = None
         self._handles: dict[int, Sender] = {}
-        self._doorbells: dict[int, Doorbell] = {}
-        self._bells: dict[Sender, Doorbell] = {}
+        self._worker_wake_ups: dict[int, WakeUp] = {}
+        self._wake_ups: dict[Sender, WakeUp] = {}
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
         """Start workers; returns at once."""
@@ -52,9 +52,9 @@ class LocalPlacement(SteppingPlacement):
             self._handles[handle] = worker
             arguments = {"worker": worker.worker, "generation": worker.generation, "driver": os.getpid()}
             descriptors = (socket.open(*worker), launch.memory_fd, job.fd, stacks.descriptor, *launch.descriptors)
-            if worker.worker in self._doorbells:
-                self._bells[worker] = bell = self._doorbells[worker.worker]
-                descriptors += (bell.fileno(),)
+            if worker.worker in self._worker_wake_ups:
+                self._wake_ups[worker] = wake_up = self._worker_wake_ups[worker.worker]
+                descriptors += (wake_up.fileno(),)
             launcher.launch(handle, launch.entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:
@@ -62,9 +62,9 @@ class LocalPlacement(SteppingPlacement):
         if self._socket is None:
             return
         frames = to_frames(to, message)
-        if to in self._bells:
+        if to in self._wake_ups:
             # First: after a signal handler that raises, a worker would not look for a message that it was not rung for.
-            self._bells[to].ring(MESSAGE)
+            self._wake_ups[to].notify(MESSAGE)
         self._socket.send(*to, frames)
 
     def wait(self, timeout_s: float) -> list[Event]:
@@ -84,13 +84,13 @@ class LocalPlacement(SteppingPlacement):
             self._end_launcher()
         return self._received() + [Ended(self._handles[one.handle], *one[1:]) for one in exited]
 
-    def bell(self, worker: int) -> Doorbell:
-        """Make the doorbell of the next process of a worker; it is rung for every message too."""
+    def wake_up(self, worker: int) -> WakeUp:
+        """Make the wake-up of the next process of a worker; it is rung for every message too."""
         if self._socket is not None:
-            # If no other descriptor is left, the bell takes one of those that were for the last process.
+            # If no other descriptor is left, the wake-up takes one of those that were for the last process.
             self._socket.drop(worker)
-        bell = self._doorbells[worker] = Doorbell()
-        return bell
+        wake_up = self._worker_wake_ups[worker] = WakeUp()
+        return wake_up
 
     def poller(self, descriptor: int) -> Poller:
         """What waits for a descriptor, and for processes that have ended."""
@@ -161,10 +161,10 @@ class LocalPlacement(SteppingPlacement):
         return next((handle for handle, sender in self._handles.items() if sender == worker), -1)
 
     def _open(self, launch: Launch) -> tuple[Launcher, DriverSocket, SharedMemory, StackPipe]:
-        """The launcher, another one where its zygote has died, the socket, the job, and what stacks are written to."""
+        """Return the launcher, or a new one if its fork server has died, the socket, the job and the stack pipe."""
         if self._launcher is None:
             environment = tuple(sorted(launch.environment.items()))
-            self._launcher = Launcher(ZygoteSpec(launch.preload, environment, launch.threads, launch.spawn))
+            self._launcher = Launcher(ForkServerSpec(launch.preload, environment, launch.threads, launch.spawn))
             self._waiting.watch(self._launcher.fileno())
         if self._socket is None:
             check_free(DESCRIPTORS)

@@ -7,7 +7,7 @@ import os
 import resource
 
 PER_WORKER = 3
-"""The listening socket of a worker, the connection to it, and its doorbell."""
+"""The listening socket of a worker, the connection to it, and its wake-up."""
 FOR_ALL = 40
 """For the pool itself, for ZeroMQ, for a fork server that is being started, and for the user's files."""
 

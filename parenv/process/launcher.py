@@ -1,4 +1,4 @@
-"""The driver's side of the zygote: one per set of imports and settings, shared by all pools of this process."""
+"""The driver's side of the fork server: one per set of imports and settings, shared by all pools of this process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
-MAX_IDLE_ZYGOTES = 2
-"""Number of zygotes without a session that stay, such as one for pools and one for the vector env that evaluates."""
+MAX_IDLE_FORK_SERVERS = 2
+"""Number of fork servers that stay without a session, such as one for pools and one for an evaluating vector env."""
 
 
 @dataclass(frozen=True)
-class ZygoteSpec:
+class ForkServerSpec:
     """What must be settled before the first import, and so cannot be shared between different pools.
 
     Args:
@@ -50,7 +50,7 @@ class ZygoteSpec:
 class Exited(NamedTuple):
     """A process ended: its handle, its pid (-1: never started), and its exit code or the signal that ended it.
 
-    ``refused`` is the traceback that kept the zygote from starting it at all.
+    ``refused`` is the traceback that kept the fork server from starting it at all.
     """
 
     handle: int
@@ -61,20 +61,20 @@ class Exited(NamedTuple):
 
 
 class Launcher:
-    """The processes of one pool, started through a zygote.
+    """The processes of one pool, started through a fork server.
 
     Args:
-        spec: which zygote.
+        spec: which fork server.
 
     Attributes:
         running: handles of the processes that were launched and have not been seen to end.
-        lost: whether the zygote has died; another launcher will have another one.
+        lost: whether the fork server has died; another launcher will have another one.
     """
 
-    def __init__(self, spec: ZygoteSpec) -> None:
+    def __init__(self, spec: ForkServerSpec) -> None:
         self._spec = spec
         with _line() as (self._lines, theirs):
-            self._zygote = _open_session(spec, theirs)
+            self._fork_server = _open_session(spec, theirs)
         self._shared: dict[str, Any] = {}
         self._pids: dict[int, int] = {}
         self.running: set[int] = set()
@@ -94,7 +94,7 @@ class Launcher:
         """Start a process that calls ``entry`` (``module:function``) with the arguments and its own descriptors.
 
         Returns at once. The descriptors must stay open until the process is known to have started or ended. If the
-        zygote is gone, :meth:`events` reports the end of this process as well.
+        fork server is gone, :meth:`events` reports the end of this process as well.
         """
         shared = {
             "entry": entry,
@@ -113,7 +113,7 @@ class Launcher:
     def signal(self, handle: int, signum: int, alone: bool = False) -> None:
         """Send a signal to a process, alone or with all that it has started."""
         # A fork server that somebody has stopped would pass nothing on.
-        self._zygote.go_on()
+        self._fork_server.go_on()
         self._send({"signal": [handle, int(signum), alone]})
 
     def events(self) -> list[Exited]:
@@ -125,7 +125,7 @@ class Launcher:
         return [exited for line in lines if (exited := self._apply(line))]
 
     def flush(self) -> None:
-        """Send on what the zygote has not taken yet. To be called before waiting for :meth:`fileno`."""
+        """Send on what the fork server has not taken yet. To be called before waiting for :meth:`fileno`."""
         if self._lines.is_pending:
             with contextlib.suppress(OSError):
                 self._lines.flush()
@@ -134,10 +134,10 @@ class Launcher:
         """End the session: what still runs is killed. Idempotent."""
         if self.fileno() >= 0:
             self._lines.close()
-            _close_session(self._zygote)
+            _close_session(self._fork_server)
 
     def _send(self, line: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        # If the zygote is gone, events() will report that.
+        # If the fork server is gone, events() will report that.
         with contextlib.suppress(OSError):
             self._lines.send(line, descriptors)
 
@@ -153,9 +153,9 @@ class Launcher:
         return Exited(handle, self.pid(handle), *how)
 
     def _all_gone(self) -> list[Exited]:
-        """The zygote has died, and with it the workers; what they had started is killed here."""
+        """The fork server has died, and with it the workers; what they had started is killed here."""
         self.lost = True
-        self._zygote.bury()
+        self._fork_server.bury()
         for handle in self.running:
             if (pid := self.pid(handle)) > 0:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -165,21 +165,21 @@ class Launcher:
         return gone
 
 
-class _ZygoteProcess:
-    """A zygote.
+class _ForkServerProcess:
+    """A fork server.
 
     Attributes:
         sessions: how many are open.
         end: ends it, and everything that it has started.
     """
 
-    def __init__(self, spec: ZygoteSpec) -> None:
+    def __init__(self, spec: ForkServerSpec) -> None:
         self.spec, self.owner, self.sessions = spec, os.getpid(), 0
         preload = [] if spec.spawn else list(spec.preload)
         with _line() as (self._lines, theirs):
             command = (
                 f"import gc, sys; gc.disable(); sys.path[:] = {_sys_path()!r}; "
-                f"from parenv.process.zygote import main; main({theirs.fileno()}, {preload!r})"
+                f"from parenv.process.fork_server import main; main({theirs.fileno()}, {preload!r})"
             )
             self._process = subprocess.Popen(
                 [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-c", command],
@@ -188,7 +188,7 @@ class _ZygoteProcess:
                 env=_environment(spec),
                 start_new_session=True,
             )
-        self.end = weakref.finalize(self, _end_zygote, self.owner, self._lines, self._process)
+        self.end = weakref.finalize(self, _end_fork_server, self.owner, self._lines, self._process)
         # Registered behind that of weakref, and so called before it.
         atexit.register(_refuse_sessions)
 
@@ -223,8 +223,8 @@ def _line() -> Iterator[tuple[Lines, socket.socket]]:
         raise
 
 
-def _end_zygote(owner: int, lines: Lines, process: subprocess.Popen[bytes]) -> None:
-    """At interpreter exit, after every pool: the zygote ends at the end of file, and with it what it started."""
+def _end_fork_server(owner: int, lines: Lines, process: subprocess.Popen[bytes]) -> None:
+    """At interpreter exit, after every pool: the fork server ends at the end of file, and with it what it started."""
     if owner != os.getpid():
         return
     lines.close()
@@ -236,60 +236,60 @@ def _end_zygote(owner: int, lines: Lines, process: subprocess.Popen[bytes]) -> N
 
 
 def _refuse_sessions() -> None:
-    """At interpreter exit, before the zygotes end: a thread that still runs finds none of them half ended."""
+    """At interpreter exit, before the fork servers end: a thread that still runs finds none of them half ended."""
     global _is_ending
-    with _zygotes_lock:
+    with _fork_servers_lock:
         _is_ending = True
 
 
 _is_ending = False
-_zygotes: dict[ZygoteSpec, _ZygoteProcess] = {}
+_fork_servers: dict[ForkServerSpec, _ForkServerProcess] = {}
 """In the order in which they were used."""
 # One thread may take it twice: the garbage collector or a signal handler may close a session at any time.
-_zygotes_lock = threading.RLock()
+_fork_servers_lock = threading.RLock()
 _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""Closed in children that the user forks, which must not keep the zygote's end of file from coming."""
+"""Closed in children that the user forks, which must not keep the fork server's end of file from coming."""
 
 
-def _open_session(spec: ZygoteSpec, theirs: socket.socket) -> _ZygoteProcess:
-    """Hand one end of a session to the zygote of this spec, or to a new one if there is none or it has died."""
-    with _zygotes_lock:
+def _open_session(spec: ForkServerSpec, theirs: socket.socket) -> _ForkServerProcess:
+    """Hand one end of a session to the fork server of this spec, or to a new one if there is none or it has died."""
+    with _fork_servers_lock:
         if _is_ending:
             raise RuntimeError("no worker can be started any more: the interpreter is ending. Join the thread first")
-        zygote = _zygotes.get(spec)
-        if zygote is not None and zygote.alive:
+        fork_server = _fork_servers.get(spec)
+        if fork_server is not None and fork_server.alive:
             with contextlib.suppress(OSError):
-                zygote.open_session(theirs)
-                return zygote
-        zygote = _zygotes[spec] = _ZygoteProcess(spec)
-        zygote.open_session(theirs)
-        return zygote
+                fork_server.open_session(theirs)
+                return fork_server
+        fork_server = _fork_servers[spec] = _ForkServerProcess(spec)
+        fork_server.open_session(theirs)
+        return fork_server
 
 
-def _close_session(zygote: _ZygoteProcess) -> None:
-    """End the zygotes that have no session left, except the ones that were used last."""
-    with _zygotes_lock:
-        zygote.sessions -= 1
-        if _zygotes.get(zygote.spec) is zygote:
-            _zygotes[zygote.spec] = _zygotes.pop(zygote.spec)
-        idle = [spec for spec, other in _zygotes.items() if not other.sessions]
-        for spec in idle[:-MAX_IDLE_ZYGOTES]:
-            _zygotes.pop(spec).end()
+def _close_session(fork_server: _ForkServerProcess) -> None:
+    """End the fork servers that have no session left, except the ones that were used last."""
+    with _fork_servers_lock:
+        fork_server.sessions -= 1
+        if _fork_servers.get(fork_server.spec) is fork_server:
+            _fork_servers[fork_server.spec] = _fork_servers.pop(fork_server.spec)
+        idle = [spec for spec, other in _fork_servers.items() if not other.sessions]
+        for spec in idle[:-MAX_IDLE_FORK_SERVERS]:
+            _fork_servers.pop(spec).end()
 
 
 def _after_fork_in_child() -> None:
-    global _zygotes_lock
+    global _fork_servers_lock
     for sock in list(_driver_only):
         sock.close()
-    _zygotes.clear()
+    _fork_servers.clear()
     # A thread that is not in the child may have held the other.
-    _zygotes_lock = threading.RLock()
+    _fork_servers_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _environment(spec: ZygoteSpec) -> dict[str, str]:
+def _environment(spec: ForkServerSpec) -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(spec.threads)), **dict(spec.environment)}
 
 
@@ -299,7 +299,7 @@ def _sys_path() -> list[str]:
 
 
 def _directory() -> str:
-    """Return the working directory, or nothing if it has been removed; workers then stay in the zygote's."""
+    """Return the working directory, or nothing if it has been removed; workers then stay in the fork server's."""
     try:
         return os.getcwd()
     except FileNotFoundError:

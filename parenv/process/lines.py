@@ -1,4 +1,4 @@
-"""What driver and zygote say to each other over, so that neither ever waits for the other."""
+"""What driver and fork server say to each other over, so that neither ever waits for the other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Waiting for a doorbell awake for a moment, where a core is free, before falling asleep.
+"""Bounded spinning before a process sleeps.
 
-Being woken costs more than the step of a cheap environment: the sleeper's core has to be interrupted and the sleeper
-put there. Whoever looks whether the bell has rung until it has is not woken. The bell is rung either way, through the
-kernel, so nobody announces that he falls asleep, and no ring can fall between looking and sleeping.
+Waking a sleeping process costs more than the step of a cheap environment. A process that polls its eventfd for a moment
+does not have to be woken. The other side writes the eventfd either way, so a process does not announce that it will
+sleep, and no wake-up is lost between the last poll and the sleep.
 """
 
 from __future__ import annotations

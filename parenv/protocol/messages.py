@@ -87,7 +87,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Rows:
-    """Driver: where the board for stepping lies in shared memory, and which rows are yours.
+    """Driver: where the step buffer for stepping lies in shared memory, and which rows are yours.
 
     Args:
         offset: where it begins, in bytes.
@@ -110,8 +110,8 @@ class Actions:
     """Driver: about the actions of the next steps.
 
     Args:
-        dtypes: those in which they lie on the board from now on, one per leaf; ``None``: as before.
-        values: pickled ``{env_id: action}`` where they do not lie on the board; empty for none.
+        dtypes: those in which they lie on the step buffer from now on, one per leaf; ``None``: as before.
+        values: pickled ``{env_id: action}`` where they do not lie on the step buffer; empty for none.
     """
 
     dtypes: Any
@@ -120,7 +120,7 @@ class Actions:
 
 @dataclass(frozen=True)
 class SideData:
-    """Worker: what would not go on the board with the last steps.
+    """Worker: what would not go on the step buffer with the last steps.
 
     Args:
         kinds: ``[number, kind]`` of infos that are written from now on.
@@ -209,8 +209,8 @@ class Failure:
     """Worker: an exception.
 
     Args:
-        call: sequence of the call that raised; 0 for a step on the board; -1 where it was neither, and then the worker
-            only waits to be closed.
+        call: Sequence number of the call that raised; 0 for a step of a vector env; -1 for anything else. After -1 the
+            worker only waits to be closed.
         more: how many more failures of the same call follow.
         env_id: the sub-environment at work, or -1.
         doing: what was being done.

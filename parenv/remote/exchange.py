@@ -1,4 +1,4 @@
-"""What crosses between the driver and workers on hosts beside their messages: weights, rollouts, rows of boards."""
+"""Exchange with workers on hosts beside their messages: weights, rollouts and rows of step buffers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from parenv.protocol.messages import (
     StepReady,
 )
 from parenv.remote.agents_validation import check_agents_ready
-from parenv.remote.boards import Boards
 from parenv.remote.deliveries import Deliveries
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Heartbeat, Welcome
+from parenv.remote.step_buffers import StepBuffers
 from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure, harmless_turn
 from parenv.remote.weight_transfer import chunks_of
 
@@ -45,7 +45,7 @@ class Exchange:
 
     def __init__(self, placing: RemotePlacement, weights: AnyWeights) -> None:
         self._placing, self._weights = placing, weights
-        self.boards = Boards(placing.num_local, placing.max_message_bytes)
+        self.step_buffers = StepBuffers(placing.num_local, placing.max_message_bytes)
         self._deliveries: Deliveries | None = None
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
         self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
@@ -60,7 +60,7 @@ class Exchange:
 
         Args:
             launch: what every worker gets.
-            head_bytes: of the driver's memory before the slots, or before the board.
+            head_bytes: of the driver's memory before the slots, or before the step buffer.
         """
         return Welcome(
             entry=launch.entry,
@@ -70,7 +70,7 @@ class Exchange:
             threads=launch.threads,
             head_bytes=head_bytes,
             max_message_bytes=self._placing.max_message_bytes,
-            doorbells=int(self.boards.used),
+            doorbells=int(self.step_buffers.used),
             spawn=int(launch.spawn),
         )
 
@@ -95,9 +95,9 @@ class Exchange:
             elif message.snapshot:
                 self._snapshots[host] = version
         elif isinstance(message, Rows):
-            yield self.boards.rows[to.worker].plan, to
-        elif isinstance(message, Call) and self.boards.used:
-            yield self.boards.requests(to.worker, 0), to
+            yield self.step_buffers.rows[to.worker].plan, to
+        elif isinstance(message, Call) and self.step_buffers.used:
+            yield self.step_buffers.requests(to.worker, 0), to
         elif isinstance(message, Call) and message.policy_version >= 0:
             yield from self._missing_weights(host, message.policy_version, message.weights_slot)
         yield message, to
@@ -119,7 +119,7 @@ class Exchange:
         if not isinstance(message, Answers | Chunks):
             self._conversations[sender].say(WORKER, message)
         if isinstance(message, Answers):
-            self.boards.take(head, sender.worker, message)
+            self.step_buffers.take(head, sender.worker, message)
             return None
         if isinstance(message, Chunks | Commit):
             if self._deliveries is None:
@@ -130,12 +130,12 @@ class Exchange:
             self._deliveries.finish(sender, message)
             return harmless_commit(message)
         elif isinstance(message, SideData):
-            self.boards.check(sender.worker, message)
+            self.step_buffers.check(sender.worker, message)
         elif isinstance(message, Ready | StepReady):
             if self._names:
                 check_agents_ready(message, self._names, first=sender.worker == 0)
             else:
-                check_ready(message, self.boards.used)
+                check_ready(message, self.step_buffers.used)
         elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
             method, asked = self._calls.pop((sender, message.sequence))
             check_reply("evaluate by name" if self._names and method == "evaluate" else method, asked, message.value)

@@ -169,7 +169,7 @@ class HostSession:
     def _serve(self) -> None:
         """Do what there is to do, after waiting for it until the next heartbeat at most."""
         events = self._local.wait(remaining(self._next_beat))
-        # What workers have answered on boards, before what they have said.
+        # What workers have answered on step buffers, before what they have said.
         for worker, answers in self._rows.answers() if self._rows is not None else ():
             self._say(answers, worker)
         for event in events:
@@ -280,7 +280,7 @@ class HostSession:
             preload=tuple(welcome.preload),
             environment=dict(welcome.environment),
             threads=welcome.threads,
-            descriptors=(self._rows.bell.fileno(),) if self._rows is not None else (),
+            descriptors=(self._rows.wake_up.fileno(),) if self._rows is not None else (),
             spawn=bool(welcome.spawn),
             entry=welcome.entry,
         )

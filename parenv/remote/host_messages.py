@@ -75,9 +75,9 @@ class Welcome:
         preload: modules to import before the first worker starts.
         environment: variables to set before any import.
         threads: per worker.
-        head_bytes: size of the memory before the slots, or before the board.
+        head_bytes: size of the memory before the slots, or before the step buffer.
         max_message_bytes: what a message to the driver may have.
-        doorbells: 1: workers listen at doorbells and answer on a board, 0: they do not.
+        wake-ups: 1: workers listen at wake-ups and answer on a step buffer, 0: they do not.
         spawn: 1: workers are fresh interpreters, 0: they are forked.
     """
 
@@ -147,11 +147,11 @@ class Weights:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Driver: where this worker's rows of a board lie in the host's memory; columns as ``[offset, bytes per row]``.
+    """Main process: where a worker's rows of the step buffer are in the host's memory, as ``[offset, bytes per row]``.
 
     Args:
         share: how many rows.
-        memory_bytes: what the memory must have for the whole board.
+        memory_bytes: what the memory must have for the whole step buffer.
         requests: the columns that cross with every :class:`Ring`.
         answers: those of which every answered row crosses.
         infos: the one of which a row crosses where there is an info.
@@ -166,10 +166,10 @@ class RowPlan:
 
 @dataclass(frozen=True)
 class Ring:
-    """Driver: what is requested of this worker, and what to ring at its doorbell.
+    """Driver: what is requested of this worker, and what to ring at its wake-up.
 
     Args:
-        number: as in :mod:`parenv.process.doorbell`; 0 where a message follows that is about these requests.
+        number: as in :mod:`parenv.process.wake_up`; 0 where a message follows that is about these requests.
         data: the requests of all its rows, column by column.
     """
 

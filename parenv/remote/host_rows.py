@@ -1,4 +1,4 @@
-"""The host's side of vector envs: its workers' boards and doorbells, as the driver's are for workers on its machine."""
+"""The host's side of vector envs: step buffers and wake-ups of the workers on this host."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, status_slot
 from parenv.placement.local import LocalPlacement
-from parenv.process.doorbell import Doorbell
+from parenv.process.wake_up import WakeUp
 from parenv.protocol.frames import Sender
-from parenv.remote.board_transfer import WorkerRows
 from parenv.remote.host_messages import CHUNK_BYTES, Answers, Ring, RowPlan
+from parenv.remote.step_buffer_transfer import WorkerRows
 
 
 class HostRows:
@@ -22,25 +22,25 @@ class HostRows:
         local: starts the workers.
 
     Attributes:
-        bell: is rung by every worker that has answered.
+        wake_up: is rung by every worker that has answered.
     """
 
     def __init__(self, memory: SharedMemory, local: LocalPlacement) -> None:
         self._memory, self._local = memory, local
         self._head = memory.map()
-        self.bell = Doorbell()
+        self.wake_up = WakeUp()
         self._poll = select.poll()
-        self._poll.register(self.bell.fileno(), select.POLLIN)
-        local.watch(self.bell.fileno())
-        self._bells: dict[Sender, Doorbell] = {}
+        self._poll.register(self.wake_up.fileno(), select.POLLIN)
+        local.watch(self.wake_up.fileno())
+        self._wake_ups: dict[Sender, WakeUp] = {}
         self._rows: dict[Sender, WorkerRows] = {}
 
     def start(self, sender: Sender) -> None:
         """Prepare for a process in a worker's place."""
-        for before in [other for other in self._bells if other.worker == sender.worker]:
-            self._bells.pop(before).close()
+        for before in [other for other in self._wake_ups if other.worker == sender.worker]:
+            self._wake_ups.pop(before).close()
             self._rows.pop(before, None)
-        self._bells[sender] = self._local.bell(sender.worker)
+        self._wake_ups[sender] = self._local.wake_up(sender.worker)
         progress = StatusSlot(self._head, sender.worker)
         progress.said[0] = progress.has_infos[0] = 0
 
@@ -54,21 +54,21 @@ class HostRows:
             self._rows[sender] = self._lay_out(message)
         elif sender in self._rows:
             self._rows[sender].write_requests(message.data)
-            self._bells[sender].ring(message.number)
+            self._wake_ups[sender].notify(message.number)
 
     def answers(self) -> Iterator[tuple[Sender, Answers]]:
         """What workers have answered since the last time."""
         if self._poll.poll(0):
-            self.bell.take()
+            self.wake_up.take()
         for sender, of_one in self._rows.items():
             for rows, data in of_one.answers(CHUNK_BYTES):
                 yield sender, Answers(rows, bytes(status_slot(self._head, sender.worker)), data)
 
     def close(self) -> None:
-        """Close the bells, for which nobody waits from now on."""
-        self._local.unwatch(self.bell.fileno())
-        for bell in (self.bell, *self._bells.values()):
-            bell.close()
+        """Close the wake-ups, for which nobody waits from now on."""
+        self._local.unwatch(self.wake_up.fileno())
+        for wake_up in (self.wake_up, *self._wake_ups.values()):
+            wake_up.close()
 
     def _lay_out(self, plan: RowPlan) -> WorkerRows:
         self._memory.grow(plan.memory_bytes)

@@ -18,13 +18,12 @@ from parenv.memory.maps import AnyWeights, BoardMap, SlotMap
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot
 from parenv.options import RemotePlacement
-from parenv.placement.base import Bell, Ended, Event, Launch, Poller, Received, Traffic, drained
+from parenv.placement.base import Ended, Event, Launch, Notifier, Poller, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Message
 from parenv.remote import host_messages as wire
-from parenv.remote.boards import HostBell, HostsPoller
 from parenv.remote.exchange import Exchange, take_status
 from parenv.remote.host_scheduler import HostScheduler
 from parenv.remote.host_versions import disagreement
@@ -32,6 +31,7 @@ from parenv.remote.net.curve import HostListener
 from parenv.remote.ray import RayHosts
 from parenv.remote.rejections import Rejections
 from parenv.remote.sizes import check_head, heard
+from parenv.remote.step_buffers import HostNotifier, HostsPoller
 from parenv.remote.validation import harmless
 from parenv.transport.waiting import remaining
 
@@ -105,20 +105,20 @@ class HostsPlacement:
         """Hear where rollouts lie, before any worker is told."""
         self._exchange.lay_out(slots)
 
-    def bell(self, worker: int) -> Bell:
-        """Make the doorbell of the next process of a worker, on this machine or for its host, wherever that will be."""
-        self._exchange.boards.used = True
+    def wake_up(self, worker: int) -> Notifier:
+        """Make the wake-up of the next process of a worker, on this machine or for its host, wherever that will be."""
+        self._exchange.step_buffers.used = True
         if worker < self._num_local:
-            return self._local.bell(worker)
-        return HostBell(partial(self._request, worker))
+            return self._local.wake_up(worker)
+        return HostNotifier(partial(self._request, worker))
 
-    def lay_out_board(self, board: BoardMap) -> None:
+    def lay_out_board(self, step_buffer: BoardMap) -> None:
         """Hear where the rows of a vector env lie, before any worker is told.
 
         Raises:
             ConfigurationError: a row has more bytes than a host may send in one message.
         """
-        self._exchange.boards.lay_out(board)
+        self._exchange.step_buffers.lay_out(step_buffer)
 
     def poller(self, descriptor: int) -> Poller:
         """What waits for a descriptor, and for hosts."""
@@ -224,10 +224,10 @@ class HostsPlacement:
             self._listener.close(LINGER_S)
 
     def _request(self, worker: int, number: int) -> None:
-        """Have a worker on a host see what is requested of it, and ring its doorbell; of one that is gone, nothing."""
+        """Have a worker on a host see what is requested of it, and ring its wake-up; of one that is gone, nothing."""
         host = self._scheduler.host_of(self._present[worker])
         if host is not None:
-            self._tell(host, self._exchange.boards.requests(worker, number), self._present[worker])
+            self._tell(host, self._exchange.step_buffers.requests(worker, number), self._present[worker])
 
     def _place(self) -> None:
         for worker, host in [] if self._closed else self._scheduler.place():

@@ -27,7 +27,7 @@ def check_ready(ready: Ready | StepReady, steps: bool) -> None:
 
     Args:
         ready: as it came.
-        steps: whether the worker answers on a board.
+        steps: whether the worker answers on a step buffer.
 
     Raises:
         ProtocolError: no worker says so.

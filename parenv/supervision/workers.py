@@ -64,8 +64,8 @@ class Workers:
         placement: as given.
         calls: what was asked of them.
         commits: rollouts that have come, until somebody takes them.
-        side_data: what workers of a vector env had to say beside the board, until somebody takes it.
-        step_errors: exceptions of single environments in steps on the board, likewise.
+        side_data: what workers of a vector env had to say beside the step buffer, until somebody takes it.
+        step_errors: exceptions of single environments in steps on the step buffer, likewise.
         warn: shows what workers warn of.
         heard: by worker, messages of its present process.
         stopped: makes the exception that :meth:`listen` raises from now on, because somebody else closes the workers.

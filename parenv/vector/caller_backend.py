@@ -1,4 +1,4 @@
-"""Worker processes, and the caller's own, which steps the last rows of the board while they step theirs."""
+"""Worker processes, and the caller's own, which steps the last rows of the step buffer while they step theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.memory.board import Board, BoardSpec
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.protocol.messages import Actions
 from parenv.supervision.failures import raise_all
 from parenv.vector.inline_backend import InlineBackend
@@ -16,7 +16,7 @@ from parenv.vector.vector_plan import VectorPlan
 
 
 class CallerBackend(ProcessBackend):
-    """Processes, and an inline backend on the same board. Workers are told first, and the caller steps meanwhile.
+    """Processes, and an inline backend on the same step buffer. Workers are told first, and the caller steps meanwhile.
 
     Args:
         plan: checked; the last share is the caller's.
@@ -43,11 +43,11 @@ class CallerBackend(ProcessBackend):
         """Whether there is something in :meth:`errors`."""
         return self._own.failing or super().failing
 
-    def lay_out(self, spec: BoardSpec) -> Board:
-        """Make the board in shared memory, where this process has a share too."""
-        board = super().lay_out(spec)
-        self._own.use(board)
-        return board
+    def lay_out(self, spec: StepBufferSpec) -> StepBuffer:
+        """Make the step buffer in shared memory, where this process has a share too."""
+        step_buffer = super().lay_out(spec)
+        self._own.use(step_buffer)
+        return step_buffer
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""

@@ -8,14 +8,14 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
-from parenv.memory.board import Board
+from parenv.memory.step_buffer import StepBuffer
 
 
 class EpisodeEnds:
     """Whose episode ended with its last step, whether or not anybody received that.
 
     Args:
-        board: the board.
+        step_buffer: the step buffer.
         mode: what happens where an episode ends.
 
     Attributes:
@@ -23,15 +23,15 @@ class EpisodeEnds:
         binding: whether these need a reset before their next step, which is so with ``DISABLED``.
     """
 
-    def __init__(self, board: Board, mode: AutoresetMode) -> None:
-        self._board, self._lasting = board, mode is not AutoresetMode.SAME_STEP
-        self.flags = np.zeros(board.spec.num_envs, bool)
+    def __init__(self, step_buffer: StepBuffer, mode: AutoresetMode) -> None:
+        self._step_buffer, self._lasting = step_buffer, mode is not AutoresetMode.SAME_STEP
+        self.flags = np.zeros(step_buffer.spec.num_envs, bool)
         self.binding = mode is AutoresetMode.DISABLED
 
     def note(self, rows: Any) -> None:
         """Read how the last step of these rows ended."""
         if self._lasting:
-            self.flags[rows] = self._board.terminated[rows] | self._board.truncated[rows]
+            self.flags[rows] = self._step_buffer.terminated[rows] | self._step_buffer.truncated[rows]
 
     def check(self, rows: Any) -> None:
         """Check that these rows may be stepped.

@@ -1,4 +1,4 @@
-"""Sub-environments stepped in the caller's own process, over the same board and by the same code as in workers."""
+"""Steps sub-environments in the caller's process, with the step buffer and the code of the workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.board_rows import EnvError
-from parenv.memory.board import Board, BoardSpec
 from parenv.memory.status_slot import StatusSlot, header_bytes
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.placement.base import drained
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Message, SideData
@@ -32,7 +32,7 @@ class InlineBackend:
 
     Attributes:
         pending: what was requested and is still to be done.
-        side_data: what did not go on the board, until somebody takes it.
+        side_data: what did not go on the step buffer, until somebody takes it.
     """
 
     beginning: Sequence[int] = ()
@@ -69,16 +69,16 @@ class InlineBackend:
         """Whether there is something in :meth:`errors`."""
         return bool(self._errors)
 
-    def lay_out(self, spec: BoardSpec) -> Board:
-        """Make the board."""
-        board = Board(spec, np.zeros(spec.fields()[1], np.uint8))
-        self.use(board)
-        return board
+    def lay_out(self, spec: StepBufferSpec) -> StepBuffer:
+        """Make the step buffer."""
+        step_buffer = StepBuffer(spec, np.zeros(spec.fields()[1], np.uint8))
+        self.use(step_buffer)
+        return step_buffer
 
-    def use(self, board: Board) -> None:
-        """Be told where the board is, which others may have made."""
-        self._ring = board.orders[self._env_ids.start : self._env_ids.stop]
-        self._task.use(board)
+    def use(self, step_buffer: StepBuffer) -> None:
+        """Be told where the step buffer is, which others may have made."""
+        self._ring = step_buffer.orders[self._env_ids.start : self._env_ids.stop]
+        self._task.use(step_buffer)
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""
@@ -139,15 +139,15 @@ class InlineBackend:
         if not self.closed:
             self.closed = True
             self._cleanup.close()
-            # It refers to this one: without it the board's memory goes as soon as nobody has it any more.
+            # It refers to this one: without it the step buffer's memory goes as soon as nobody has it any more.
             self.pending, self._task = [], None
 
     def say(self, message: Message) -> None:
-        """Hear what does not go on the board."""
+        """Hear what does not go on the step buffer."""
         assert isinstance(message, SideData)
         self.side_data.append(message)
 
-    def complain(self, errors: Sequence[EnvError]) -> None:
+    def report_error(self, errors: Sequence[EnvError]) -> None:
         """Hear what sub-environments raised."""
         self._errors += [self._with_place(*error) for error in errors]
 

@@ -14,10 +14,10 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from parenv.envs.factories import Spaces as Given
 from parenv.errors import ConfigurationError
-from parenv.memory.board import BoardSpec
 from parenv.memory.layout import aligned
 from parenv.memory.sampling import set_generators
 from parenv.memory.spaces import alike, each_once, leaves, rebuild
+from parenv.memory.step_buffer import StepBufferSpec
 from parenv.process.free_memory import check_fits, in_words
 from parenv.protocol.messages import StepReady
 from parenv.vector.vector_plan import ObservationMode
@@ -101,15 +101,15 @@ def join_spaces(of_workers: Sequence[SpacesOfWorker], mode: ObservationMode, giv
     return Spaces(first, single, batched, actions[0], batch_space(actions[0], num_envs))
 
 
-def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> BoardSpec:
-    """The board for sub-environments of these spaces.
+def board_spec(spaces: Spaces, num_envs: int, mode: AutoresetMode) -> StepBufferSpec:
+    """The step buffer for sub-environments of these spaces.
 
     Raises:
         ConfigurationError: there is not enough memory for it.
     """
     observed, acted = leaves(spaces.first_observation), leaves(spaces.single_action)
     final_bytes = sum(leaf.nbytes for leaf in observed) if mode is AutoresetMode.SAME_STEP else 0
-    spec = BoardSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
+    spec = StepBufferSpec(num_envs, observed, acted, aligned(INFO_BYTES + final_bytes))
     observation = in_words(sum(leaf.nbytes for leaf in observed if leaf.dtype is not None))
     check_fits(
         "the vector env",

@@ -1,4 +1,4 @@
-"""Sub-environments stepped by worker processes: doorbells for stepping, messages for everything else."""
+"""Sub-environments stepped by worker processes: wake-ups for stepping, messages for everything else."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from parenv.memory.board import Board, BoardSpec
 from parenv.memory.layout import leaves_as_data
 from parenv.memory.maps import BoardMap
 from parenv.memory.order import fence
 from parenv.memory.shared import SharedMemory
 from parenv.memory.status_slot import StatusSlot, header_bytes, status_slots
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.placement.base import Launch, Poller, drained
-from parenv.process.doorbell import Doorbell
 from parenv.process.spinning import Spinner
+from parenv.process.wake_up import WakeUp
 from parenv.protocol.messages import Actions, Message, Rows, StepReady
 from parenv.supervision.launch import local_launch, worker_placement
 from parenv.supervision.questions import Question
@@ -42,7 +42,7 @@ class ProcessBackend:
     Attributes:
         spaces: of each worker's sub-environments.
         first: what says metadata and render mode of the first of them.
-        side_data: what did not go on the board, until somebody takes it.
+        side_data: what did not go on the step buffer, until somebody takes it.
         closed: whether it has ended, by itself where a worker is gone for good, or because somebody wanted it.
     """
 
@@ -54,8 +54,8 @@ class ProcessBackend:
         self._memory = SharedMemory(header_bytes(num_workers))
         head = self._memory.map()
         _, self._said, self._has_infos, self._heartbeats = status_slots(head, num_workers).T
-        self._requests = Requests(self._shares, [self._placement.bell(worker) for worker in range(num_workers)])
-        self._answers = Doorbell()
+        self._requests = Requests(self._shares, [self._placement.wake_up(worker) for worker in range(num_workers)])
+        self._answers = WakeUp()
         self._poller: Poller | None = None
         self._status = [StatusSlot(head, worker) for worker in range(num_workers)]
         self._spun_ns = memoryview(bytearray(8)).cast("q")
@@ -98,8 +98,8 @@ class ProcessBackend:
         """Seconds that this process, and all workers together, have looked for a ring before sleeping."""
         return self._spun_ns[0] * 1e-9, sum(status.spun_ns[0] for status in self._status) * 1e-9
 
-    def lay_out(self, spec: BoardSpec) -> Board:
-        """Make the board, and tell every worker where it is."""
+    def lay_out(self, spec: StepBufferSpec) -> StepBuffer:
+        """Make the step buffer, and tell every worker where it is."""
         nbytes = spec.fields()[1]
         offset = self._memory.size
         self._memory.grow(offset + nbytes)
@@ -107,12 +107,12 @@ class ProcessBackend:
         leaves = leaves_as_data(spec.observations), leaves_as_data(spec.actions)
         self._rows = Rows(offset, spec.num_envs, *leaves, spec.info_bytes)
         mapping = self._memory.map()
-        self._board = Board(spec, mapping, offset)
-        self._requests.lie_on(self._board)
+        self._step_buffer = StepBuffer(spec, mapping, offset)
+        self._requests.lie_on(self._step_buffer)
         self._placement.lay_out_board(BoardMap(mapping, spec, offset, self._shares))
         for worker in range(len(self._shares)):
             self.workers.say(worker, self._rows)
-        return self._board
+        return self._step_buffer
 
     def request_all(self) -> None:
         """Have every sub-environment take a step."""
@@ -155,7 +155,7 @@ class ProcessBackend:
 
     def catch_up(self) -> bool:
         """Hear all that workers have said by now, if any. A message may be heard before its sender has counted it."""
-        fence()  # Whoever calls this has seen numbers on the board, and believes them next.
+        fence()  # Whoever calls this has seen numbers on the step buffer, and believes them next.
         heard, deadline = self.workers.heard, math.inf
         step_timeout_s = self._plan.job.options.step_timeout_s or math.inf
         wait_s = min(MESSAGE_TIMEOUT_S, step_timeout_s)
@@ -184,7 +184,7 @@ class ProcessBackend:
             if reset is None or self._questions.answered(reset):
                 del self._beginning[worker]
                 rows = self._rows_of(worker)
-                self._board.finished[rows] = self._board.requested[rows]
+                self._step_buffer.finished[rows] = self._step_buffer.requested[rows]
                 self._requests.away.discard(worker)
                 self._restarted.append(list(self.workers.env_ids(worker)))
                 if reset is not None:
@@ -230,14 +230,14 @@ class ProcessBackend:
         """Nothing is asked of a worker that is gone, and no more awaited of it than what has been heard."""
         self._requests.away.add(worker)
         self._said[worker] = self.workers.heard[worker]
-        # What it waits for may have been closed: with the zygote, its socket goes as well.
+        # What it waits for may have been closed: with the fork server, its socket goes as well.
         self._poller = None
         if (reset := self._beginning.pop(worker, None)) is not None:
             self._questions.forget(reset)
 
     def _begin_anew(self, worker: int) -> None:
         """Episodes begin anew in one that is back: by themselves with the next step, or else at once."""
-        self._board.info_kinds[self._rows_of(worker)] = 0
+        self._step_buffer.info_kinds[self._rows_of(worker)] = 0
         reset = None
         if self._plan.job.autoreset_mode is AutoresetMode.SAME_STEP:
             columns = range(self._shares[worker])
@@ -246,7 +246,7 @@ class ProcessBackend:
 
     def _launch(self, worker: int | None) -> Launch:
         if worker is not None:
-            self._requests.put(worker, self._placement.bell(worker))
+            self._requests.put(worker, self._placement.wake_up(worker))
             self._said[worker] = 0
         self._poller = None
         return replace(self._with_launch(self._memory.fd), descriptors=(self._answers.fileno(),))
@@ -256,8 +256,8 @@ class ProcessBackend:
 
     def _unanswered(self, worker: int) -> bytes | None:
         rows = self._rows_of(worker)
-        finished = self._board.finished[rows].tobytes()
-        return None if finished == self._board.requested[rows].tobytes() else finished
+        finished = self._step_buffer.finished[rows].tobytes()
+        return None if finished == self._step_buffer.requested[rows].tobytes() else finished
 
     def _rows_of(self, worker: int) -> slice:
         env_ids = self.workers.env_ids(worker)

@@ -1,4 +1,4 @@
-"""How workers hear that sub-environments are to step: doorbells, and rings of orders on the board."""
+"""How workers hear that sub-environments are to step: wake-ups, and rings of orders on the step buffer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from parenv.memory.board import Board
-from parenv.placement.base import Bell
-from parenv.process.doorbell import ALL, ECHO
+from parenv.memory.step_buffer import StepBuffer
+from parenv.placement.base import Notifier
+from parenv.process.wake_up import ALL, ECHO
 
 
 class Requests:
@@ -17,63 +17,63 @@ class Requests:
 
     Args:
         shares: sub-environments of each worker.
-        bells: of each worker.
+        wake_ups: of each worker.
 
     Attributes:
         away: workers that are away.
         worker_of: by env_id, int64.
     """
 
-    def __init__(self, shares: Sequence[int], bells: Sequence[Bell]) -> None:
-        self._shares, self._bells = shares, list(bells)
+    def __init__(self, shares: Sequence[int], wake_ups: Sequence[Notifier]) -> None:
+        self._shares, self._wake_ups = shares, list(wake_ups)
         self._first = [sum(shares[:worker]) for worker in range(len(shares))]
         self._ordered = [0 for _ in shares]
         self.away: set[int] = set()
         self.worker_of = np.repeat(np.arange(len(shares)), shares)
 
-    def lie_on(self, board: Board) -> None:
+    def lie_on(self, step_buffer: StepBuffer) -> None:
         """Be told where the rings are."""
         # Behind those of the workers may lie one that is not rung for from here: the caller's.
-        self._rings = np.split(board.orders, np.cumsum(self._shares))
+        self._rings = np.split(step_buffer.orders, np.cumsum(self._shares))
 
     def of_all(self) -> None:
         """A step of every sub-environment."""
-        for worker, bell in enumerate(self._bells):
+        for worker, wake_up in enumerate(self._wake_ups):
             if worker not in self.away:
-                bell.ring(ALL)
+                wake_up.notify(ALL)
 
     def of(self, env_ids: Sequence[int], reset: bool) -> None:
         """A step of some of them, or an episode to begin."""
         ids = np.asarray(env_ids, np.int64)
         workers = self.worker_of[ids]
-        counts = np.bincount(workers, minlength=len(self._bells))
+        counts = np.bincount(workers, minlength=len(self._wake_ups))
         for worker in counts.nonzero()[0].tolist():
             if worker in self.away:
                 continue
             if counts[worker] == self._shares[worker] and not reset:
-                self._bells[worker].ring(ALL)
+                self._wake_ups[worker].notify(ALL)
             else:
                 orders = ids[workers == worker] - self._first[worker]
                 self._order(worker, ~orders if reset else orders)
 
     def echo(self) -> None:
         """Have every worker wake this process, and do nothing else."""
-        for bell in self._bells:
-            bell.ring(ECHO)
+        for wake_up in self._wake_ups:
+            wake_up.notify(ECHO)
 
     def workers(self, env_ids: Sequence[int]) -> list[int]:
         """Whose these are, of those that are not away."""
         return sorted(set(self.worker_of[list(env_ids)].tolist()) - self.away)
 
-    def put(self, worker: int, bell: Bell) -> None:
-        """Another process of a worker is to have another bell, and begins at the head of its ring."""
-        self._bells[worker].close()
-        self._bells[worker], self._ordered[worker] = bell, 0
+    def put(self, worker: int, wake_up: Notifier) -> None:
+        """Another process of a worker is to have another wake-up, and begins at the head of its ring."""
+        self._wake_ups[worker].close()
+        self._wake_ups[worker], self._ordered[worker] = wake_up, 0
 
     def close(self) -> None:
-        """Close the bells."""
-        for bell in self._bells:
-            bell.close()
+        """Close the wake-ups."""
+        for wake_up in self._wake_ups:
+            wake_up.close()
 
     def _order(self, worker: int, orders: Any) -> None:
         """Put orders into a worker's ring, which has room for one to each of its rows."""
@@ -84,4 +84,4 @@ class Requests:
         if fitting < n:
             ring[: n - fitting] = orders[fitting:]
         self._ordered[worker] += n
-        self._bells[worker].ring(n)
+        self._wake_ups[worker].notify(n)

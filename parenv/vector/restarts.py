@@ -7,9 +7,9 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from parenv.memory.board import Board
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.memory.spaces import unflatten
+from parenv.memory.step_buffer import StepBuffer
 from parenv.vector.results import Results, add_info, put
 
 FLAG = "worker_restarted"
@@ -22,7 +22,7 @@ class Restarts:
     when the next step is asked of it.
 
     Args:
-        board: the board.
+        step_buffer: the step buffer.
         results: reads it.
         mode: what happens where an episode ends.
         wanted: whether workers are restarted at all; if not, nothing is kept.
@@ -31,11 +31,11 @@ class Restarts:
         broken: env_ids of broken rows.
     """
 
-    def __init__(self, board: Board, results: Results, mode: AutoresetMode, wanted: bool) -> None:
-        self._board, self._results, self._mode, self.wanted = board, results, mode, wanted
+    def __init__(self, step_buffer: StepBuffer, results: Results, mode: AutoresetMode, wanted: bool) -> None:
+        self._step_buffer, self._results, self._mode, self.wanted = step_buffer, results, mode, wanted
         self.broken: set[int] = set()
         self._answered: dict[int, dict[str, Any]] = {}
-        self._last = results.rows(range(board.spec.num_envs)) if wanted else []
+        self._last = results.rows(range(step_buffer.spec.num_envs)) if wanted else []
 
     def lose(self, env_ids: Sequence[int]) -> None:
         """These rows have lost their episode."""
@@ -63,18 +63,18 @@ class Restarts:
         """Answer those of these rows that are broken: truncated, no reward."""
         if not self.broken:
             return set()
-        board = self._board
+        step_buffer = self._step_buffer
         rows = [env_id for env_id in env_ids if env_id in self.broken]
         for env_id in rows:
             info: dict[str, Any] = {FLAG: True}
             if self._mode is AutoresetMode.SAME_STEP:
                 last = [kept[env_id] if isinstance(kept, list) else kept[env_id].copy() for kept in self._last]
-                info |= {FINAL_OBSERVATION: unflatten(board.spec.observations, last), "final_info": {}}
+                info |= {FINAL_OBSERVATION: unflatten(step_buffer.spec.observations, last), "final_info": {}}
             else:
                 self._results.restore([env_id], [kept[env_id : env_id + 1] for kept in self._last])
             self._answered[env_id] = info
-        board.rewards[rows], board.terminated[rows], board.truncated[rows] = 0.0, False, True
-        board.finished[rows] = board.requested[rows]
+        step_buffer.rewards[rows], step_buffer.terminated[rows], step_buffer.truncated[rows] = 0.0, False, True
+        step_buffer.finished[rows] = step_buffer.requested[rows]
         self.broken.difference_update(rows)
         return set(rows)
 

@@ -1,4 +1,4 @@
-"""From the board to what a vector env returns."""
+"""From the step buffer to what a vector env returns."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gymnasium.vector import VectorEnv
 
 from parenv.envs.fitting import Fit, not_finite, of_one_kind
 from parenv.errors import ConfigurationError, NotDataError
-from parenv.memory.board import Board
-from parenv.memory.board_infos import Announced, InfoReader
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
+from parenv.memory.step_buffer import StepBuffer
+from parenv.memory.step_buffer_infos import Announced, InfoReader
 from parenv.options import WorkerOptions
 from parenv.protocol.messages import SideData
 from parenv.supervision.warning import Warner
 
 
 class Results:
-    """Reads rows of the board, together with what came by message.
+    """Reads rows of the step buffer, together with what came by message.
 
     Args:
-        board: the board.
+        step_buffer: the step buffer.
         space: whose leaves lie there.
-        copy: whether observations of all rows are copies, or arrays over the board.
+        copy: whether observations of all rows are copies, or arrays over the step buffer.
         options: how actions must fit their space.
         strict_infos: whether a value in an info that has no plain form is an error.
 
@@ -34,12 +34,14 @@ class Results:
         left_out: what :meth:`report_left_out` has to report.
     """
 
-    def __init__(self, board: Board, space: Space[Any], copy: bool, options: WorkerOptions, strict_infos: bool) -> None:
+    def __init__(
+        self, step_buffer: StepBuffer, space: Space[Any], copy: bool, options: WorkerOptions, strict_infos: bool
+    ) -> None:
         self.fit = Fit.of(options, Warner())
-        self._board, self._copy, self._strict = board, copy, strict_infos
+        self._step_buffer, self._copy, self._strict = step_buffer, copy, strict_infos
         self.left_out: dict[str, tuple[int, str]] = {}
         self._warn_left_out = Warner()
-        self._leaves = board.spec.observations
+        self._leaves = step_buffer.spec.observations
         self._empty = {
             i: dict if isinstance(part, spaces.Dict) else tuple
             for i, part in enumerate(flatten(self._leaves, space))
@@ -47,9 +49,9 @@ class Results:
         }
         self._single = is_single(self._leaves)
         self._lists: dict[int, list[Any]] = {
-            i: [None] * board.spec.num_envs for i, leaf in enumerate(self._leaves) if leaf.dtype is None
+            i: [None] * step_buffer.spec.num_envs for i, leaf in enumerate(self._leaves) if leaf.dtype is None
         }
-        self._infos = InfoReader(board.info_kinds, board.infos, add_info)
+        self._infos = InfoReader(step_buffer.info_kinds, step_buffer.infos, add_info)
         self._by_message: dict[int, Any] = Announced("an info of env_id")
 
     def take(self, side_data: Sequence[SideData]) -> None:
@@ -86,7 +88,7 @@ class Results:
     def observations(self, env_ids: Any) -> Any:
         """A batch of observations: of all, or of the rows of an array of env_ids."""
         if self._single:
-            rows = self._board.observations[0]
+            rows = self._step_buffer.observations[0]
             assert rows is not None
             if env_ids is not None:
                 return rows[env_ids]
@@ -98,12 +100,12 @@ class Results:
         ids = list(env_ids)
         return [
             [self._lists[i][env_id] for env_id in ids] if rows is None else rows[ids]
-            for i, rows in enumerate(self._board.observations)
+            for i, rows in enumerate(self._step_buffer.observations)
         ]
 
     def restore(self, env_ids: Sequence[int], saved: Sequence[Any]) -> None:
         """Put rows back, as they were when they were copied."""
-        for i, rows in enumerate(self._board.observations):
+        for i, rows in enumerate(self._step_buffer.observations):
             put(self._lists[i] if rows is None else rows, env_ids, saved[i])
 
     def infos(self, env_ids: Any) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Results:
         return self._infos.each(self._by_message)
 
     def write_actions(self, actions: Any, env_ids: Any, keep_dtypes: bool) -> list[str] | None:
-        """Write a batch of actions onto the board, in the dtypes in which they are given.
+        """Write a batch of actions onto the step buffer, in the dtypes in which they are given.
 
         Args:
             actions: batched, nested as the action space is.
@@ -124,28 +126,28 @@ class Results:
 
         Returns:
             The dtypes that workers must be told of first, empty if they know; ``None``: nothing was written, because
-            these are not arrays as the board has room for.
+            these are not arrays as the step buffer has room for.
 
         Raises:
             ConfigurationError: actions are not finite, where that is checked, or do not fit their space.
             TypeError: they are not a batch, but a single number.
         """
-        board, fit = self._board, self.fit
-        first = board.actions[0]
+        step_buffer, fit = self._step_buffer, self.fit
+        first = step_buffer.actions[0]
         rows = slice(None) if env_ids is None else env_ids
-        n = board.spec.num_envs if env_ids is None else len(env_ids)
-        is_array = board.one_action and type(actions) is np.ndarray and first is not None
+        n = step_buffer.spec.num_envs if env_ids is None else len(env_ids)
+        is_array = step_buffer.one_action and type(actions) is np.ndarray and first is not None
         if is_array and actions.dtype == first.dtype and actions.shape == (n, *first.shape[1:]) and not fit.finite:
             first[rows] = actions
             return []
-        if any(rows is None for rows in board.actions):
+        if any(rows is None for rows in step_buffer.actions):
             return None
-        given = flatten(board.spec.actions, actions)
+        given = flatten(step_buffer.spec.actions, actions)
         arrays = [np.asarray(values) for values in given]
-        for leaf, values in zip(board.spec.actions, given, strict=True):
+        for leaf, values in zip(step_buffer.spec.actions, given, strict=True):
             _check_actions(leaf, values, range(n) if env_ids is None else env_ids, fit)
         same = True
-        for values, placed, room in zip(arrays, board.actions, board.action_bytes, strict=True):
+        for values, placed, room in zip(arrays, step_buffer.actions, step_buffer.action_bytes, strict=True):
             same = same and values.dtype == placed.dtype
             if values.shape != (n, *placed.shape[1:]) or values.dtype.kind not in "?biuf" or values.itemsize > room:
                 return None
@@ -153,13 +155,13 @@ class Results:
             return None
         changed = [] if same else [values.dtype.str for values in arrays]
         if changed:
-            board.view_actions(changed)
-        for values, placed in zip(arrays, board.actions, strict=True):
+            step_buffer.view_actions(changed)
+        for values, placed in zip(arrays, step_buffer.actions, strict=True):
             placed[rows] = values
         return changed
 
     def _leaf(self, i: int, env_ids: Any) -> Any:
-        rows = self._board.observations[i]
+        rows = self._step_buffer.observations[i]
         if i in self._empty:
             return self._empty[i]()
         if rows is None:

@@ -35,11 +35,11 @@ StepResults = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class VectorSession:
-    """A backend, its board, and where each request stands.
+    """A backend, its step buffer, and where each request stands.
 
     Args:
         plan: checked.
-        copy: whether observations of all rows are copies, or arrays over the board.
+        copy: whether observations of all rows are copies, or arrays over the step buffer.
 
     Attributes:
         owner: the process that may use and close it.
@@ -57,16 +57,18 @@ class VectorSession:
             first, mode = self.backend.first, plan.job.autoreset_mode
             self.spaces = join_spaces(self.backend.spaces, plan.observation_mode, plan.spaces)
             self.metadata, self.render_mode = {**first.metadata, "autoreset_mode": mode}, first.render_mode
-            self._board = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, mode))
+            self._step_buffer = self.backend.lay_out(board_spec(self.spaces, plan.num_envs, mode))
         except BaseException:
             self.close(plan.job.options.close_timeout_s)
             raise
         num_envs = plan.num_envs
         self._all = range(num_envs)
-        self._results = Results(self._board, self.spaces.first_observation, copy, plan.job.options, plan.strict_infos)
+        self._results = Results(
+            self._step_buffer, self.spaces.first_observation, copy, plan.job.options, plan.strict_infos
+        )
         self.read_infos = self._results.infos
-        self._restarts = Restarts(self._board, self._results, mode, wanted=plan.job.options.restart is not None)
-        self._ends = EpisodeEnds(self._board, mode)
+        self._restarts = Restarts(self._step_buffer, self._results, mode, wanted=plan.job.options.restart is not None)
+        self._ends = EpisodeEnds(self._step_buffer, mode)
         self._tracks_ends = self._restarts.wanted or self._ends.binding
         self._in_flight = np.zeros(num_envs, bool)
         self.under_way = self._sequence = 0
@@ -109,12 +111,12 @@ class VectorSession:
             # Before an exception of one of them, with which the results of the others are lost.
             self._ends.note(_ALL)
         self._hear()
-        board = self._board
+        step_buffer = self._step_buffer
         infos = self._restarts.add_to(self.read_infos(None) if self.backend.has_infos else {}, self._all)
         if self._tracks_ends:
             self._restarts.delivered(self._all)
-        flags = board.terminated.copy(), board.truncated.copy()
-        return self._results.observations(None), board.rewards.copy(), *flags, infos
+        flags = step_buffer.terminated.copy(), step_buffer.truncated.copy()
+        return self._results.observations(None), step_buffer.rewards.copy(), *flags, infos
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int | None], options: Any) -> None:
         """Begin an episode in some.
@@ -144,7 +146,7 @@ class VectorSession:
         else:
             self._answers(timeout, name)
         self._hear()
-        self._board.info_kinds[others] = 0
+        self._step_buffer.info_kinds[others] = 0
         infos = self.read_infos(None)
         self._deliver(self._all)
         return self._results.observations(None), infos
@@ -179,15 +181,21 @@ class VectorSession:
         """Wait for a batch of those who are ready first."""
         self._wait(lambda: self._enough_ready(batch_size), timeout, "recv")
         self._hear()
-        ids, board = self._ready, self._board
+        ids, step_buffer = self._ready, self._step_buffer
         if len(ids) > batch_size:
-            ids = ids[np.argsort(board.requested[ids], kind="stable")[:batch_size]]
+            ids = ids[np.argsort(step_buffer.requested[ids], kind="stable")[:batch_size]]
         self._in_flight[ids] = False
         self.under_way -= len(ids)
         infos = self._restarts.add_to(self.read_infos(ids) if self._had_infos else {}, ids)
         infos["env_id"] = ids
         self._deliver(ids)
-        return self._results.observations(ids), board.rewards[ids], board.terminated[ids], board.truncated[ids], infos
+        return (
+            self._results.observations(ids),
+            step_buffer.rewards[ids],
+            step_buffer.terminated[ids],
+            step_buffer.truncated[ids],
+            infos,
+        )
 
     def in_flight(self, ids: Any) -> list[int]:
         """Those of these that were sent an action whose results were not received."""
@@ -228,7 +236,7 @@ class VectorSession:
             self.backend.close(timeout_s)
 
     def _write_actions(self, actions: Any, env_ids: Any) -> None:
-        """Onto the board, if they are arrays as the space says; else by message, taken apart as Gymnasium does."""
+        """Write actions into the step buffer if they are arrays of the space; else split and send them."""
         dtypes = self._results.write_actions(actions, env_ids, keep_dtypes=self.under_way > 0)
         if dtypes:
             self.backend.give(Actions(dtypes, b""), self._all)
@@ -241,7 +249,7 @@ class VectorSession:
     def _number(self, env_ids: Any) -> None:
         """Give a request its number."""
         self._sequence += 1
-        self._board.requested[env_ids] = self._sequence
+        self._step_buffer.requested[env_ids] = self._sequence
 
     def _request(self, env_ids: Sequence[int]) -> None:
         """Request a step of some; those whose episode was lost are answered here."""
@@ -287,17 +295,19 @@ class VectorSession:
 
     def _settled(self) -> bool:
         """Whether every request has been answered."""
-        return self._board.finished.tobytes() == self._board.requested.tobytes() and not self.backend.beginning
+        return (
+            self._step_buffer.finished.tobytes() == self._step_buffer.requested.tobytes() and not self.backend.beginning
+        )
 
     def _enough_ready(self, batch_size: int) -> bool:
-        ready = self._in_flight & (self._board.finished == self._board.requested)
+        ready = self._in_flight & (self._step_buffer.finished == self._step_buffer.requested)
         if beginning := self.backend.beginning:
             ready[beginning] = False
         self._ready = ready.nonzero()[0]
         return self.backend.failing or len(self._ready) >= batch_size
 
     def _hear(self) -> None:
-        """Take note of what came beside the board; raise what sub-environments raised."""
+        """Take note of what came beside the step buffer; raise what sub-environments raised."""
         backend = self.backend
         self._had_infos |= backend.has_infos
         if backend.side_data:

@@ -12,8 +12,8 @@ import numpy as np
 from parenv.memory.agent_layout import RowGroup
 from parenv.worker.agent_writing import private_agent_writer
 from parenv.worker.agents_collecting import AgentsCollector
-from parenv.worker.casting import Cast
-from parenv.worker.evaluation import MAX_STEPS, Evaluation, Game, Within
+from parenv.worker.evaluation import MAX_STEPS, EpisodeRunner, Evaluation, Within
+from parenv.worker.policy_set import PolicySet
 
 Records = list[list[Any]]
 
@@ -26,7 +26,7 @@ class AgentsEvaluation(Evaluation):
         *arguments: as for :class:`~parenv.worker.evaluation.Evaluation`.
     """
 
-    def __init__(self, make_collector: Callable[[Cast, list[Any], Any], AgentsCollector], *arguments: Any) -> None:
+    def __init__(self, make_collector: Callable[[PolicySet, list[Any], Any], AgentsCollector], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._make_collector = make_collector
         self._envs: list[Any] = []
@@ -34,22 +34,22 @@ class AgentsEvaluation(Evaluation):
     @property
     def indices_in_use(self) -> set[int]:
         """The policies that may act in an evaluation under way beside the training."""
-        return set() if self._game is None else {row.index for row in self._beside.table.values()}
+        return set() if self._runner is None else {row.index for row in self._beside.table.values()}
 
     def close(self) -> None:
         """Close its sub-environments."""
         for env in self._envs:
             env.close()
 
-    def _begin(self, acting: Cast, seed: int, episodes: int, within: Within) -> Game:
+    def _begin(self, acting: PolicySet, seed: int, episodes: int, within: Within) -> EpisodeRunner:
         collector = self._make_collector(acting, self._envs, replace(self._job, seed=seed))
         self._envs = collector.envs
-        collector.roster.settle()
+        collector.assignments.settle()
         collector.begin(np.random.SeedSequence(seed).generate_state(len(self._envs)).tolist())
-        return AgentsGame(collector, episodes, {row.index: name for name, row in acting.table.items()}, within)
+        return AgentsEpisodeRunner(collector, episodes, {row.index: name for name, row in acting.table.items()}, within)
 
 
-class AgentsGame(Game):
+class AgentsEpisodeRunner(EpisodeRunner):
     """Where several agents act.
 
     Args:
@@ -61,7 +61,7 @@ class AgentsGame(Game):
 
     def __init__(self, collector: AgentsCollector, episodes: int, names: Mapping[int, str], within: Within) -> None:
         super().__init__(len(collector.envs), episodes, within)
-        self._collector, self._spec, self._names = collector, collector.roster.spec, names
+        self._collector, self._spec, self._names = collector, collector.assignments.spec, names
         self._whole: Records = []
         self._by_policy: defaultdict[str, Records] = defaultdict(list)
         self._parts: defaultdict[tuple[int, int], list[tuple[str, list[Any]]]] = defaultdict(list)
@@ -80,13 +80,13 @@ class AgentsGame(Game):
             length = round(group.spec.rollout_length * factor)
             return replace(group, spec=replace(group.spec, rollout_length=length, gradient_bytes=0))
 
-        roster = self._collector.roster
-        roster.spec = replace(self._spec, groups=tuple(map(shortened, self._spec.groups)))
-        self._writer = private_agent_writer(roster.spec, len(self._collector.envs))
+        assignments = self._collector.assignments
+        assignments.spec = replace(self._spec, groups=tuple(map(shortened, self._spec.groups)))
+        self._writer = private_agent_writer(assignments.spec, len(self._collector.envs))
 
     def _collect(self, steps: int) -> None:
-        collector, env_ids = self._collector, self._collector.roster.env_ids
-        if steps != collector.roster.spec.rollout_length:
+        collector, env_ids = self._collector, self._collector.assignments.env_ids
+        if steps != collector.assignments.spec.rollout_length:
             self._resize(steps)
         collector.collect(self._writer)
         self._note_parts()
@@ -100,12 +100,12 @@ class AgentsGame(Game):
 
     def _note_parts(self) -> None:
         """Note by sub-environment and episode the policy and record of every agent's part that has ended."""
-        roster = self._collector.roster
-        for group, mine in zip(roster.spec.groups[1:], self._writer.groups[1:], strict=True):
+        assignments = self._collector.assignments
+        for group, mine in zip(assignments.spec.groups[1:], self._writer.groups[1:], strict=True):
             for record, number in zip(*mine.ended(), strict=True):
                 column, place = divmod(int(record["column"]), len(group.agents))
                 name = self._names[int(mine.policies[record["step"], record["column"]])]
-                part = [*_figures(record), roster.env_ids[column], group.agents[place], number]
+                part = [*_figures(record), assignments.env_ids[column], group.agents[place], number]
                 self._parts[column, number].append((name, part))
 
 

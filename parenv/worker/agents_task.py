@@ -13,19 +13,19 @@ from parenv.envs.seeding import RandomState, environment_seed, random_state, set
 from parenv.memory.agent_layout import agents_layout, agents_spec
 from parenv.memory.spaces import describe
 from parenv.protocol.messages import Commit, Credit, Layout, Ready
+from parenv.worker.aec_agents import AECAgentsCollector
+from parenv.worker.agent_assignments import AgentAssignments
 from parenv.worker.agent_writing import AgentWriter
 from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.agents_evaluation import AgentsEvaluation
 from parenv.worker.agents_probing import probe_agents
-from parenv.worker.casting import Cast
 from parenv.worker.collecting_task import CollectingTask
 from parenv.worker.differentiating import NOTHING_LEARNED, Differentiator
 from parenv.worker.job import AgentsJob
+from parenv.worker.parallel_agents import ParallelAgentsCollector
+from parenv.worker.policy_set import PolicySet
 from parenv.worker.replacing import Replacements
-from parenv.worker.roster import Roster
 from parenv.worker.stamping import RolloutTimer
-from parenv.worker.together import TogetherCollector
-from parenv.worker.turns import TurnsCollector
 from parenv.worker.writing import SlotWriters
 
 
@@ -48,23 +48,28 @@ class AgentsTask(CollectingTask[AgentsJob]):
         spec = agents_spec(job.rollout_length, observed, acted, *about)
         self._writers = SlotWriters(AgentWriter, agents_layout, spec, layout, len(self._envs), mapping)
 
-        def make_cast(job: AgentsJob) -> Cast:
-            return Cast(job, self._load_job, spec, mapping, self._fit)
+        def make_policy_set(job: AgentsJob) -> PolicySet:
+            return PolicySet(job, self._load_job, spec, mapping, self._fit)
 
-        self._cast = make_cast(job)
-        self._collector = self._asked = self._collecting(self._cast, self._envs, job, self._first)
+        self._policy_set = make_policy_set(job)
+        self._collector = self._asked = self._collecting(self._policy_set, self._envs, job, self._first)
         if job.options.on_env_error == "restart_env":
             first, generation = self._env_ids.start, self._sender.generation
             self._collector.replacements = Replacements(job, self._collector, first, generation, self._progress)
         self._evaluation = AgentsEvaluation(
-            self._collecting, job, self._sender.worker, self._progress, self._cast, lambda: make_cast(self._load_job())
+            self._collecting,
+            job,
+            self._sender.worker,
+            self._progress,
+            self._policy_set,
+            lambda: make_policy_set(self._load_job()),
         )
         self._differentiator = None if job.gradient is None else Differentiator(job.gradient, job.policy)
         self._timer = RolloutTimer(self._sender.generation)
 
     def _start(self) -> None:
         job, sender, progress = self._job, self._sender, self._progress
-        self._env_ids, self._fit = job.env_ids(sender.worker), Fit.of(job.options, self._outlet.warn)
+        self._env_ids, self._fit = job.env_ids(sender.worker), Fit.of(job.options, self._output.warn)
         self._envs = self._make_envs(self._env_ids)
         self._spaces = spaces_of(self._envs, self._env_ids.start)
         self._first: list[Any] = []
@@ -92,28 +97,30 @@ class AgentsTask(CollectingTask[AgentsJob]):
         for env in self._envs:
             env.close()
 
-    def _collecting(self, cast: Cast, envs: list[Any], job: AgentsJob, first: Sequence[Any] = ()) -> AgentsCollector:
+    def _collecting(
+        self, policy_set: PolicySet, envs: list[Any], job: AgentsJob, first: Sequence[Any] = ()
+    ) -> AgentsCollector:
         """What collects in these sub-environments, or, where there are none yet, in some beside those of the training.
 
         Args:
-            cast: the policies.
+            policy_set: the policies.
             envs: the sub-environments.
             job: from its seed it is drawn who plays.
             first: what resets returned that have been done already.
         """
         envs = envs or self._make_envs(self._env_ids, self._envs)
-        kind = TurnsCollector if acts_in_turns(envs[0]) else TogetherCollector
-        roster = Roster(job, cast, self._env_ids, self._sender.generation)
-        return kind(envs, roster, self._progress, first)
+        kind = AECAgentsCollector if acts_in_turns(envs[0]) else ParallelAgentsCollector
+        assignments = AgentAssignments(job, policy_set, self._env_ids, self._sender.generation)
+        return kind(envs, assignments, self._progress, first)
 
     def _load(self, version: int, serial: int, snapshot: bytes) -> int:
         if (version, serial) != self._loaded:
             self._progress.begin("loading the policy")
-            begins = not self._cast.table
+            begins = not self._policy_set.table
             # A load that fails may leave parts of both versions: the next rollout must not trust the old number.
             self._loaded = (-1, -1)
-            self._cast.load(serial, snapshot)
-            self._collector.roster.settle()
+            self._policy_set.load(serial, snapshot)
+            self._collector.assignments.settle()
             if begins and self._resumed is not None:
                 state, seeds, broken = self._resumed
                 self._collector.set_state(state["collector"], seeds, broken)
@@ -124,7 +131,7 @@ class AgentsTask(CollectingTask[AgentsJob]):
         return version
 
     def _get_state(self) -> dict[str, Any]:
-        columns, has_begun = range(len(self._envs)), bool(self._cast.table)
+        columns, has_begun = range(len(self._envs)), bool(self._policy_set.table)
         envs = self._collector.each("get_state", QuestionedEnv.get_state, columns)
         return {
             "envs": envs if has_begun else [None] * len(envs),
@@ -161,21 +168,21 @@ class AgentsTask(CollectingTask[AgentsJob]):
             learned = self._differentiator.run(rollout.to(self._job.device), writer.groups[0].gradient)
         self._progress.begin("commit")
         self._timer.stamp(writer.groups[0], credit, seconds, learned)
-        in_use = {*self._collector.roster.indices_in_use, *self._evaluation.indices_in_use}
+        in_use = {*self._collector.assignments.indices_in_use, *self._evaluation.indices_in_use}
         report = [self._collector.env_steps, credit.weights_slot, sorted(in_use), learned.metrics]
         return Commit(credit.sequence, {}, report, self._collector.take_replaced())
 
     def _postprocess(self, function: Callable[[Any, Any], Any], writer: AgentWriter, version: int) -> None:
         """Call the user's ``postprocess`` with each policy and what its agents did."""
-        roster = self._collector.roster
+        assignments = self._collector.assignments
         for group in writer.groups:
             group.blank_postprocessed()
         for name, rows in self._collector.rollout(writer, self._sender.worker, version).items():
             if not rows.num_steps:
                 continue
-            mine = roster.spec.found[self._cast.table[name].of]
+            mine = assignments.spec.found[self._policy_set.table[name].of]
             given = replace(rows, extras={e.name: rows.extras[e.name] for e in mine.extras if not e.postprocessed})
-            returned = self._cast.actors[name].postprocess(function, given)
-            stored = roster.spec.stored(self._cast.table[name].of)
-            places = roster.rows_of(rows.env_ids, rows.agents)
+            returned = self._policy_set.actors[name].postprocess(function, given)
+            stored = assignments.spec.stored(self._policy_set.table[name].of)
+            places = assignments.rows_of(rows.env_ids, rows.agents)
             writer.groups[mine.group].add({stored[n]: v for n, v in returned.items()}, places, rows.alive)

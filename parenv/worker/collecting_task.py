@@ -13,7 +13,7 @@ from parenv.protocol.messages import Commit, Credit
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.collecting import StopCollectingError
 from parenv.worker.evaluation import BESIDE, IN_PLACE, EnvsEvaluation, Evaluation
-from parenv.worker.failing import LATER, Outlet
+from parenv.worker.failing import PENDING, TaskOutput
 from parenv.worker.loads import Loads
 
 SomeJob = TypeVar("SomeJob")
@@ -27,29 +27,29 @@ class CollectingTask(ABC, Generic[SomeJob]):
         sender: which share of it.
         load_job: makes another copy of the job.
         progress: where to say what is going on.
-        outlet: where to say what comes of it.
+        output: where to say what comes of it.
     """
 
     loads: Loads | None = None
-    """What the driver asks for by doorbell, once it is laid out; where there is none, a version comes as a message."""
+    """What the driver asks for by wake-up, once it is laid out; where there is none, a version comes as a message."""
     _evaluation: Evaluation | None = None
     _asked: Any
     """What applies a function to sub-environments, by ``each``."""
 
     def __init__(
-        self, job: SomeJob, sender: Sender, load_job: Callable[[], SomeJob], progress: StatusSlot, outlet: Outlet
+        self, job: SomeJob, sender: Sender, load_job: Callable[[], SomeJob], progress: StatusSlot, output: TaskOutput
     ) -> None:
         self._job, self._sender, self._load_job = job, sender, load_job
-        self._progress, self._outlet = progress, outlet
+        self._progress, self._output = progress, output
         self._start()
 
     def take(self, credit: Credit) -> None:
         """Produce the rollout of a credit, unless the driver wants this worker to end."""
         with contextlib.suppress(StopCollectingError):
-            self._outlet.say(self._collect(credit))
+            self._output.say(self._collect(credit))
 
     def answer(self, method: str, *arguments: Any) -> Any:
-        """Answer a call, or begin what :meth:`go_on` goes on with, for :data:`~parenv.worker.failing.LATER`."""
+        """Answer a call, or begin what :meth:`go_on` goes on with, for :data:`~parenv.worker.failing.PENDING`."""
         if method in ENV_METHODS:
             return self._ask_envs(method, *arguments)
         return self._answers()[method](*arguments)
@@ -87,7 +87,7 @@ class CollectingTask(ABC, Generic[SomeJob]):
         assert self._evaluation is not None
         if where == BESIDE:
             self._evaluation.begin(episodes, deterministic, number, place, snapshot)
-            return LATER
+            return PENDING
         self._load(version, place, snapshot)
         if where == IN_PLACE:
             assert isinstance(self._evaluation, EnvsEvaluation)

@@ -16,9 +16,9 @@ from parenv.experience.assembly import episodes_of
 from parenv.memory.status_slot import StatusSlot
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import Collector, StopCollectingError, private_writer
-from parenv.worker.failing import LATER
-from parenv.worker.grounds import Grounds
+from parenv.worker.failing import PENDING
 from parenv.worker.job import Job
+from parenv.worker.scratch_envs import ScratchEnvs
 
 APART, BESIDE, IN_PLACE = "apart", "beside", "in place"
 """An evaluation plays while the training waits, beside it, or in the training's own sub-environments."""
@@ -52,7 +52,7 @@ class Evaluation(ABC):
         self._job, self._worker, self._progress = job, worker, progress
         self._training, self._make_other = training, make_other
         self._beside: Any = None
-        self._game: Game | None = None
+        self._runner: EpisodeRunner | None = None
 
     def run(self, episodes: int, deterministic: bool, number: int) -> tuple[Any, ...]:
         """Play episodes by the version that acts in the training.
@@ -79,31 +79,31 @@ class Evaluation(ABC):
         """
         self._beside = self._beside or self._make_other()
         self._beside.load(place, snapshot)
-        self._game = self._begun(self._beside, episodes, deterministic, number)
+        self._runner = self._begun(self._beside, episodes, deterministic, number)
 
     def go_on(self, seconds: float) -> Any:
-        """Go on with what was begun, at least a bit; the answer, or ``LATER`` where these seconds did not do for it."""
-        until, game = time.perf_counter() + seconds, self._game
-        assert game is not None
+        """Continue for about this many seconds; return the answer, or ``PENDING`` if it is not complete."""
+        until, runner = time.perf_counter() + seconds, self._runner
+        assert runner is not None
         self._progress.begin("evaluate")
         with contextlib.suppress(StopCollectingError):
-            game.play_on()
-            while not game.is_over and time.perf_counter() < until:
-                game.play_on()
-            if game.is_over:
-                self._game = None
-                return game.answer()
-        return LATER
+            runner.play_on()
+            while not runner.is_over and time.perf_counter() < until:
+                runner.play_on()
+            if runner.is_over:
+                self._runner = None
+                return runner.answer()
+        return PENDING
 
     @abstractmethod
     def close(self) -> None:
         """Close its sub-environments."""
 
     @abstractmethod
-    def _begin(self, acting: Any, seed: int, episodes: int, within: Within) -> Game:
+    def _begin(self, acting: Any, seed: int, episodes: int, within: Within) -> EpisodeRunner:
         """Begin episodes in sub-environments that are made for the first evaluation; called within ``within``."""
 
-    def _begun(self, acting: Any, episodes: int, deterministic: bool, number: int) -> Game:
+    def _begun(self, acting: Any, episodes: int, deterministic: bool, number: int) -> EpisodeRunner:
         seed = evaluation_seed(self._job.seed, self._job.first_worker + self._worker, number)
         random_state = RandomState(seed)
 
@@ -129,34 +129,34 @@ class EnvsEvaluation(Evaluation):
         self._collector = collector
         job, env_ids = self._job, range(int(collector.env_ids[0]), int(collector.env_ids[-1]) + 1)
         fit, in_use = collector.actor.fit, collector.stepper.envs
-        self._grounds = Grounds(job.factories, env_ids, self._progress, fit, job.options.step_threads, in_use)
+        self._scratch_envs = ScratchEnvs(job.factories, env_ids, self._progress, fit, job.options.step_threads, in_use)
 
     def run_in_place(self, episodes: int, deterministic: bool, number: int) -> tuple[Any, ...]:
         """The same as :meth:`run` in the training's sub-environments, whose episodes under way are cut."""
-        apart, self._grounds = self._grounds, self._grounds.over(self._collector.stepper)
+        apart, self._scratch_envs = self._scratch_envs, self._scratch_envs.over(self._collector.stepper)
         try:
             return self.run(episodes, deterministic, number)
         finally:
-            self._grounds = apart
+            self._scratch_envs = apart
             self._collector.restart(cuts=True)
 
     def close(self) -> None:
         """Close its sub-environments."""
-        self._grounds.close()
+        self._scratch_envs.close()
 
-    def _begin(self, acting: Actor, seed: int, episodes: int, within: Within) -> Game:
+    def _begin(self, acting: Actor, seed: int, episodes: int, within: Within) -> EpisodeRunner:
         training = self._collector.spec
         extras = tuple(extra for extra in training.extras if not extra.postprocessed)
         spec = replace(training, rollout_length=MAX_STEPS, extras=extras, on_device=False)
         try:
-            collector, _ = self._grounds.collector(acting, spec, seed, self._worker)
+            collector, _ = self._scratch_envs.collector(acting, spec, seed, self._worker)
         except Exception as error:
             error.add_note(_SECOND_IN_A_PROCESS)
             raise
-        return EnvsGame(collector, episodes, within)
+        return EnvsEpisodeRunner(collector, episodes, within)
 
 
-class Game(ABC):
+class EpisodeRunner(ABC):
     """Episodes under way, as many from each sub-environment as from every other, give or take one.
 
     The number per sub-environment is fixed before, since taking the first that end would favour short ones.
@@ -206,7 +206,7 @@ class Game(ABC):
         """Take so many steps, and take note of what has ended and is wanted."""
 
 
-class EnvsGame(Game):
+class EnvsEpisodeRunner(EpisodeRunner):
     """Where sub-environments have one agent.
 
     Args:

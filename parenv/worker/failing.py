@@ -12,11 +12,11 @@ from parenv.protocol.data import is_data
 from parenv.protocol.messages import Failure, Message
 
 MAX_ATTRIBUTE_BYTES = 1 << 16
-LATER = object()
+PENDING = object()
 """In the place of an answer: there will be one, once the task has gone on with it."""
 
 
-class Outlet(Protocol):
+class TaskOutput(Protocol):
     """Where a task says what does not lie in shared memory: a worker, or the vector env in whose process it is."""
 
     def say(self, message: Message) -> None:
@@ -25,8 +25,8 @@ class Outlet(Protocol):
     def warn(self, text: str) -> None:
         """Have the user warned."""
 
-    def complain(self, errors: Sequence[EnvError]) -> None:
-        """Say what sub-environments raised in a step on the board."""
+    def report_error(self, errors: Sequence[EnvError]) -> None:
+        """Say what sub-environments raised in a step on the step buffer."""
 
 
 class FailedCallError(Exception):

@@ -18,7 +18,7 @@ from parenv.memory.spaces import is_single
 _LASTING = ("who", "assigned", "returns", "lengths")
 
 
-class Seat(NamedTuple):
+class AgentRow(NamedTuple):
     """Where an agent of a sub-environment has its row.
 
     Args:

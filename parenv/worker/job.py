@@ -81,7 +81,7 @@ class WorkerJob:
 
 @dataclass(frozen=True, kw_only=True)
 class StepJob(WorkerJob):
-    """For workers that answer doorbells.
+    """For workers that answer wake-ups.
 
     Args:
         autoreset_mode: what happens where an episode ends.

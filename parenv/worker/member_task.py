@@ -24,15 +24,15 @@ from parenv.protocol.messages import Failure, Layout, Ready
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import StopCollectingError, private_writer
 from parenv.worker.differentiating import numbers_of
-from parenv.worker.evaluation import MAX_STEPS, EnvsGame
-from parenv.worker.failing import Outlet, failure_of
-from parenv.worker.grounds import Grounds
+from parenv.worker.evaluation import MAX_STEPS, EnvsEpisodeRunner
+from parenv.worker.failing import TaskOutput, failure_of
 from parenv.worker.job import MemberJob
 from parenv.worker.member import Member, made, restore, state_of
 from parenv.worker.probing import probe
+from parenv.worker.scratch_envs import ScratchEnvs
 
 
-class MemberGrounds(Grounds):
+class MemberGrounds(ScratchEnvs):
     """Those of members, of which each has statistics of its own by which the wrappers normalise."""
 
     def get_to_know(self, envs: Sequence[Any]) -> None:
@@ -60,12 +60,12 @@ class MemberTask:
         job: what to make.
         sender: which worker this is.
         progress: where to say what is going on.
-        outlet: where to have the user warned.
+        output: where to have the user warned.
     """
 
-    def __init__(self, job: MemberJob, sender: Sender, progress: StatusSlot, outlet: Outlet) -> None:
+    def __init__(self, job: MemberJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
         self._job, self._worker, self._progress = job, sender.worker, progress
-        self._fit = fit = Fit.of(job.options, outlet.warn)
+        self._fit = fit = Fit.of(job.options, output.warn)
         env_ids = job.env_ids(sender.worker)
         self._training = MemberGrounds(job.factories, env_ids, progress, fit, job.options.step_threads)
         self._measuring = MemberGrounds(job.fitness_factories, env_ids, progress, fit, job.options.step_threads)
@@ -175,7 +175,7 @@ class MemberTask:
                 self._measuring.normalise_by(self._training.statistics, updating=False)
                 spec = replace(self._spec, rollout_length=MAX_STEPS)
                 collector, _ = self._measuring.collector(actor, spec, seed + 1, self._worker)
-                episodes = EpisodeStatistics.of(*EnvsGame(collector, fitness.episodes).play_all())
+                episodes = EpisodeStatistics.of(*EnvsEpisodeRunner(collector, fitness.episodes).play_all())
         self._progress.begin("fitness")
         score = episodes.mean_return if fitness.score is None else float(fitness.score(member, episodes))
         return {"score": score, "episodes": episodes.columns()}

@@ -14,7 +14,7 @@ from parenv.errors import ConfigurationError
 from parenv.memory.layout import Info, RolloutSpec
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import private_writer
-from parenv.worker.grounds import Grounds
+from parenv.worker.scratch_envs import ScratchEnvs
 
 MAX_STEPS = 1000
 """Steps of the episode that is played to see an info that no reset returns."""
@@ -73,11 +73,11 @@ def infos_in(names: Mapping[str, Any], taken: Collection[str], of_each: Sequence
     return tuple(found)
 
 
-def played(grounds: Grounds, actor: Actor, spec: RolloutSpec, missing: Sequence[str]) -> tuple[Info, ...]:
+def played(scratch_envs: ScratchEnvs, actor: Actor, spec: RolloutSpec, missing: Sequence[str]) -> tuple[Info, ...]:
     """What infos are like that only steps return, from an episode of a sub-environment that is made for it.
 
     Args:
-        grounds: that one; closed afterwards.
+        scratch_envs: that one; closed afterwards.
         actor: has a copy of the policy that is thrown away afterwards.
         spec: what is known so far.
         missing: names.
@@ -86,8 +86,8 @@ def played(grounds: Grounds, actor: Actor, spec: RolloutSpec, missing: Sequence[
         ConfigurationError: there is no such info in an episode, or the first part of a long one.
     """
     spec = replace(spec, rollout_length=1)
-    with contextlib.closing(grounds):
-        collector, _ = grounds.collector(actor, spec, 0, 0)
+    with contextlib.closing(scratch_envs):
+        collector, _ = scratch_envs.collector(actor, spec, 0, 0)
         writer = private_writer(spec, collector.stepper.num_envs)
         writer.infos = everything = HeardInfos(spec.infos, writer.arrays)
         for _ in range(MAX_STEPS):

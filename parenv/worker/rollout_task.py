@@ -74,7 +74,7 @@ class RolloutTask(CollectingTask[Job]):
         self.loads = Loads(mapping, len(job.shares), worker, self._load)
 
     def _start(self) -> None:
-        self._started = start(self._sender, self._job, self._load_job, self._progress, self._outlet.warn)
+        self._started = start(self._sender, self._job, self._load_job, self._progress, self._output.warn)
 
     def _answers(self) -> dict[str, Callable[..., Any]]:
         return {**super()._answers(), "restart": self._collector.restart}

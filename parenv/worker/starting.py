@@ -23,10 +23,10 @@ from parenv.policy.policy import as_policy, infos_needed
 from parenv.protocol.frames import Sender
 from parenv.worker.acting import Actor
 from parenv.worker.collecting import reset
-from parenv.worker.grounds import Grounds
 from parenv.worker.job import Job, WorkerJob
 from parenv.worker.naming import infos_in, not_seen, played
 from parenv.worker.probing import probe, probe_postprocess
+from parenv.worker.scratch_envs import ScratchEnvs
 
 
 class StartedEnvs(NamedTuple):
@@ -117,7 +117,7 @@ def _probe(load_job: Callable[[], Job], started: StartedEnvs, progress: StatusSl
         extras, carry = probe(actor, spec, stepper.action_space, rows, stepper.num_envs, seen)
         spec = replace(spec, extras=extras, carry=carry)
         if missing := [name for name in job.infos if name not in {info.name for info in spec.infos}]:
-            another = Grounds(job.factories, range(1), progress, fit, 1, stepper.envs)
+            another = ScratchEnvs(job.factories, range(1), progress, fit, 1, stepper.envs)
             more = played(another, actor, spec, missing)
             spec = replace(spec, infos=(*spec.infos, *more))
         if job.postprocess is not None:

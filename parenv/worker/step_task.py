@@ -16,40 +16,40 @@ from parenv.envs.make import make_envs
 from parenv.envs.seeding import environment_seed
 from parenv.envs.step_cost import measured_step_s
 from parenv.errors import ConfigurationError, NotDataError
-from parenv.memory.board import Board, BoardSpec
-from parenv.memory.board_infos import InfoWriter
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.layout import leaves_from_data
 from parenv.memory.sampling import generators
 from parenv.memory.spaces import describe, each_once
 from parenv.memory.status_slot import StatusSlot
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.memory.step_buffer_infos import InfoWriter
 from parenv.protocol.data import is_data
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Actions, Rows, SideData, StepReady
 from parenv.protocol.plain import as_data, plain_info
 from parenv.worker.calling import ENV_METHODS
-from parenv.worker.failing import FailedCallError, Outlet
+from parenv.worker.failing import FailedCallError, TaskOutput
 from parenv.worker.job import StepJob
 
 SPACES = ("observation_space", "action_space")
 
 
 class StepTask:
-    """Steps sub-environments on a board, and answers what it is asked.
+    """Steps sub-environments on a step buffer, and answers what it is asked.
 
     Args:
         job: what to make.
         sender: which share of it.
         progress: where to say what is going on.
-        outlet: where to say what does not go on the board.
+        output: where to say what does not go on the step buffer.
 
     Attributes:
         envs: the sub-environments.
         spinning: of the job.
     """
 
-    def __init__(self, job: StepJob, sender: Sender, progress: StatusSlot, outlet: Outlet) -> None:
-        self._job, self._sender, self._progress, self._outlet = job, sender, progress, outlet
+    def __init__(self, job: StepJob, sender: Sender, progress: StatusSlot, output: TaskOutput) -> None:
+        self._job, self._sender, self._progress, self._output = job, sender, progress, output
         self.spinning = job.spinning
         self._env_ids = job.env_ids(sender.worker)
         self.envs = make_envs(job.factories, self._env_ids, progress)
@@ -70,23 +70,25 @@ class StepTask:
         return {name: each_once([getattr(env, name) for env in self.envs]) for name in SPACES}
 
     def lay_out(self, layout: Rows, mapping: Any) -> None:
-        """Be told where the board is in shared memory, all of which is mapped there."""
+        """Be told where the step buffer is in shared memory, all of which is mapped there."""
         observed, acted = leaves_from_data(layout.observations), leaves_from_data(layout.actions)
-        spec = BoardSpec(layout.num_envs, observed, acted, layout.info_bytes)
-        self.use(Board(spec, mapping, layout.offset))
+        spec = StepBufferSpec(layout.num_envs, observed, acted, layout.info_bytes)
+        self.use(StepBuffer(spec, mapping, layout.offset))
 
-    def use(self, board: Board) -> None:
-        """Step on this board."""
+    def use(self, step_buffer: StepBuffer) -> None:
+        """Step on this step buffer."""
         job, (worker, generation), env_ids = self._job, self._sender, self._env_ids
         own, numbers = slice(env_ids.start, env_ids.stop), kind_numbers(worker, len(job.shares))
-        self._board = board
-        self._side = SideChannel(InfoWriter(board.info_kinds, board.infos, numbers.__getitem__), self._progress)
+        self._step_buffer = step_buffer
+        self._side = SideChannel(
+            InfoWriter(step_buffer.info_kinds, step_buffer.infos, numbers.__getitem__), self._progress
+        )
         self._batch = EnvBatch(
             self.envs,
             own,
-            board,
+            step_buffer,
             job.autoreset_mode,
-            ObservationRows(board, own, Fit.of(job.options, self._outlet.warn), self._side),
+            ObservationRows(step_buffer, own, Fit.of(job.options, self._output.warn), self._side),
             self._side,
             self._progress,
             [environment_seed(job.seed, env_id, generation) for env_id in env_ids] if generation else None,
@@ -95,7 +97,7 @@ class StepTask:
     def take(self, actions: Actions) -> None:
         """Be told about the actions to come."""
         if actions.dtypes is not None:
-            self._board.view_actions(actions.dtypes)
+            self._step_buffer.view_actions(actions.dtypes)
         if actions.values:
             self._batch.actions.give(cloudpickle.loads(actions.values))
 
@@ -141,22 +143,22 @@ class StepTask:
                 stack.callback(env.close)
 
     def _finish(self) -> None:
-        """Say what does not lie on the board, and only then that everything is answered."""
+        """Say what does not lie on the step buffer, and only then that everything is answered."""
         if self._side.has_data:
             self._say_side_data()
-            self._outlet.complain(self._side.take_errors())
+            self._output.report_error(self._side.take_errors())
         self._batch.stamp()
 
     def _say_side_data(self) -> None:
-        """Say what would not go on the board since the last time, in its plain form if it has to leave this process."""
+        """Send what does not fit into the step buffer, as plain data if it leaves this process."""
         kinds, infos, observations = self._side.take()
         if not (kinds or infos or observations):
             return
         try:
-            self._outlet.say(SideData(kinds, infos, observations))
+            self._output.say(SideData(kinds, infos, observations))
         except NotDataError:
             infos, left_out = _plain_infos(infos)
-            self._outlet.say(SideData(kinds, infos, self._data_only(observations), left_out))
+            self._output.say(SideData(kinds, infos, self._data_only(observations), left_out))
 
     def _data_only(self, said: list[Any]) -> list[Any]:
         """Observations without what cannot leave a worker, which is an error of its sub-environment."""

@@ -24,7 +24,7 @@ from parenv.protocol.plain import as_data
 from parenv.worker.agents_task import AgentsTask
 from parenv.worker.calling import ENV_METHODS
 from parenv.worker.evaluation import FRACTION
-from parenv.worker.failing import LATER, FailedCallError, failure_of
+from parenv.worker.failing import PENDING, FailedCallError, failure_of
 from parenv.worker.job import AgentsJob, MemberJob, StepJob
 from parenv.worker.loads import Loads
 from parenv.worker.member_task import MemberTask
@@ -104,7 +104,7 @@ class Worker:
 
     @property
     def loads(self) -> Loads | None:
-        """What the driver asks for by doorbell, once that can be done."""
+        """What the driver asks for by wake-up, once that can be done."""
         return None if self.failed or self.task is None else self.task.loads
 
     def receive(self, message: Message) -> None:
@@ -135,7 +135,7 @@ class Worker:
     def say(self, message: Message) -> None:
         """Send a message to the driver."""
         self._send(self._conversation.say(WORKER, message))
-        # Behind the message and before any bell: who is woken and reads this number knows what is still to be heard.
+        # Behind the message and before any wake-up: who is woken and reads this number knows what is still to be heard.
         self.progress.said[0] += 1
 
     def warn(self, text: str) -> None:
@@ -155,10 +155,10 @@ class Worker:
         if self._inbox.later is not None and self._inbox.later.sequence == call:
             self._inbox.later = None
         single = EnvError(self.progress.env_id, self.progress.doing, error)
-        self.complain(error.errors if isinstance(error, FailedCallError) else [single], call)
+        self.report_error(error.errors if isinstance(error, FailedCallError) else [single], call)
 
-    def complain(self, errors: Sequence[EnvError], call: int = 0) -> None:
-        """Say what sub-environments raised, in a call or in a step on the board."""
+    def report_error(self, errors: Sequence[EnvError], call: int = 0) -> None:
+        """Say what sub-environments raised, in a call or in a step on the step buffer."""
         if self._own_process not in (None, os.getpid()):
             _leave(errors[0].error)
         for left, (env_id, doing, error) in zip(reversed(range(len(errors))), errors, strict=True):
@@ -211,7 +211,7 @@ class Worker:
             # Said, and not raised: in the driver's own process it would come in the middle of something else.
             self.fail(error)
             return
-        if answer is not LATER:
+        if answer is not PENDING:
             self._inbox.later = None
             self.say(Reply(call.sequence, answer))
 
@@ -219,7 +219,7 @@ class Worker:
         self.answering = call.sequence
         self.progress.begin("evaluate" if call.method == "evaluate" else "call")
         answer = self.task.answer(call.method, *cloudpickle.loads(call.arguments))
-        if answer is LATER:
+        if answer is PENDING:
             self._inbox.later = call
             return
         if call.method in ENV_METHODS:

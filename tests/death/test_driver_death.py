@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from leftovers import is_of_a_zygote
+from leftovers import is_fork_server
 from sampling import one_in
 
 LATE_S = 120.0
@@ -74,13 +74,13 @@ ENDINGS = {
         "if os.fork() == 0: os.close(1); os.close(2); time.sleep(5); os._exit(0)\n"
         "os.kill(os.getpid(), 9)"
     ),
-    "SIGKILL, and of the zygote with it": (
+    "SIGKILL, and of the fork server with it": (
         "next(pool.rollouts())\nfrom parenv.process import launcher\n"
-        "for pid in [*(zygote._process.pid for zygote in launcher._zygotes.values()), os.getpid()]: os.kill(pid, 9)"
+        "for pid in [*(one._process.pid for one in launcher._fork_servers.values()), os.getpid()]: os.kill(pid, 9)"
     ),
     "SIGKILL while the fork server is stopped": (
         "next(pool.rollouts())\nfrom parenv.process import launcher\n"
-        "for zygote in launcher._zygotes.values(): os.kill(zygote._process.pid, signal.SIGSTOP)\n"
+        "for one in launcher._fork_servers.values(): os.kill(one._process.pid, signal.SIGSTOP)\n"
         "os.kill(os.getpid(), 9)"
     ),
     "pool in a global that is never closed": "next(pool.rollouts()); sys.modules['parenv'].kept = pool",
@@ -122,7 +122,7 @@ def residue(directory: Path, pids: list[int]) -> list[str]:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if process.pid in pids or (is_of_a_zygote(process) and str(directory) in process.environ().values()):
+            if process.pid in pids or (is_fork_server(process) and str(directory) in process.environ().values()):
                 alive.append(f"{process.pid}: {' '.join(process.cmdline())[:80]}")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

@@ -1,4 +1,4 @@
-"""Workers import the module of their test, most of which import torch: here their zygote has done so before."""
+"""Workers import the module of their test, most of which import torch: here their fork server has done so before."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_fork_server_that_was_stopped_goes_on_to_end_the_workers(monkeypatch: 
     monkeypatch.setattr("parenv.placement.local.KILL_TIMEOUT_S", 1e6)
     workers = WorkerOptions(close_timeout_s=0.1, preload=("zipapp",))
     with AsyncWorkerPool(Short, zeros, num_workers=2, workers=workers) as pool:
-        (fork_server,) = [one for spec, one in launcher._zygotes.items() if "zipapp" in spec.preload]
+        (fork_server,) = [one for spec, one in launcher._fork_servers.items() if "zipapp" in spec.preload]
         os.kill(fork_server._process.pid, signal.SIGSTOP)
     assert pool.statistics().workers_alive == 0
 

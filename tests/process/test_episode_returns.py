@@ -21,7 +21,7 @@ LIVES, LIFE = 3, 5
 STEP_S = 0.0005
 
 
-class Game(gym.Env[Any, Any]):
+class EpisodeRunner(gym.Env[Any, Any]):
     """Pays 2 a step, and ends after three lives of five steps each."""
 
     observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
@@ -56,12 +56,12 @@ def halved(reward: Any) -> Any:
     return reward / 2
 
 
-def game() -> gym.Env[Any, Any]:
-    return TransformReward(RecordEpisodeStatistics(Game()), halved)
+def runner() -> gym.Env[Any, Any]:
+    return TransformReward(RecordEpisodeStatistics(EpisodeRunner()), halved)
 
 
 def lives() -> gym.Env[Any, Any]:
-    return TransformReward(EpisodicLife(RecordEpisodeStatistics(Game())), halved)
+    return TransformReward(EpisodicLife(RecordEpisodeStatistics(EpisodeRunner())), halved)
 
 
 def zeros(observations: Any) -> Any:
@@ -69,12 +69,12 @@ def zeros(observations: Any) -> Any:
 
 
 def games(mode: AutoresetMode) -> Any:
-    vector_env = SyncVectorEnv([Game, Game], autoreset_mode=mode)
+    vector_env = SyncVectorEnv([EpisodeRunner, EpisodeRunner], autoreset_mode=mode)
     return TransformVectorReward(RecordVectorEpisodeStatistics(vector_env), halved)
 
 
 def wrapped_games(mode: AutoresetMode) -> Any:
-    return TransformVectorReward(SyncVectorEnv([game, game], autoreset_mode=mode), halved)
+    return TransformVectorReward(SyncVectorEnv([runner, runner], autoreset_mode=mode), halved)
 
 
 @pytest.mark.one_in(6)
@@ -83,7 +83,7 @@ def wrapped_games(mode: AutoresetMode) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        game,
+        runner,
         lambda: games(AutoresetMode.NEXT_STEP),
         lambda: games(AutoresetMode.SAME_STEP),
         lambda: games(AutoresetMode.DISABLED),
@@ -139,7 +139,7 @@ def test_a_gradient_over_whole_episodes_has_the_return_that_was_recorded() -> No
         return policy.weight.sum() * rollout.rewards.sum()
 
     with AsyncWorkerPool(
-        game,
+        runner,
         Ones(2, 2),
         num_workers=2,
         num_envs=4,

@@ -284,16 +284,16 @@ def test_a_module_that_cannot_be_preloaded_is_named() -> None:
     with pytest.raises(WorkerError, match="could not be started") as raised:
         AsyncWorkerPool("CartPole-v1", zeros, num_workers=1, workers=WorkerOptions(preload=("no_such_module",)))
     assert "no_such_module" in str(raised.value.__cause__)
-    spec = next(spec for spec in launcher._zygotes if "no_such_module" in spec.preload)
-    del launcher._zygotes[spec]
+    spec = next(spec for spec in launcher._fork_servers if "no_such_module" in spec.preload)
+    del launcher._fork_servers[spec]
 
 
 @pytest.mark.more
-def test_the_death_of_the_zygote_ends_a_pool_without_restarts_with_an_error() -> None:
+def test_the_death_of_the_fork_server_ends_a_pool_without_restarts_with_an_error() -> None:
     options = WorkerOptions(environment={"OWN_ZYGOTE": "1"}, restart=None)
     pool = AsyncWorkerPool([lambda: LedgerEnv(0)] * 2, zeros, num_workers=2, workers=options)
-    spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", "1") in spec.environment)
-    os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)
+    spec = next(spec for spec in launcher._fork_servers if ("OWN_ZYGOTE", "1") in spec.environment)
+    os.kill(launcher._fork_servers[spec]._process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError):
         list(pool.rollouts())
     with AsyncWorkerPool([lambda: LedgerEnv(0)] * 2, zeros, num_workers=2, workers=options) as another:

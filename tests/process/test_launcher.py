@@ -1,4 +1,4 @@
-"""The zygote and its launcher: many processes at once, what they inherit, and what keeps them from being started."""
+"""The fork server and its launcher: many processes at once, what they inherit, what prevents their start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.placement.base import Launch, Received
 from parenv.placement.local import LocalPlacement
 from parenv.process import launcher as launcher_module
-from parenv.process.launcher import Exited, Launcher, ZygoteSpec
+from parenv.process.launcher import Exited, ForkServerSpec, Launcher
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Call, Close, Reply
 from parenv.testing import LedgerEnv
@@ -34,7 +34,7 @@ from parenv.transport.zeromq import WorkerSocket
 pytestmark = pytest.mark.timeout(200)
 DEADLINE_S = 150.0
 BETWEEN_POOLS = 4
-"""Descriptors of a zygote: its own to wait with and be woken by, and the one to its driver."""
+"""Descriptors of a fork server: its own to wait with and be woken by, and the one to its driver."""
 
 
 def wait_for_the_other_end(arguments: dict[str, Any], *descriptors: int) -> int:
@@ -49,7 +49,7 @@ ENTRY = f"{__name__}:wait_for_the_other_end"
 
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
-    launcher = Launcher(ZygoteSpec((__name__,), (), threads=1))
+    launcher = Launcher(ForkServerSpec((__name__,), (), threads=1))
     yield launcher
     launcher.close()
 
@@ -83,8 +83,8 @@ def test_whoever_has_said_something_is_known_by_its_process_id(launcher: Launche
     os.close(say)
 
 
-def zygote_of(launcher: Launcher) -> psutil.Process:
-    return psutil.Process(launcher._zygote._process.pid)
+def fork_server_of(launcher: Launcher) -> psutil.Process:
+    return psutil.Process(launcher._fork_server._process.pid)
 
 
 def starts_programs(arguments: dict[str, Any], *descriptors: int) -> int:
@@ -130,7 +130,7 @@ def test_a_preloaded_module_may_leave_a_process_that_ends(tmp_path: Path, monkey
         "os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    launcher = Launcher(ZygoteSpec(("leaves_a_process", __name__), (), threads=1))
+    launcher = Launcher(ForkServerSpec(("leaves_a_process", __name__), (), threads=1))
     waiting, ending = os.pipe()
     launcher.launch(0, ENTRY, {}, (waiting, ending))
     os.write(ending, b"x")
@@ -144,22 +144,22 @@ def test_a_preloaded_module_may_leave_a_process_that_ends(tmp_path: Path, monkey
 def test_of_the_fork_servers_that_no_pool_uses_the_two_that_were_used_last_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("parenv.process.launcher.MAX_IDLE_ZYGOTES", 2)
-    specs = [ZygoteSpec((), (("NUMBER", str(number)),), threads=1) for number in range(4)]
+    monkeypatch.setattr("parenv.process.launcher.MAX_IDLE_FORK_SERVERS", 2)
+    specs = [ForkServerSpec((), (("NUMBER", str(number)),), threads=1) for number in range(4)]
     used, *others = [Launcher(spec) for spec in specs]
-    processes = [zygote_of(launcher) for launcher in (used, *others)]
+    processes = [fork_server_of(launcher) for launcher in (used, *others)]
     for launcher in others:
         launcher.close()
     assert [process.is_running() for process in processes] == [True, False, True, True]
     used.close()
     assert [process.is_running() for process in processes] == [True, False, False, True]
     again = Launcher(specs[3])
-    assert zygote_of(again) == processes[3]
+    assert fork_server_of(again) == processes[3]
     again.close()
 
 
-def test_what_is_launched_by_a_zygote_that_is_gone_is_reported_as_ended(launcher: Launcher) -> None:
-    launcher._zygote.bury()
+def test_what_is_launched_by_a_fork_server_that_is_gone_is_reported_as_ended(launcher: Launcher) -> None:
+    launcher._fork_server.bury()
     launcher.launch(7, ENTRY, {}, ())
     assert launcher.events() == [Exited(7, -1, None, None)]
     assert launcher.lost
@@ -171,23 +171,23 @@ def test_500_processes_start_at_once_and_end(launcher: Launcher) -> None:
     for handle in range(500):
         launcher.launch(handle, ENTRY, {}, (waiting, ending))
     serve_until(launcher, lambda: all(launcher.pid(handle) > 0 for handle in range(500)))
-    assert len(zygote_of(launcher).children()) == 500
+    assert len(fork_server_of(launcher).children()) == 500
     os.close(waiting)
     os.close(ending)
     serve_until(launcher, lambda: not launcher.running)
 
 
 @pytest.mark.more
-def test_a_zygote_that_does_not_read_keeps_nobody_waiting(launcher: Launcher) -> None:
+def test_a_fork_server_that_does_not_read_keeps_nobody_waiting(launcher: Launcher) -> None:
     waiting, ending = os.pipe()
-    zygote = zygote_of(launcher)
-    zygote.suspend()
+    fork_server = fork_server_of(launcher)
+    fork_server.suspend()
     try:
         for handle in range(500):
             launcher.launch(handle, ENTRY, {}, (waiting, ending))
             launcher.signal(handle, 0)
     finally:
-        zygote.resume()
+        fork_server.resume()
     os.write(ending, bytes(500))
     serve_until(launcher, lambda: not launcher.running)
     os.close(waiting)
@@ -214,20 +214,20 @@ def test_more_descriptors_than_may_be_on_their_way_are_sent_later(
 
 
 def test_what_a_session_was_sent_and_did_not_use_is_closed_with_it() -> None:
-    spec = ZygoteSpec((__name__,), (("OF", "descriptors"),), threads=1)
+    spec = ForkServerSpec((__name__,), (("OF", "descriptors"),), threads=1)
     waiting, ending = os.pipe()
 
     def live() -> psutil.Process:
-        """All that was said to the zygote before is then known to it."""
+        """All that was said to the fork server before is then known to it."""
         launcher = Launcher(spec)
         launcher.launch(0, ENTRY, {}, (waiting, ending))
         os.write(ending, b"x")
         serve_until(launcher, lambda: not launcher.running)
         launcher.close()
-        return zygote_of(launcher)
+        return fork_server_of(launcher)
 
-    zygote = live()
-    before = settled_descriptors(zygote)
+    fork_server = live()
+    before = settled_descriptors(fork_server)
     for _ in range(20):
         cut = Launcher(spec)
         # The beginning of a line, with descriptors that belong to it.
@@ -236,13 +236,13 @@ def test_what_a_session_was_sent_and_did_not_use_is_closed_with_it() -> None:
     live()
     os.close(waiting)
     os.close(ending)
-    assert settled_descriptors(zygote) == before
+    assert settled_descriptors(fork_server) == before
 
 
-def settled_descriptors(zygote: psutil.Process) -> int:
+def settled_descriptors(fork_server: psutil.Process) -> int:
     """How many it has when it has nothing left to do: it sleeps, and its sessions have no other end any more."""
     deadline = time.monotonic() + DEADLINE_S
-    while (held := _channels(zygote)) > BETWEEN_POOLS and time.monotonic() < deadline:
+    while (held := _channels(fork_server)) > BETWEEN_POOLS and time.monotonic() < deadline:
         time.sleep(0.01)
     return held
 
@@ -308,8 +308,8 @@ def test_a_preloaded_module_that_starts_threads_is_named(tmp_path: Path, monkeyp
         AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options)
     assert "importing starts_threads has started threads" in str(raised.value.__cause__)
     assert "Leave it out of WorkerOptions.preload" in str(raised.value.__cause__)
-    spec = next(spec for spec in launcher_module._zygotes if "starts_threads" in spec.preload)
-    del launcher_module._zygotes[spec]
+    spec = next(spec for spec in launcher_module._fork_servers if "starts_threads" in spec.preload)
+    del launcher_module._fork_servers[spec]
 
 
 @pytest.mark.more
@@ -370,14 +370,14 @@ def wait_for_the_late():
 # Called at the very end of all, because it is registered first.
 atexit.register(wait_for_the_late)
 
-from parenv.process.launcher import Launcher, ZygoteSpec
+from parenv.process.launcher import Launcher, ForkServerSpec
 
-Launcher(ZygoteSpec((), (), threads=1)).close()
+Launcher(ForkServerSpec((), (), threads=1)).close()
 
 def start_late():
     begun.wait()
     try:
-        Launcher(ZygoteSpec((), (), threads=1))
+        Launcher(ForkServerSpec((), (), threads=1))
     except BaseException as error:
         print(type(error).__name__, error, flush=True)
     ended.set()
@@ -388,7 +388,7 @@ threading.Thread(target=start_late, daemon=True).start()
     assert printed_by(script).strip() == words
 
 
-def test_a_zygote_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     options = WorkerOptions(environment={"OWN_ZYGOTE": "none"})
     with pytest.raises(FileNotFoundError, match="/nowhere/python"):

@@ -156,7 +156,7 @@ def test_too_few_workers_for_the_learners_are_said_before_anything_starts(
         raise AssertionError("something was started")
 
     monkeypatch.setattr(parenv.process.launcher.subprocess, "Popen", started)
-    monkeypatch.setattr(parenv.process.launcher, "_zygotes", {})
+    monkeypatch.setattr(parenv.process.launcher, "_fork_servers", {})
     be_learner(monkeypatch, 2, world_size=3)
     message = f"there are 3 learners, but num_envs={num_envs} and num_workers={num_workers}: both are counted over all"
     with pytest.raises(ConfigurationError, match=message):

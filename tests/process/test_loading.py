@@ -1,4 +1,4 @@
-"""synchronize: all workers load the newest version, asked by doorbells where they are on this machine."""
+"""synchronize: all workers load the newest version, asked by wake-ups where they are on this machine."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ def test_it_goes_on_by_messages_once_it_was_interrupted(monkeypatch: pytest.Monk
 
     with opened(2) as pool:
         pool.publish(weighing(1.0))
-        monkeypatch.setattr(pool._session._arena.loading._board, "all_have", lambda: False)
+        monkeypatch.setattr(pool._session._arena.loading._step_buffer, "all_have", lambda: False)
         monkeypatch.setattr(pool._session._queue, "listen", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pool.synchronize()
         monkeypatch.undo()
-        assert pool._session._arena.loading._board.wanted()[0] == WITHDRAWN
+        assert pool._session._arena.loading._step_buffer.wanted()[0] == WITHDRAWN
         for value in (2.0, 3.0):
             pool.publish(weighing(value))
             pool.synchronize()
@@ -164,25 +164,25 @@ def test_thousands_of_times_between_rollouts(mode: Any) -> None:
 
 def test_of_those_that_answer_at_once_one_is_told_that_all_have() -> None:
     memory = np.zeros(4096, np.uint8)
-    board = LoadBoard(memory, 3)
-    assert board.all_have()
-    number = board.ask(5, 2)
-    assert [board.asked(worker) for worker in range(3)] == [number] * 3
-    assert board.wanted() == (5, 2)
-    assert [board.answer(worker, number) for worker in (1, 0, 2)] == [False, False, True]
-    assert board.asked(1) is None
+    step_buffer = LoadBoard(memory, 3)
+    assert step_buffer.all_have()
+    number = step_buffer.ask(5, 2)
+    assert [step_buffer.asked(worker) for worker in range(3)] == [number] * 3
+    assert step_buffer.wanted() == (5, 2)
+    assert [step_buffer.answer(worker, number) for worker in (1, 0, 2)] == [False, False, True]
+    assert step_buffer.asked(1) is None
 
 
 def test_nobody_loads_what_was_withdrawn() -> None:
     memory, loaded = np.zeros(4096, np.uint8), []
     loads = Loads(memory, 1, 0, lambda version, place, pickled: loaded.append((version, place, pickled)))
-    board = LoadBoard(memory, 1)
-    board.ask(5, 2)
+    step_buffer = LoadBoard(memory, 1)
+    step_buffer.ask(5, 2)
     assert loads.load()
-    board.ask(6, 3)
-    board.withdraw()
+    step_buffer.ask(6, 3)
+    step_buffer.withdraw()
     assert loads.load()
-    assert board.all_have()
+    assert step_buffer.all_have()
     assert loaded == [(5, 2, b"")]
 
 

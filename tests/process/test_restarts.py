@@ -253,7 +253,7 @@ def test_what_a_replaced_process_still_says_is_refused() -> None:
 
 @pytest.mark.more
 @pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.soak), "async"])
-def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mode: Any) -> None:
+def test_a_pool_outlives_the_fork_server_and_what_its_workers_had_started_does_not(mode: Any) -> None:
     class Parent(LedgerEnv):
         def __init__(self, env_id: int) -> None:
             super().__init__(env_id)
@@ -265,8 +265,8 @@ def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mo
         stream = pool.rollouts()
         next(stream)
         grandchildren = pool.get_attr("child")
-        spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", mode) in spec.environment)
-        os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)
+        spec = next(spec for spec in launcher._fork_servers if ("OWN_ZYGOTE", mode) in spec.environment)
+        os.kill(launcher._fork_servers[spec]._process.pid, signal.SIGKILL)
         restarted: set[int] = set()
         while restarted != {0, 1}:
             rollout = next(stream)
@@ -276,13 +276,13 @@ def test_a_pool_outlives_the_zygote_and_what_its_workers_had_started_does_not(mo
 
 
 @pytest.mark.more
-def test_a_zygote_that_dies_while_a_worker_is_being_replaced_ends_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch, zygotes = launcher.Launcher.launch, list[int]()
+def test_a_fork_server_that_dies_while_a_worker_is_being_replaced_ends_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, fork_servers = launcher.Launcher.launch, list[int]()
 
     def after_a_death(self: launcher.Launcher, *arguments: Any) -> None:
-        if not zygotes:
-            zygotes.append(self._zygote._process.pid)
-            self._zygote.bury()
+        if not fork_servers:
+            fork_servers.append(self._fork_server._process.pid)
+            self._fork_server.bury()
         launch(self, *arguments)
 
     options = WorkerOptions(restart=OFTEN.restart, environment={"OWN_ZYGOTE": "dies"})
@@ -295,7 +295,7 @@ def test_a_zygote_that_dies_while_a_worker_is_being_replaced_ends_no_pool(monkey
         while restarted != {0, 1}:
             rollout = next(stream)
             restarted |= set(rollout.env_ids[rollout.restarted].tolist())
-    assert len(zygotes) == 1
+    assert len(fork_servers) == 1
 
 
 FORK_FAILS = """

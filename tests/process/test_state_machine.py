@@ -63,7 +63,11 @@ def checksum(rollout: Rollout) -> int:
 
 def worker_processes() -> int:
     """How many processes there are that were forked for pools of this file."""
-    pids = [zygote._process.pid for spec, zygote in launcher._zygotes.items() if spec.preload[-1:] == (__name__,)]
+    pids = [
+        fork_server._process.pid
+        for spec, fork_server in launcher._fork_servers.items()
+        if spec.preload[-1:] == (__name__,)
+    ]
     return sum(len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) for pid in pids)
 
 

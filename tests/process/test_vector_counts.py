@@ -80,9 +80,9 @@ def test_a_step_pickles_nothing_and_needs_no_more_memory_from_step_to_step(monke
 def test_many_sub_environments_share_few_processes() -> None:
     before = len(psutil.Process().children(recursive=True))
     with contextlib.closing(make_envs(64)) as envs:
-        zygote = 1 if before == 0 else 0
+        fork_server = 1 if before == 0 else 0
         assert envs.num_workers == min(usable_cores(), 64)
-        assert len(psutil.Process().children(recursive=True)) - before - zygote == envs.num_workers
+        assert len(psutil.Process().children(recursive=True)) - before - fork_server == envs.num_workers
         observations, _ = envs.reset()
         assert observations[:, 0].tolist() == list(range(64))
 

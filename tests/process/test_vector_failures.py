@@ -309,14 +309,14 @@ def test_a_worker_that_dies_in_reset_is_restarted_and_reset_again(tmp_path: Path
 
 
 @pytest.mark.more
-def test_a_vector_env_outlives_the_zygote() -> None:
+def test_a_vector_env_outlives_the_fork_server() -> None:
     options = WorkerOptions(environment={"OWN_ZYGOTE": "vector env"})
     factories = [lambda env_id=env_id: LedgerEnv(env_id) for env_id in range(N)]
     envs = ParallelVectorEnv(factories, num_workers=2, on_worker_death="restart", workers=options)
     with contextlib.closing(envs):
         envs.reset()
-        spec = next(spec for spec in launcher._zygotes if ("OWN_ZYGOTE", "vector env") in spec.environment)
-        os.kill(launcher._zygotes[spec]._process.pid, signal.SIGKILL)
+        spec = next(spec for spec in launcher._fork_servers if ("OWN_ZYGOTE", "vector env") in spec.environment)
+        os.kill(launcher._fork_servers[spec]._process.pid, signal.SIGKILL)
         workers: Any = envs._session.backend.workers  # type: ignore[attr-defined]
         while [workers.generation(worker) for worker in range(2)] != [1, 1]:
             envs.step(actions_for())
@@ -597,7 +597,7 @@ def test_rows_are_flagged_after_a_replacement_that_raises_in_its_first_reset(tmp
 def test_the_driver_is_woken_by_a_worker_that_is_back(
     mode: AutoresetMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_backend, "MAX_WAIT_S", 3600.0)  # Nothing but a bell wakes it.
+    monkeypatch.setattr(process_backend, "MAX_WAIT_S", 3600.0)  # Nothing but a wake-up wakes it.
     patient = WorkerOptions(step_timeout_s=None, reset_timeout_s=None)
     envs = ParallelVectorEnv(
         some_faulty("step", kill_me, once=tmp_path / "done"),

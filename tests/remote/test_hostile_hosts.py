@@ -17,12 +17,11 @@ from sampling import one_in
 
 from parenv import HostLostError, ParallelVectorEnv, WorkerTimeoutError
 from parenv.errors import ProtocolError
-from parenv.memory.board import Board, BoardSpec
 from parenv.memory.spaces import describe, leaves
 from parenv.memory.status_slot import STATUS_SLOT_BYTES
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Call, Reply, Rows, SideData, StepReady
-from parenv.remote.board_transfer import WorkerRows
 from parenv.remote.host_messages import (
     HOST,
     Answers,
@@ -40,6 +39,7 @@ from parenv.remote.host_messages import (
 from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.host_keys import read_host_keys
+from parenv.remote.step_buffer_transfer import WorkerRows
 from parenv.transport.waiting import Waiting
 
 OBSERVED, ACTED = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
@@ -61,7 +61,7 @@ class FakeHost:
         self._key = read_host_keys(hosts.keys / f"{hosts.names[number]}.key")
         self._address, self._capacity, self._misbehave = hosts.address, capacity, misbehave
         self._plans: dict[Sender, RowPlan] = {}
-        self._rows: dict[Sender, tuple[WorkerRows, Board]] = {}
+        self._rows: dict[Sender, tuple[WorkerRows, StepBuffer]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -70,10 +70,10 @@ class FakeHost:
         assert self._socket.send(to_frames(Sender(*about), message))
 
     def answers(self, sender: Sender, reward: float) -> Answers:
-        rows, board = self._rows[sender]
+        rows, step_buffer = self._rows[sender]
         mine = slice(sender.worker * SHARE, (sender.worker + 1) * SHARE)
-        board.rewards[mine] = reward
-        board.finished[mine] = board.requested[mine]
+        step_buffer.rewards[mine] = reward
+        step_buffer.finished[mine] = step_buffer.requested[mine]
         ((numbers, data),) = rows.answers(1 << 20)
         return Answers(numbers, bytes(STATUS_SLOT_BYTES), data)
 
@@ -105,8 +105,8 @@ class FakeHost:
             plan, memory = self._plans[sender], np.zeros(self._plans[sender].memory_bytes, np.uint8)
             rows = WorkerRows(memory, plan)
             rows.forget()
-            spec = BoardSpec(message.num_envs, leaves(OBSERVED), leaves(ACTED), message.info_bytes)
-            self._rows[sender] = rows, Board(spec, memory, message.offset)
+            spec = StepBufferSpec(message.num_envs, leaves(OBSERVED), leaves(ACTED), message.info_bytes)
+            self._rows[sender] = rows, StepBuffer(spec, memory, message.offset)
         elif isinstance(message, Ring):
             self._rows[sender][0].write_requests(message.data)
             if message.number and self._misbehave is not None:
@@ -152,10 +152,17 @@ def refused(envs: ParallelVectorEnv) -> Any:
 
 
 def answered(envs: ParallelVectorEnv) -> list[bytes]:
-    """Everything on the driver's board that workers write."""
-    board = envs._session._board
-    arrays = [board.rewards, board.terminated, board.truncated, board.finished, board.info_kinds, board.infos]
-    return [array.tobytes() for array in (*arrays, *board.observations)]
+    """Everything on the driver's step buffer that workers write."""
+    step_buffer = envs._session._step_buffer
+    arrays = [
+        step_buffer.rewards,
+        step_buffer.terminated,
+        step_buffer.truncated,
+        step_buffer.finished,
+        step_buffer.info_kinds,
+        step_buffer.infos,
+    ]
+    return [array.tobytes() for array in (*arrays, *step_buffer.observations)]
 
 
 def step(envs: ParallelVectorEnv) -> Any:
@@ -335,4 +342,4 @@ def test_answers_of_a_generation_that_is_gone_are_dropped_and_counted(hosts: Any
         while refused(envs) != {"old generation": 2}:
             assert time.monotonic() < deadline
             envs._session.backend.listen(0.1)
-        assert envs._session._board.rewards.tolist() == [666.0, 666.0]
+        assert envs._session._step_buffer.rewards.tolist() == [666.0, 666.0]

@@ -622,7 +622,7 @@ def test_while_the_list_cannot_be_read_nobody_joins_and_later_all_do(
 @pytest.mark.parametrize(("handshake_s", "reconnect_ms"), [(0.5, tcp.RECONNECT_MS)])
 def test_nobody_joins_while_nobody_answers_for_the_list(scene: Scene) -> None:
     admission = scene.listener.admission
-    admission._ending.ring(1)
+    admission._ending.notify(1)
     admission._thread.join()
     admission._zap.close()
     host = scene.host("beta")

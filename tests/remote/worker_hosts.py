@@ -59,7 +59,7 @@ class Hosts:
         return started
 
     def alive(self) -> list[psutil.Process]:
-        """Every process that belongs to a host: itself, its zygote, its workers."""
+        """Every process that belongs to a host: itself, its fork server, its workers."""
         return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self.mark]
 
     def end(self) -> None:

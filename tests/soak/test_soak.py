@@ -196,7 +196,7 @@ CYCLES = (
 
 def processes() -> dict[str, psutil.Process]:
     """This one, and the helpers that start workers."""
-    helpers = (psutil.Process(zygote._process.pid) for zygote in launcher._zygotes.values())
+    helpers = (psutil.Process(fork_server._process.pid) for fork_server in launcher._fork_servers.values())
     return {"driver": psutil.Process(), **{f"helper {number}": helper for number, helper in enumerate(helpers)}}
 
 

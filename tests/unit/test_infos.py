@@ -13,9 +13,9 @@ from comparison import assert_same
 from gymnasium.vector import VectorEnv
 from hypothesis import example, given, settings
 
-from parenv.memory import board_infos as module
-from parenv.memory.board_infos import InfoReader, InfoWriter
+from parenv.memory import step_buffer_infos as module
 from parenv.memory.kinds import is_kind
+from parenv.memory.step_buffer_infos import InfoReader, InfoWriter
 from parenv.protocol.data import pack, unpack
 from parenv.vector.results import add_info
 

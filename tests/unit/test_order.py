@@ -11,11 +11,11 @@ import pytest
 from parenv import ParallelVectorEnv
 from parenv.envs import batch
 from parenv.memory import order
-from parenv.memory.board import Board, BoardSpec
 from parenv.memory.maps import BoardMap
 from parenv.memory.spaces import Leaf
-from parenv.remote import board_transfer
-from parenv.remote.board_transfer import WorkerRows, row_plan
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.remote import step_buffer_transfer
+from parenv.remote.step_buffer_transfer import WorkerRows, row_plan
 from parenv.testing import LedgerEnv
 from parenv.vector import process_backend
 
@@ -23,7 +23,7 @@ ACTIONS = np.zeros(2, np.int64)
 
 
 def board_of(envs: ParallelVectorEnv) -> Any:
-    return envs._session._board
+    return envs._session._step_buffer
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_a_worker_puts_a_fence_between_its_rows_and_their_numbers(
     seen: list[Any] = []
 
     def look() -> None:
-        board = board_of(envs)
-        seen.append((board.observations[0].copy(), (board.finished < board.requested).all()))
+        step_buffer = board_of(envs)
+        seen.append((step_buffer.observations[0].copy(), (step_buffer.finished < step_buffer.requested).all()))
 
     monkeypatch.setattr(batch, "fence", look)
     after = envs.step(ACTIONS)[0]
@@ -59,8 +59,8 @@ def test_the_driver_puts_a_fence_between_the_numbers_and_the_rows(
     finished: list[bool] = []
 
     def look() -> None:
-        board = board_of(envs)
-        finished.append(bool((board.finished == board.requested).all()))
+        step_buffer = board_of(envs)
+        finished.append(bool((step_buffer.finished == step_buffer.requested).all()))
 
     monkeypatch.setattr(process_backend, "fence", look)
     for _ in range(10):
@@ -71,18 +71,18 @@ def test_the_driver_puts_a_fence_between_the_numbers_and_the_rows(
 
 
 def test_a_host_puts_a_fence_between_the_numbers_and_the_rows_that_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = BoardSpec(2, (Leaf((), (3,), "<f4"),), (Leaf((), (), "<i8"),), info_bytes=8)
+    spec = StepBufferSpec(2, (Leaf((), (3,), "<f4"),), (Leaf((), (), "<i8"),), info_bytes=8)
     memory = bytearray(spec.fields()[1])
-    board = Board(spec, memory)
+    step_buffer = StepBuffer(spec, memory)
     where = BoardMap(memory, spec, 0, (2,))
     mine = WorkerRows(memory, row_plan(where, 0))
 
     def written_late() -> None:
-        board.rewards[:] = 7.0
-        board.finished[:] = 2
+        step_buffer.rewards[:] = 7.0
+        step_buffer.finished[:] = 2
 
-    board.finished[:] = 1
-    monkeypatch.setattr(board_transfer, "fence", written_late)
+    step_buffer.finished[:] = 1
+    monkeypatch.setattr(step_buffer_transfer, "fence", written_late)
     ((answered, data),) = mine.answers(1 << 20)
     assert answered == [0, 1]
     assert np.frombuffer(data[:16], "<i8").tolist() == [1, 1]

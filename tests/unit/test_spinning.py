@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from parenv.process import spinning
-from parenv.process.doorbell import Doorbell
 from parenv.process.spinning import Spinner, Spinning
+from parenv.process.wake_up import WakeUp
 
 
 class Clock:
@@ -34,26 +34,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def bell() -> Iterator[Doorbell]:
-    bell = Doorbell()
-    yield bell
-    bell.close()
+def wake_up() -> Iterator[WakeUp]:
+    wake_up = WakeUp()
+    yield wake_up
+    wake_up.close()
 
 
-def spinner(bell: Doorbell, fraction: float = 0.1) -> tuple[Spinner, Any]:
+def spinner(wake_up: WakeUp, fraction: float = 0.1) -> tuple[Spinner, Any]:
     spun = memoryview(bytearray(8)).cast("q")
-    return Spinner(Spinning(100e-6, fraction), bell.fileno(), spun), spun
+    return Spinner(Spinning(100e-6, fraction), wake_up.fileno(), spun), spun
 
 
-def test_what_has_rung_is_heard_and_still_to_be_taken(clock: Clock, bell: Doorbell) -> None:
-    spins, _ = spinner(bell)
-    bell.ring(3)
+def test_what_has_rung_is_heard_and_still_to_be_taken(clock: Clock, wake_up: WakeUp) -> None:
+    spins, _ = spinner(wake_up)
+    wake_up.notify(3)
     assert spins.heard()
-    assert bell.take() == 3
+    assert wake_up.take() == 3
 
 
-def test_looking_ends_at_the_limit_and_is_counted(clock: Clock, bell: Doorbell) -> None:
-    spins, spun = spinner(bell)
+def test_looking_ends_at_the_limit_and_is_counted(clock: Clock, wake_up: WakeUp) -> None:
+    spins, spun = spinner(wake_up)
     clock.now += 1.0
     began = clock.now
     assert not spins.heard()
@@ -61,14 +61,14 @@ def test_looking_ends_at_the_limit_and_is_counted(clock: Clock, bell: Doorbell) 
     assert 100_000 <= spun[0] < 110_000
 
 
-def test_after_a_long_wait_nobody_looks_until_one_was_short(clock: Clock, bell: Doorbell) -> None:
-    spins, spun = spinner(bell)
+def test_after_a_long_wait_nobody_looks_until_one_was_short(clock: Clock, wake_up: WakeUp) -> None:
+    spins, spun = spinner(wake_up)
     clock.now += 1.0
     spins.heard()
     clock.now += 1.0
     spins.woke()
     before = spun[0]
-    bell.ring(1)
+    wake_up.notify(1)
     assert not spins.heard(), "the last wait was long"
     assert spun[0] == before
     spins.woke()
@@ -77,9 +77,9 @@ def test_after_a_long_wait_nobody_looks_until_one_was_short(clock: Clock, bell: 
 
 @pytest.mark.parametrize(("fraction", "at_most"), [(0.1, 0.1), (0.5, 0.5)])
 def test_looking_in_vain_takes_no_more_than_its_fraction(
-    clock: Clock, bell: Doorbell, fraction: float, at_most: float
+    clock: Clock, wake_up: WakeUp, fraction: float, at_most: float
 ) -> None:
-    spins, spun = spinner(bell, fraction)
+    spins, spun = spinner(wake_up, fraction)
     began = clock.now
     waits = 0
     while clock.now < began + 2.0:
@@ -93,39 +93,39 @@ def test_looking_in_vain_takes_no_more_than_its_fraction(
     assert spun[0] < at_most * elapsed_ns + saved_ns
 
 
-def test_short_waits_are_always_looked_through(clock: Clock, bell: Doorbell) -> None:
-    spins, _ = spinner(bell)
+def test_short_waits_are_always_looked_through(clock: Clock, wake_up: WakeUp) -> None:
+    spins, _ = spinner(wake_up)
     for _ in range(1000):
-        bell.ring(1)
+        wake_up.notify(1)
         assert spins.heard()
-        bell.take()
+        wake_up.take()
 
 
 LISTENER = """
 import sys
-from parenv.process.doorbell import Doorbell
+from parenv.process.wake_up import WakeUp
 from parenv.process.spinning import Spinner, Spinning
 
-bell, answers, rounds = Doorbell(int(sys.argv[1])), Doorbell(int(sys.argv[2])), int(sys.argv[3])
-spinner = Spinner(Spinning(20e-6, float("inf")), bell.fileno(), memoryview(bytearray(8)).cast("q"))
+wake_up, answers, rounds = WakeUp(int(sys.argv[1])), WakeUp(int(sys.argv[2])), int(sys.argv[3])
+spinner = Spinner(Spinning(20e-6, float("inf")), wake_up.fileno(), memoryview(bytearray(8)).cast("q"))
 taken = 0
 while taken < rounds:
     heard = spinner.heard()
-    rung = bell.take()
+    rung = wake_up.take()
     if not heard:
         spinner.woke()
     taken += rung
-    answers.ring(rung)
+    answers.notify(rung)
 """
 
 
 @pytest.mark.parametrize(
     "rounds", [20_000, pytest.param(3_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])], ids=str
 )
-def test_no_ring_is_lost_between_looking_and_sleeping(bell: Doorbell, rounds: int) -> None:
+def test_no_ring_is_lost_between_looking_and_sleeping(wake_up: WakeUp, rounds: int) -> None:
     """Rings come at all distances from the end of the look: before it, right at it, and long behind it."""
-    answers = Doorbell()
-    ends = (bell.fileno(), answers.fileno())
+    answers = WakeUp()
+    ends = (wake_up.fileno(), answers.fileno())
     command = [sys.executable, "-c", LISTENER, *map(str, (*ends, rounds))]
     with subprocess.Popen(command, pass_fds=ends) as listener:
         answered = 0
@@ -133,7 +133,7 @@ def test_no_ring_is_lost_between_looking_and_sleeping(bell: Doorbell, rounds: in
             until = time.perf_counter() + i % 50 * 1e-6
             while time.perf_counter() < until:
                 pass
-            bell.ring(1)
+            wake_up.notify(1)
             answered += answers.take()
         assert answered == rounds
         assert listener.wait(60) == 0

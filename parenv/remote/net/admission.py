@@ -18,7 +18,7 @@ from zmq.utils import z85
 
 from parenv.errors import ConfigurationError
 from parenv.process.descriptors import free_descriptors
-from parenv.process.doorbell import Doorbell
+from parenv.process.wake_up import WakeUp
 from parenv.remote.net import tcp
 from parenv.remote.net.connections import UNKNOWN, peer_of, shut, traffic
 from parenv.remote.net.host_keys import AllowList, Known
@@ -117,7 +117,7 @@ class Admission:
         self._judged = 0
         self._let_in: set[Known] = set()
         self._logged: set[tuple[str, str]] = set()
-        self._bell = Doorbell()
+        self._wake_up = WakeUp()
         self._told = False
         self._zap = context.socket(zmq.ROUTER)
         self._zap.linger = 0
@@ -127,7 +127,7 @@ class Admission:
         self._monitor.rcvhwm = MAX_EVENTS_WAITING - _SENT_AHEAD
         listener.monitor("inproc://parenv.monitor", _EVENTS)
         self._monitor.connect("inproc://parenv.monitor")
-        self._ending = Doorbell()
+        self._ending = WakeUp()
         self._thread = threading.Thread(target=self._run, name="parenv admission", daemon=True)
         self._thread.start()
 
@@ -138,13 +138,13 @@ class Admission:
 
     def fileno(self) -> int:
         """Readable when a connection has ended, until :meth:`take`."""
-        return self._bell.fileno()
+        return self._wake_up.fileno()
 
     def take(self) -> None:
         """Take note that connections have ended; only while :meth:`fileno` is readable."""
         # In this order: an end in between is told by the ring that is taken now, or by one to come.
         self._told = False
-        self._bell.take()
+        self._wake_up.take()
 
     def refuse(self, reason: str, peer: str, detail: str = "") -> None:
         """Count a refusal, and log the first of its kind before that.
@@ -208,12 +208,12 @@ class Admission:
     def close(self) -> None:
         """End; to be called when the listener is closed. Idempotent."""
         if self._thread.is_alive():
-            self._ending.ring(1)
+            self._ending.notify(1)
             self._thread.join()
         for ours in (self._zap, self._monitor):
             ours.close(0)
-        for bell in (self._bell, self._ending):
-            bell.close()
+        for wake_up in (self._wake_up, self._ending):
+            wake_up.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -336,4 +336,4 @@ class Admission:
         self.ended += 1
         if not self._told:
             self._told = True
-            self._bell.ring(1)
+            self._wake_up.notify(1)

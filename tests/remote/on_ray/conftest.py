@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from leftovers import is_of_a_zygote, processes_left
+from leftovers import is_fork_server, processes_left
 from ray_cluster import RayCluster
 
 SOON_S = 60.0
@@ -49,6 +49,6 @@ def _left_behind(cluster: RayCluster, threads: set[threading.Thread]) -> list[st
 
 def _is_of_an_actor(process: psutil.Process) -> bool:
     try:
-        return "HostActor" in process.name() or is_of_a_zygote(process)
+        return "HostActor" in process.name() or is_fork_server(process)
     except psutil.NoSuchProcess:
         return False

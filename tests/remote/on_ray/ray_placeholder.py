@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from parenv.process.launcher import Launcher, ZygoteSpec
+from parenv.process.launcher import ForkServerSpec, Launcher
 
 LOOK_S = 0.1
 SLEEP_S = 1000.0
@@ -21,7 +21,7 @@ SLEEP_S = 1000.0
 def serve(address: str, keys: Any, num_workers: int, *, is_leaving: Callable[[], bool]) -> int:
     """Until told otherwise, or alone."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    launcher = Launcher(ZygoteSpec((), (), threads=1))
+    launcher = Launcher(ForkServerSpec((), (), threads=1))
     launcher.launch(0, "ray_placeholder:sleep", {}, ())
     select.select([launcher], [], [])
     launcher.events()

@@ -1,4 +1,4 @@
-"""Rows of one worker that cross between two boards: as they were written there, and never anywhere else."""
+"""Rows of one worker that cross between two step buffers: as they were written there, and never anywhere else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gymnasium import spaces
 from hypothesis import given, settings
 
 from parenv.errors import ProtocolError
-from parenv.memory.board import Board, BoardSpec
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.maps import BoardMap
 from parenv.memory.spaces import leaves
-from parenv.remote.board_transfer import WorkerRows, flags_of, row_plan
+from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.remote.step_buffer_transfer import WorkerRows, flags_of, row_plan
 
 OFFSET, SHARES, INFO_BYTES = 8192, (2, 3, 1), 64
 OBSERVED = spaces.Dict(
@@ -25,13 +25,13 @@ ACTED = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Text(2), spaces
 SETTINGS = settings(max_examples=60, derandomize=True)
 
 
-class Side:
-    """A board, and the rows of one worker of it."""
+class PolicyRows:
+    """A step buffer, and the rows of one worker of it."""
 
     def __init__(self, worker: int, fill: int) -> None:
-        spec = BoardSpec(sum(SHARES), leaves(OBSERVED), leaves(ACTED), INFO_BYTES)
+        spec = StepBufferSpec(sum(SHARES), leaves(OBSERVED), leaves(ACTED), INFO_BYTES)
         self.memory = np.zeros(OFFSET + spec.fields()[1], np.uint8)
-        self.board = Board(spec, self.memory, OFFSET)
+        self.step_buffer = StepBuffer(spec, self.memory, OFFSET)
         where = BoardMap(self.memory, spec, OFFSET, SHARES)
         plan = row_plan(where, worker)
         assert plan.memory_bytes == len(self.memory)
@@ -42,18 +42,28 @@ class Side:
             array.view(np.uint8).reshape(-1)[:] = fill
 
     def requested(self) -> list[Any]:
-        board = self.board
-        return [board.requested, board.orders, *(actions for actions in board.actions if actions is not None)]
+        step_buffer = self.step_buffer
+        return [
+            step_buffer.requested,
+            step_buffer.orders,
+            *(actions for actions in step_buffer.actions if actions is not None),
+        ]
 
     def answered(self) -> list[Any]:
-        board = self.board
-        fixed = [board.rewards, board.terminated, board.truncated, board.info_kinds, board.finished]
-        return [*fixed, *(rows for rows in board.observations if rows is not None), board.infos]
+        step_buffer = self.step_buffer
+        fixed = [
+            step_buffer.rewards,
+            step_buffer.terminated,
+            step_buffer.truncated,
+            step_buffer.info_kinds,
+            step_buffer.finished,
+        ]
+        return [*fixed, *(rows for rows in step_buffer.observations if rows is not None), step_buffer.infos]
 
 
 @pytest.mark.parametrize("worker", range(len(SHARES)))
 def test_requests_of_a_worker_cross_and_nothing_else_does(worker: int) -> None:
-    driver, host = Side(worker, 1), Side(worker, 0)
+    driver, host = PolicyRows(worker, 1), PolicyRows(worker, 0)
     before = host.memory.copy()
     host.rows.write_requests(driver.rows.requests())
     for there, here in zip(host.requested(), driver.requested(), strict=True):
@@ -65,18 +75,20 @@ def test_requests_of_a_worker_cross_and_nothing_else_does(worker: int) -> None:
 @given(worker=st.integers(0, len(SHARES) - 1), data=st.data())
 @SETTINGS
 def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worker: int, data: Any) -> None:
-    driver, host = Side(worker, 0), Side(worker, 0)
+    driver, host = PolicyRows(worker, 0), PolicyRows(worker, 0)
     number = kind_numbers(worker, len(SHARES))[3]
     host.rows.forget()
-    driver.board.requested[driver.mine] = 9
+    driver.step_buffer.requested[driver.mine] = 9
     every = range(SHARES[worker])
     chosen = sorted(data.draw(st.sets(st.sampled_from(every), min_size=1)))
     with_infos = data.draw(st.sets(st.sampled_from(chosen)))
     for row in chosen:
         for array in host.answered():
             array[host.first + row] = 1
-        host.board.info_kinds[host.first + row] = number if row in with_infos else data.draw(st.sampled_from([0, -1]))
-        host.board.finished[host.first + row] = 9
+        host.step_buffer.info_kinds[host.first + row] = (
+            number if row in with_infos else data.draw(st.sampled_from([0, -1]))
+        )
+        host.step_buffer.finished[host.first + row] = 9
     chunks = host.rows.answers(data.draw(st.sampled_from([1, 300, 1 << 20])))
     assert [row for rows, _ in chunks for row in rows] == chosen
     for rows, block in chunks:
@@ -85,19 +97,23 @@ def test_rows_that_were_answered_cross_once_with_their_infos_and_no_others(worke
         for there, here in zip(host.answered()[:-1], driver.answered()[:-1], strict=True):
             crossed = row - host.first in chosen
             assert np.array_equal(here[row], there[row]) if crossed else not here[row].any()
-        assert driver.board.infos[row].all() if row - host.first in with_infos else not driver.board.infos[row].any()
+        assert (
+            driver.step_buffer.infos[row].all()
+            if row - host.first in with_infos
+            else not driver.step_buffer.infos[row].any()
+        )
     assert host.rows.answers(1 << 20) == []
 
 
 def test_the_same_number_is_news_after_another_process_has_begun() -> None:
-    host = Side(1, 0)
+    host = PolicyRows(1, 0)
     host.rows.forget()
-    host.board.finished[host.mine] = 4
+    host.step_buffer.finished[host.mine] = 4
     assert [rows for rows, _ in host.rows.answers(1 << 20)] == [[0, 1, 2]]
-    host.board.info_kinds[host.mine] = 2
+    host.step_buffer.info_kinds[host.mine] = 2
     host.rows.forget()
-    assert host.board.info_kinds[host.mine].tolist() == [0, 0, 0]
-    host.board.finished[3] = 4
+    assert host.step_buffer.info_kinds[host.mine].tolist() == [0, 0, 0]
+    host.step_buffer.finished[3] = 4
     assert [rows for rows, _ in host.rows.answers(1 << 20)] == [[1]]
 
 
@@ -109,10 +125,10 @@ ROWS = st.none() | st.integers() | st.lists(st.integers(-2, 4) | st.booleans() |
 def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
     rows: Any, cut: int, flip: int, bit: int
 ) -> None:
-    driver, host = Side(1, 0), Side(1, 0)
-    driver.board.requested[:] = 9
+    driver, host = PolicyRows(1, 0), PolicyRows(1, 0)
+    driver.step_buffer.requested[:] = 9
     host.rows.forget()
-    host.board.finished[host.mine] = 9
+    host.step_buffer.finished[host.mine] = 9
     ((good, block),) = host.rows.answers(1 << 20)
     data = bytearray(block)
     data[flip % len(data)] ^= 1 << bit
@@ -130,9 +146,9 @@ def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
 
 @pytest.mark.parametrize("name", ["terminated", "truncated", "observations"])
 def test_truth_values_are_0_or_1(name: str) -> None:
-    driver, host = Side(1, 0), Side(1, 0)
-    driver.board.requested[:] = host.board.finished[:] = 9
-    flags = getattr(host.board, name)
+    driver, host = PolicyRows(1, 0), PolicyRows(1, 0)
+    driver.step_buffer.requested[:] = host.step_buffer.finished[:] = 9
+    flags = getattr(host.step_buffer, name)
     flags = next(rows for rows in flags if rows is not None and rows.dtype == bool) if name == "observations" else flags
     flags.view(np.uint8)[host.first] = 2
     before = driver.memory.copy()

@@ -1,7 +1,7 @@
-"""One worker's rows of a board as raw bytes, which cross between two boards of the same layout.
+"""One worker's rows of a step buffer as raw bytes, which cross between two step buffers of the same layout.
 
-The driver's board has all rows. A worker on a host has a board there, laid out alike and at the same offset, of which
-only its own rows are used. What is requested crosses whole, what is answered row by row.
+The step buffer of the main process has all rows. A worker on a host has a step buffer with the same layout at the same
+offset, and uses only its own rows of it. Requests are transferred whole, answers row by row.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ REQUESTED = ("requested", "orders", "actions")
 ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "observations")
 
 
-def row_plan(board: BoardMap, worker: int) -> RowPlan:
-    """Where a worker's rows of a board lie, in whichever memory has it at the same offset."""
-    (infos,) = _columns(board, worker, ("infos",))
+def row_plan(step_buffer: BoardMap, worker: int) -> RowPlan:
+    """Where a worker's rows of a step buffer lie, in whichever memory has it at the same offset."""
+    (infos,) = _columns(step_buffer, worker, ("infos",))
     return RowPlan(
-        share=board.shares[worker],
-        memory_bytes=board.offset + board.spec.fields()[1],
-        requests=_columns(board, worker, REQUESTED),
-        answers=_columns(board, worker, ANSWERED),
+        share=step_buffer.shares[worker],
+        memory_bytes=step_buffer.offset + step_buffer.spec.fields()[1],
+        requests=_columns(step_buffer, worker, REQUESTED),
+        answers=_columns(step_buffer, worker, ANSWERED),
         infos=infos,
     )
 
 
-def _columns(board: BoardMap, worker: int, names: Sequence[str]) -> list[list[int]]:
+def _columns(step_buffer: BoardMap, worker: int, names: Sequence[str]) -> list[list[int]]:
     """``[offset, bytes per row]`` of these fields, in the order of the names; one of several leaves has several."""
-    first, fields = sum(board.shares[:worker]), _fields(board, names)
-    return [[board.offset + field.offset + first * field.row_bytes, field.row_bytes] for field in fields]
+    first, fields = sum(step_buffer.shares[:worker]), _fields(step_buffer, names)
+    return [[step_buffer.offset + field.offset + first * field.row_bytes, field.row_bytes] for field in fields]
 
 
-def flags_of(board: BoardMap) -> list[int]:
+def flags_of(step_buffer: BoardMap) -> list[int]:
     """Which columns of :data:`ANSWERED` hold truth values."""
-    return [i for i, field in enumerate(_fields(board, ANSWERED)) if np.dtype(field.dtype) == bool]
+    return [i for i, field in enumerate(_fields(step_buffer, ANSWERED)) if np.dtype(field.dtype) == bool]
 
 
-def _fields(board: BoardMap, names: Sequence[str]) -> list[Field]:
-    fields = (field for field in board.spec.fields()[0] if field.name[0] in names)
+def _fields(step_buffer: BoardMap, names: Sequence[str]) -> list[Field]:
+    fields = (field for field in step_buffer.spec.fields()[0] if field.name[0] in names)
     return sorted(fields, key=lambda field: (names.index(field.name[0]), field.name[1]))
 
 
@@ -55,7 +55,7 @@ class WorkerRows:
     """The rows of one worker, on either side.
 
     Args:
-        memory: buffer with the board.
+        memory: buffer with the step buffer.
         plan: where they lie in it: requests as :data:`REQUESTED` names them, answers as :data:`ANSWERED` does.
         flags: which of the answers are to be 0 or 1.
 

@@ -16,7 +16,7 @@ from parenv.worker.agent_writing import GroupWriter
 
 
 @dataclass(eq=False)
-class Side:
+class PolicyRows:
     """What acts for some of the rows of a group, and what the policy keeps of them.
 
     Args:

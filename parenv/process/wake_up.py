@@ -1,4 +1,4 @@
-"""Doorbells: the cheapest way for one process to wake another.
+"""Wake-ups: the cheapest way for one process to wake another.
 
 What is rung adds up until it is taken, so nothing is lost when nobody listens. To a worker, the sum is four counts in
 one number: orders, :data:`ALL`, :data:`MESSAGE` and :data:`ECHO`. To the driver it only says that there is something to
@@ -23,7 +23,7 @@ ECHO = 1 << 60
 """Answer, and do nothing else."""
 
 
-class Rung(NamedTuple):
+class WakeUpCounts(NamedTuple):
     """What a sum says."""
 
     echoes: int
@@ -32,20 +32,20 @@ class Rung(NamedTuple):
     orders: int
 
 
-def rung(value: int) -> Rung:
+def counts_of(value: int) -> WakeUpCounts:
     """Take a sum apart.
 
     >>> rung(2 * MESSAGE + ALL + 7)
     Rung(echoes=0, messages=2, all_rows=1, orders=7)
     """
-    return Rung(value >> 60, (value >> 48) & 0xFFF, (value >> 32) & 0xFFFF, value & 0xFFFFFFFF)
+    return WakeUpCounts(value >> 60, (value >> 48) & 0xFFF, (value >> 32) & 0xFFFF, value & 0xFFFFFFFF)
 
 
-class Doorbell:
+class WakeUp:
     """An eventfd.
 
     Args:
-        descriptor: that of a bell that another process has made.
+        descriptor: that of a wake-up that another process has made.
 
     Attributes:
         ring: adds a number to the sum.
@@ -54,7 +54,7 @@ class Doorbell:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = os.eventfd(0) if descriptor is None else descriptor
-        self.ring: Callable[[int], object] = partial(os.eventfd_write, self._descriptor)
+        self.notify: Callable[[int], object] = partial(os.eventfd_write, self._descriptor)
         self.take: Callable[[], int] = partial(os.eventfd_read, self._descriptor)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         # At exit an env that is still open closes itself, and rings for that.

@@ -17,7 +17,7 @@ from parenv.worker.acting import Actor
 from parenv.worker.job import AgentsJob
 
 
-class Cast:
+class PolicySet:
     """The policies that act here.
 
     Args:

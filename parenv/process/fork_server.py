@@ -1,4 +1,4 @@
-"""The zygote: one small process per driver that forks the workers.
+"""The fork server: one small process per driver that forks the workers.
 
 It is started as a fresh interpreter, so the user's main module is never imported again and needs no guard;
 it imports what workers need once and stays single-threaded, so that forking it is safe. It ends, and everything
@@ -11,15 +11,15 @@ which hands over one more socket per pool. On a session:
         interpreters
             {"fork": [handle, arguments, number of descriptors]}, with the descriptors
             {"signal": [handle, signal, alone]}
-    zygote: {"started": [handle, pid]}   {"exited": [handle, exit code | null, signal | null]}   {"refused": [handle,
-        why]}
+    fork server: {"started": [handle, pid]}   {"exited": [handle, exit code | null, signal | null]}
+        {"refused": [handle, why]}
 
 Neither side ever waits for the other to read. End of file on a session kills its workers; on the root socket,
 everything.
 
-When a worker ends, the processes that it has started become children of the zygote, which kills them, also those in a
-session of their own. A process whose parent ends while the worker lives becomes a child of the zygote too, and
-continues. The zygote recognizes it by the worker's process id in its environment, or by its process group.
+When a worker ends, the processes that it has started become children of the fork server, which kills them, also those
+in a session of their own. A process whose parent ends while the worker lives becomes a child of the fork server too,
+and continues. The fork server recognizes it by the worker's process id in its environment, or by its process group.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class PoolGroup:
             _signal_group(pid, signal.SIGKILL)
 
 
-class Zygote:
-    """The loop of the zygote process.
+class ForkServer:
+    """The loop of the fork server process.
 
     Args:
         root: the socket whose other end only the driver has.
@@ -187,7 +187,7 @@ class Zygote:
             os.close(tell)
 
     def _become_child(self, parent: int, told: int, tell: int) -> None:
-        # First, because until then the child's own signals wake the zygote, over the socket that both have.
+        # First, because until then the child's own signals wake the fork server, over the socket that both have.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -268,7 +268,7 @@ def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descr
     # Without the environment, which others may not read, as they may a command line.
     told = {name: shared[name] for name in ("argv", "directory", "entry")}
     command = (
-        f"import sys; sys.path[:] = {shared['sys_path']!r}; from parenv.process.zygote import run_entry; "
+        f"import sys; sys.path[:] = {shared['sys_path']!r}; from parenv.process.fork_server import run_entry; "
         f"run_entry({told!r}, {arguments!r}, {descriptors!r})"
     )
     options = [f"-W{option}" for option in sys.warnoptions]
@@ -381,5 +381,5 @@ def _signal_group(pid: int, signum: int) -> None:
 
 
 def main(descriptor: int, preload: list[str]) -> NoReturn:
-    """Entry point of the zygote process."""
-    Zygote(socket.socket(fileno=descriptor), preload).run()
+    """Entry point of the fork server process."""
+    ForkServer(socket.socket(fileno=descriptor), preload).run()

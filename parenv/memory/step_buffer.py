@@ -1,6 +1,6 @@
-"""The board: where one step of a vector env lies in shared memory, one row per sub-environment.
+"""The step buffer: where one step of a vector env lies in shared memory, one row per sub-environment.
 
-The driver writes actions and requests, each worker the rows of its own sub-environments. Doorbells say when to look.
+The driver writes actions and requests, each worker the rows of its own sub-environments. Wake-ups say when to look.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ROW_FIELDS: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class BoardSpec:
-    """What a board holds.
+class StepBufferSpec:
+    """What a step buffer holds.
 
     Args:
         num_envs: ``N``.
@@ -56,8 +56,8 @@ class BoardSpec:
         return placed, aligned(total, 4096)
 
 
-class Board:
-    """The arrays of a board.
+class StepBuffer:
+    """The arrays of a step buffer.
 
     Args:
         spec: what it holds.
@@ -79,7 +79,7 @@ class Board:
         one_action: whether an action is one array and nothing else.
     """
 
-    def __init__(self, spec: BoardSpec, buffer: Any, offset: int = 0) -> None:
+    def __init__(self, spec: StepBufferSpec, buffer: Any, offset: int = 0) -> None:
         self.spec = spec
         arrays = {
             field.name: np.ndarray(field.shape, field.dtype, buffer, offset + field.offset)  # type: ignore[call-overload,unused-ignore]

@@ -12,54 +12,57 @@ from parenv.experience.agents_assembly import Played
 from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
 from parenv.policy.assignment import EpisodeStart, drawn
-from parenv.worker.casting import Cast
 from parenv.worker.collecting import like
-from parenv.worker.group_rows import GroupRows, Seat
+from parenv.worker.group_rows import AgentRow, GroupRows
 from parenv.worker.job import AgentsJob
-from parenv.worker.sides import Side
+from parenv.worker.policy_rows import PolicyRows
+from parenv.worker.policy_set import PolicySet
 from parenv.worker.writing import to_array
 
 
-class Roster:
+class AgentAssignments:
     """The rows of a worker's agents, and the policies that act for them.
 
     Args:
         job: knows who draws, and from which seed.
-        cast: the policies.
+        policy_set: the policies.
         env_ids: of the sub-environments.
         generation: of the process.
 
     Attributes:
         groups: rows of the sub-environments themselves, then of each group of agents.
-        seats: of each sub-environment, by agent.
-        agents: everybody, in the order of the seats.
+        agent_rows: of each sub-environment, by agent.
+        agents: everybody, in the order of the agent rows.
         sides: by index of the policy.
         acting: the sides that somebody is on.
         numbers: of each sub-environment, that of its episode.
     """
 
-    def __init__(self, job: AgentsJob, cast: Cast, env_ids: Sequence[int], generation: int) -> None:
-        self.spec = spec = cast.spec
+    def __init__(self, job: AgentsJob, policy_set: PolicySet, env_ids: Sequence[int], generation: int) -> None:
+        self.spec = spec = policy_set.spec
         self.env_ids = list(env_ids)
-        self._job, self._cast, self._generation = job, cast, generation
+        self._job, self._policy_set, self._generation = job, policy_set, generation
         num_envs = len(self.env_ids)
-        self.groups = [GroupRows(g.spec, num_envs * len(g.agents), cast.fit, generation > 0) for g in spec.groups]
+        self.groups = [GroupRows(g.spec, num_envs * len(g.agents), policy_set.fit, generation > 0) for g in spec.groups]
         self.groups[0].who[:] = 0  # A sub-environment is always there.
-        self.seats = [
-            {a: Seat(a, group, column * len(spec.groups[group].agents) + i) for a, (group, i) in spec.seats.items()}
+        self.agent_rows = [
+            {
+                a: AgentRow(a, group, column * len(spec.groups[group].agents) + i)
+                for a, (group, i) in spec.agent_rows.items()
+            }
             for column in range(num_envs)
         ]
-        self.agents = list(spec.seats)
-        self.sides: dict[int, Side] = {}
-        self.acting: list[Side] = []
+        self.agents = list(spec.agent_rows)
+        self.sides: dict[int, PolicyRows] = {}
+        self.acting: list[PolicyRows] = []
         self.names: list[Mapping[str, str]] = [{} for _ in self.env_ids]
         self.numbers = [-1] * num_envs
-        self._born: list[tuple[GroupRows, int]] = []
+        self._activated: list[tuple[GroupRows, int]] = []
 
     @property
     def indices_in_use(self) -> set[int]:
         """The policies by which somebody acts in an episode under way."""
-        return {self._cast.table[name].index for mine in self.names for name in mine.values()}
+        return {self._policy_set.table[name].index for mine in self.names for name in mine.values()}
 
     def get_state(self) -> dict[str, Any]:
         """Who is there, with what, as plain data."""
@@ -71,7 +74,7 @@ class Roster:
         }
 
     def set_state(self, state: Mapping[str, Any], anew: Sequence[int], broken: bool) -> None:
-        """Be as another roster was that had this state, but for sub-environments that begin anew, with nobody there.
+        """Restore a state; sub-environments that begin anew have no agents yet.
 
         Args:
             state: of :meth:`get_state`.
@@ -87,13 +90,13 @@ class Roster:
                 side.carry = map_trees(like, side.carry, state["carries"][side.name])
         for column in anew:
             self.groups[0].restarted[column] = True
-            for seat in self.seats[column].values():
-                self.groups[seat.group].who[seat.row] = NOBODY
-                self.groups[seat.group].restarted[seat.row] = True
+            for agent_row in self.agent_rows[column].values():
+                self.groups[agent_row.group].who[agent_row.row] = NOBODY
+                self.groups[agent_row.group].restarted[agent_row.row] = True
 
     def settle(self) -> None:
         """Take note of policies that have come and gone."""
-        there = {row.index: name for name, row in self._cast.table.items()}
+        there = {row.index: name for name, row in self._policy_set.table.items()}
         self.sides = {index: side for index, side in self.sides.items() if index in there}
         for index, name in there.items():
             if index not in self.sides:
@@ -109,52 +112,52 @@ class Roster:
         """Draw who plays in the next episode of a sub-environment."""
         self.numbers[column] += 1
         self.groups[0].clocks.begin(column)
-        self._born.append((self.groups[0], column))
+        self._activated.append((self.groups[0], column))
         if self._job.policy_of is not None or not self.names[column]:
             self._draw(column)
 
     def versions(self) -> list[int]:
         """Those of the policies that learn."""
-        return [self._cast.table[name].number for name in self.spec.policies]
+        return [self._policy_set.table[name].number for name in self.spec.policies]
 
     def playing(self) -> dict[int, Played]:
         """By index, all policies that may act."""
-        return {row.index: Played(name, row.of, row.number, 0) for name, row in self._cast.table.items()}
+        return {row.index: Played(name, row.of, row.number, 0) for name, row in self._policy_set.table.items()}
 
-    def seat_of(self, column: int, agent: str) -> Seat:
-        """The seat of an agent.
+    def agent_row_of(self, column: int, agent: str) -> AgentRow:
+        """The agent row of an agent.
 
         Raises:
             ObservationError: it has none.
         """
-        seat = self.seats[column].get(agent)
-        if seat is None:
+        agent_row = self.agent_rows[column].get(agent)
+        if agent_row is None:
             raise ObservationError(
                 f"env_id {self.env_ids[column]} has the agent {agent!r}, which is not among its possible_agents "
-                f"{list(self.seats[column])}"
+                f"{list(self.agent_rows[column])}"
             )
-        return seat
+        return agent_row
 
     def rows_of(self, env_ids: Any, agents: Sequence[str]) -> Any:
         """In which rows of their group agents of sub-environments are, int64 ``[n]``."""
         first = self.env_ids[0]
         both = zip(env_ids.tolist(), agents, strict=True)
-        return np.array([self.seats[env_id - first][agent].row for env_id, agent in both])
+        return np.array([self.agent_rows[env_id - first][agent].row for env_id, agent in both])
 
-    def be_born(self, of: int, row: int) -> None:
+    def activate(self, of: int, row: int) -> None:
         """The agent of a row of a group begins to be there."""
         group = self.groups[of]
         index = int(group.assigned[row])
         group.who[row] = index
         group.clocks.begin(row)
-        self._born.append((group, row))
+        self._activated.append((group, row))
         self.sides[index].begin_row(row)
 
     def begin_counting(self, length: int = 0) -> None:
         """What has begun since the last time has no return yet, and this length."""
-        for group, row in self._born:
+        for group, row in self._activated:
             group.returns[row], group.lengths[row] = 0.0, length
-        self._born.clear()
+        self._activated.clear()
 
     def share_out(self) -> None:
         """Tell every side its rows."""
@@ -164,24 +167,26 @@ class Roster:
 
     def _draw(self, column: int) -> None:
         env_id, number = self.env_ids[column], self.numbers[column]
-        episode = EpisodeStart(env_id, number, self._cast.settings, (self._job.seed, self._generation))
-        self.names[column] = {agent: self._drawn(agent, episode) for agent in self.seats[column]}
-        for seat in self.seats[column].values():
-            self.groups[seat.group].assigned[seat.row] = self._cast.table[self.names[column][seat.agent]].index
+        episode = EpisodeStart(env_id, number, self._policy_set.settings, (self._job.seed, self._generation))
+        self.names[column] = {agent: self._drawn(agent, episode) for agent in self.agent_rows[column]}
+        for agent_row in self.agent_rows[column].values():
+            self.groups[agent_row.group].assigned[agent_row.row] = self._policy_set.table[
+                self.names[column][agent_row.agent]
+            ].index
 
-    def _side(self, index: int, name: str) -> Side:
-        of = self._cast.table[name].of
+    def _side(self, index: int, name: str) -> PolicyRows:
+        of = self._policy_set.table[name].of
         group = self.spec.found[of].group
         agents, num_rows = self.spec.groups[group].agents, len(self.groups[group].who)
 
         def whose(row: int) -> str:
             return f"agent {agents[row % len(agents)]!r} of env_id {self.env_ids[row // len(agents)]}"
 
-        return Side(name, index, group, self._cast.actors[name], num_rows, self.spec.stored(of), whose)
+        return PolicyRows(name, index, group, self._policy_set.actors[name], num_rows, self.spec.stored(of), whose)
 
     def _drawn(self, agent: str, episode: Any) -> str:
-        name = drawn(self._job.policy_of, agent, episode, self._cast.table)
-        of, group = self._cast.table[name].of, self.spec.seats[agent][0]
+        name = drawn(self._job.policy_of, agent, episode, self._policy_set.table)
+        of, group = self._policy_set.table[name].of, self.spec.agent_rows[agent][0]
         if self.spec.found[of].group != group:
             theirs = self.spec.groups[self.spec.found[of].group].agents
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The board: where everything lies, for whoever maps the same memory."""
+"""The step buffer: where everything lies, for whoever maps the same memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from parenv.memory.board import ITEM_BYTES, Board, BoardSpec
 from parenv.memory.spaces import leaves
+from parenv.memory.step_buffer import ITEM_BYTES, StepBuffer, StepBufferSpec
 
 OBSERVED = spaces.Dict(a=spaces.Box(0, 1, (2, 3), np.float32), t=spaces.Text(3), d=spaces.Discrete(4))
 ACTED = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(3)])
 
 
-def spec(observed: Any = OBSERVED, acted: Any = ACTED, num_envs: int = 5) -> BoardSpec:
-    return BoardSpec(num_envs, leaves(observed), leaves(acted), 64)
+def spec(observed: Any = OBSERVED, acted: Any = ACTED, num_envs: int = 5) -> StepBufferSpec:
+    return StepBufferSpec(num_envs, leaves(observed), leaves(acted), 64)
 
 
 def test_fields_lie_side_by_side_within_the_bytes_that_are_said() -> None:
@@ -32,7 +32,7 @@ def test_fields_lie_side_by_side_within_the_bytes_that_are_said() -> None:
 @pytest.mark.parametrize("offset", [0, 4096])
 def test_what_one_writes_another_reads_and_nothing_else_changes(offset: int) -> None:
     memory = np.zeros(offset + spec().fields()[1], np.uint8)
-    one, other = Board(spec(), memory, offset), Board(spec(), memory, offset)
+    one, other = StepBuffer(spec(), memory, offset), StepBuffer(spec(), memory, offset)
     arrays = [name for name, value in vars(one).items() if isinstance(value, np.ndarray)]
     assert set(arrays) >= {"rewards", "terminated", "truncated", "requested", "finished", "orders", "info_kinds"}
     for name in arrays:
@@ -43,8 +43,8 @@ def test_what_one_writes_another_reads_and_nothing_else_changes(offset: int) -> 
 
 
 def test_values_without_a_fixed_size_have_no_array() -> None:
-    board = Board(spec(), np.zeros(spec().fields()[1], np.uint8))
-    assert [None if rows is None else (rows.shape, rows.dtype.str) for rows in board.observations] == [
+    step_buffer = StepBuffer(spec(), np.zeros(spec().fields()[1], np.uint8))
+    assert [None if rows is None else (rows.shape, rows.dtype.str) for rows in step_buffer.observations] == [
         ((5, 2, 3), "<f4"),
         None,
         ((5,), "<i8"),
@@ -53,10 +53,10 @@ def test_values_without_a_fixed_size_have_no_array() -> None:
 
 def test_actions_may_lie_there_in_other_dtypes() -> None:
     memory = np.zeros(spec().fields()[1], np.uint8)
-    one, other = Board(spec(), memory), Board(spec(), memory)
+    one, other = StepBuffer(spec(), memory), StepBuffer(spec(), memory)
     assert (one.action_bytes, one.one_action) == ([ITEM_BYTES] * 2, False)
-    for board in (one, other):
-        board.view_actions(["<f8", "|i1"])
+    for step_buffer in (one, other):
+        step_buffer.view_actions(["<f8", "|i1"])
     one.actions[0][:], one.actions[1][:] = 0.1, 2
     assert (other.actions[0] == 0.1).all()
     assert other.actions[1].tolist() == [2] * 5
@@ -66,10 +66,10 @@ def test_actions_may_lie_there_in_other_dtypes() -> None:
 
 
 def test_actions_may_have_no_numbers() -> None:
-    board = Board(spec(acted=spaces.Box(0, 1, (0, 2), np.float32)), np.zeros(1 << 16, np.uint8))
-    assert board.actions[0].shape == (5, 0, 2)
+    step_buffer = StepBuffer(spec(acted=spaces.Box(0, 1, (0, 2), np.float32)), np.zeros(1 << 16, np.uint8))
+    assert step_buffer.actions[0].shape == (5, 0, 2)
 
 
 def test_a_space_that_is_one_array_is_one_action() -> None:
-    assert Board(spec(acted=spaces.Discrete(2)), np.zeros(1 << 16, np.uint8)).one_action
-    assert not Board(spec(acted=spaces.Text(2)), np.zeros(1 << 16, np.uint8)).one_action
+    assert StepBuffer(spec(acted=spaces.Discrete(2)), np.zeros(1 << 16, np.uint8)).one_action
+    assert not StepBuffer(spec(acted=spaces.Text(2)), np.zeros(1 << 16, np.uint8)).one_action

@@ -19,7 +19,7 @@ from parenv.worker.collecting import Collector, reset
 
 
 @dataclass(eq=False)
-class Grounds:
+class ScratchEnvs:
     """Sub-environments in which episodes begin anew again and again; made when they are first needed.
 
     Args:
@@ -48,7 +48,7 @@ class Grounds:
             self.get_to_know(self._stepper.envs)
         return self._stepper
 
-    def over(self, stepper: Stepper) -> Grounds:
+    def over(self, stepper: Stepper) -> ScratchEnvs:
         """The same over sub-environments that are there already."""
         there = replace(self)
         there._stepper = stepper

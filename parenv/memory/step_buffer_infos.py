@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from parenv.errors import ProtocolError
-from parenv.memory.board import view_rows
 from parenv.memory.kinds import (
     BY_MESSAGE,
     DTYPES,
@@ -30,10 +29,11 @@ from parenv.memory.kinds import (
     kind_of,
     parts_of,
 )
+from parenv.memory.step_buffer import view_rows
 
 
 class Announced(dict[int, Any]):
-    """What came by message, by the number under which the board refers to it.
+    """What came by message, by the number under which the step buffer refers to it.
 
     Args:
         what: for the error where there is none.

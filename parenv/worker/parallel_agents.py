@@ -18,7 +18,7 @@ from parenv.worker.collecting import Seconds, StopCollectingError
 from parenv.worker.single import ACT
 
 
-class TogetherCollector(AgentsCollector):
+class ParallelAgentsCollector(AgentsCollector):
     """For environments whose step takes the actions of all agents.
 
     Args:
@@ -28,12 +28,14 @@ class TogetherCollector(AgentsCollector):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._everybody = [[seat[:] for seat in seats.values()] for seats in self.roster.seats]
+        self._everybody = [
+            [agent_row[:] for agent_row in agent_rows.values()] for agent_rows in self.assignments.agent_rows
+        ]
         self._live: list[list[tuple[str, int, int]]] = [[] for _ in self.envs]
-        """The seats of who is there, as plain tuples, which are faster to take apart."""
+        """The agent rows of who is there, as plain tuples, which are faster to take apart."""
         self._agents: list[list[str]] = [[] for _ in self.envs]
-        self._has_state = bool(self.roster.groups[0].observed)
-        self._infos = [group.spec.infos for group in self.roster.spec.groups]
+        self._has_state = bool(self.assignments.groups[0].observed)
+        self._infos = [group.spec.infos for group in self.assignments.spec.groups]
         self._changed = False
         self._not_taken = 0
 
@@ -49,26 +51,26 @@ class TogetherCollector(AgentsCollector):
 
     def collect(self, writer: AgentWriter) -> Seconds:
         """Fill a rollout; see above."""
-        clock, progress, roster = time.perf_counter, self._progress, self.roster
+        clock, progress, assignments = time.perf_counter, self._progress, self.assignments
         cell, heartbeat, closing = progress.cell, progress.heartbeat, progress.closing
         self._begin_writing(writer)
         environment = acting = 0.0
         self._not_taken = 0
-        agents = list(zip(roster.groups[1:], writer.groups[1:], strict=True))
-        for step in range(roster.spec.rollout_length):
+        agents = list(zip(assignments.groups[1:], writer.groups[1:], strict=True))
+        for step in range(assignments.spec.rollout_length):
             if closing[0]:
                 raise StopCollectingError
             began = clock()
             cell[0] = ACT
             heartbeat[0] += 1
-            for side in roster.acting:
+            for side in assignments.acting:
                 side.act(writer.groups[side.group], step)
             acted = clock()
             self._step([(), *(group.split(mine.action_rows[step]) for group, mine in agents)], step)
             acting += acted - began
             environment += clock() - acted
         self.env_steps = (step + 1) * len(self.envs) - self._not_taken
-        for group, rows, seen in zip(roster.groups, self._rows, self._seen, strict=True):
+        for group, rows, seen in zip(assignments.groups, self._rows, self._seen, strict=True):
             group.observed = [row.copy() for row in rows]
             group.seen = {name: row.copy() for name, row in seen.items()}
             group.lengths += step + 1
@@ -77,13 +79,13 @@ class TogetherCollector(AgentsCollector):
 
     def _begin_episodes(self, seeds: Iterable[tuple[int, int | None]]) -> None:
         # Until a rollout begins, what agents observe is written to memory of its own.
-        self._rows: Sequence[Any] = [group.observed for group in self.roster.groups]
-        self._seen: Sequence[Mapping[str, Any]] = [group.seen for group in self.roster.groups]
+        self._rows: Sequence[Any] = [group.observed for group in self.assignments.groups]
+        self._seen: Sequence[Mapping[str, Any]] = [group.seen for group in self.assignments.groups]
         super()._begin_episodes(seeds)
 
     def _step(self, actions: Sequence[Any], step: int) -> None:
         """Step every sub-environment; where an agent's part of an episode ends, keep its final observation."""
-        cell, groups, array, has_state = self._progress.cell, self.roster.groups, np.ndarray, self._has_state
+        cell, groups, array, has_state = self._progress.cell, self.assignments.groups, np.ndarray, self._has_state
         rows, self._seen, rewards = self._writer.steps[step]
         self._rows, are_named = rows, any(self._infos)
         together = zip(self._step_codes, self._steps, self.envs, self._live, self._agents, strict=True)
@@ -123,46 +125,46 @@ class TogetherCollector(AgentsCollector):
                 self._write_state(column, rows[0], column)
         for group, mine in zip(groups[1:], rewards[1:], strict=True):
             group.returns += mine
-        self.roster.begin_counting(-step - 1)
+        self.assignments.begin_counting(-step - 1)
         if self._changed:
             self._changed = False
-            self.roster.share_out()
+            self.assignments.share_out()
 
     def _unheard(self, column: int, agent: str, error: KeyError) -> Exception:
         if error.args != (agent,):
             return error
         return ObservationError(
-            f"agent {agent!r} of env_id {self.roster.env_ids[column]} acted, but the step said nothing of it: "
+            f"agent {agent!r} of env_id {self.assignments.env_ids[column]} acted, but the step said nothing of it: "
             "observations, rewards, terminations and truncations must have every agent that acted"
         )
 
     def _end(self, index: int, row: int, step: int, observation: Any, terminated: bool, column: int) -> None:
         """An agent's part of an episode ends with this observation."""
         mine = self._writer.groups[index]
-        self.roster.groups[index].write(mine.finals, len(mine.ends), observation)
+        self.assignments.groups[index].write(mine.finals, len(mine.ends), observation)
         self._end_part(index, row, step, terminated, column, step + 1, mine.rewards[step, row])
 
     def _replace(self, column: int, error: BaseException, step: int) -> None:
         """A sub-environment has raised in a step, which nobody took; from the next one on, another is in its place."""
         self._first[column] = self._made_anew(column, error)
         self._not_taken += 1
-        self._break_off(column, lambda seat: step, step)
+        self._break_off(column, lambda agent_row: step, step)
         for _, index, row in self._live[column]:
             self._writer.groups[index].note(row, step, NOBODY)
         self._begin_episode(column, None)
         self._note_who(column, step + 1)
 
     def _note_who(self, column: int, step: int) -> None:
-        """From a step on, others act in the seats of a sub-environment."""
+        """From a step on, others act in the agent rows of a sub-environment."""
         self._changed = True
-        for seat in self.roster.seats[column].values():
-            now = int(self.roster.groups[seat.group].who[seat.row])
-            self._writer.groups[seat.group].note(seat.row, step, now)
+        for agent_row in self.assignments.agent_rows[column].values():
+            now = int(self.assignments.groups[agent_row.group].who[agent_row.row])
+            self._writer.groups[agent_row.group].note(agent_row.row, step, now)
 
     def _change(self, column: int, step: int, found: Any, ended: Sequence[str]) -> None:
         """Agents have gone, come or come back; where none is left, another episode begins."""
-        roster, agents = self.roster, list(self.envs[column].agents)
-        live, names = self._live[column], roster.names[column]
+        assignments, agents = self.assignments, list(self.envs[column].agents)
+        live, names = self._live[column], assignments.names[column]
         for agent, index, row in live:
             if agent not in ended and agent not in agents:
                 self._end(index, row, step, found[0][agent], False, column)
@@ -173,7 +175,7 @@ class TogetherCollector(AgentsCollector):
                 self._write_final_state(column)
             self._end_episode(column, step, step + 1)
             self._begin_episode(column, None)
-        if self._live[column] != live or roster.names[column] != names:
+        if self._live[column] != live or assignments.names[column] != names:
             self._note_who(column, step + 1)
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
@@ -184,13 +186,13 @@ class TogetherCollector(AgentsCollector):
         """These agents are there from now on: those that were not begin."""
         live = self._live_of(column, agents)
         for agent, index, row in live:
-            group = self.roster.groups[index]
+            group = self.assignments.groups[index]
             if group.who[row] == NOBODY:
                 if agent not in observations:
                     raise ObservationError(
-                        f"agent {agent!r} of env_id {self.roster.env_ids[column]} is there, but has no observation"
+                        f"agent {agent!r} of env_id {self.assignments.env_ids[column]} is there, but has no observation"
                     )
-                self.roster.be_born(index, row)
+                self.assignments.activate(index, row)
                 group.write(self._rows[index], row, observations[agent])
                 if self._infos[index]:
                     write_seen(self._infos[index], self._seen[index], row, infos.get(agent, {}))
@@ -199,9 +201,9 @@ class TogetherCollector(AgentsCollector):
             self._write_state(column, self._rows[0], column)
 
     def _live_of(self, column: int, agents: list[str]) -> list[tuple[str, int, int]]:
-        if agents == self.roster.agents:  # As it mostly is where an episode begins: nothing new is made then.
+        if agents == self.assignments.agents:  # As it mostly is where an episode begins: nothing new is made then.
             return self._everybody[column]
-        return [self.roster.seat_of(column, agent)[:] for agent in agents]
+        return [self.assignments.agent_row_of(column, agent)[:] for agent in agents]
 
     def _write_final_state(self, column: int) -> None:
         """Write the state if the episode was truncated: some environments have none after a termination."""
@@ -213,4 +215,4 @@ class TogetherCollector(AgentsCollector):
                 block[len(mine.ends)] = 0
 
     def _write_state(self, column: int, rows: Any, row: int) -> None:
-        self.roster.groups[0].write(rows, row, self.envs[column].state())
+        self.assignments.groups[0].write(rows, row, self.envs[column].state())

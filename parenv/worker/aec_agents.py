@@ -16,7 +16,7 @@ from parenv.memory.agent_layout import NOBODY
 from parenv.worker.agent_writing import AgentWriter, GroupWriter
 from parenv.worker.agents_collecting import AgentsCollector
 from parenv.worker.collecting import Seconds, StopCollectingError, like
-from parenv.worker.group_rows import Seat
+from parenv.worker.group_rows import AgentRow
 from parenv.worker.single import ACT
 from parenv.worker.writing import to_array
 
@@ -78,7 +78,7 @@ class Pending:
             block[(steps >= self.counts + self.there)[:-1]] = 0
 
 
-class TurnsCollector(AgentsCollector):
+class AECAgentsCollector(AgentsCollector):
     """Where one agent of a sub-environment acts at a time.
 
     A rollout ends when a row is full. Turns whose reward is still to come then are the first of the next rollout.
@@ -86,7 +86,7 @@ class TurnsCollector(AgentsCollector):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._pending = [Pending(len(group.who)) for group in self.roster.groups]
+        self._pending = [Pending(len(group.who)) for group in self.assignments.groups]
         self._turns: list[Any] = [None] * len(self.envs)
         self._taken = [0] * len(self.envs)
         self._is_full = self._is_writing = False
@@ -101,11 +101,11 @@ class TurnsCollector(AgentsCollector):
 
     def get_state(self) -> dict[str, Any]:
         """With whose turn it is, and what is still to come of the last ones."""
-        sides = self.roster.sides
+        sides = self.assignments.sides
         before = {sides[i].name: map_trees(to_array, c) for i, c in self._carry_before.items() if i in sides}
         return {
             **super().get_state(),
-            "turns": [seat.agent for seat in self._turns],
+            "turns": [agent_row.agent for agent_row in self._turns],
             "pending": [pending.get_state() for pending in self._pending],
             "carry_before": before,
         }
@@ -114,13 +114,13 @@ class TurnsCollector(AgentsCollector):
         """Go on; see above."""
         for pending, saved in zip(self._pending, state["pending"], strict=True):
             pending.set_state(saved)
-        self._turns = [self.roster.seat_of(column, agent) for column, agent in enumerate(state["turns"])]
-        for side in self.roster.sides.values():
+        self._turns = [self.assignments.agent_row_of(column, agent) for column, agent in enumerate(state["turns"])]
+        for side in self.assignments.sides.values():
             if side.name in state["carry_before"]:
                 self._carry_before[side.index] = map_trees(like, side.carry, state["carry_before"][side.name])
         for column in seeds:
-            for seat in self.roster.seats[column].values():
-                self._pending[seat.group].there[seat.row] = False
+            for agent_row in self.assignments.agent_rows[column].values():
+                self._pending[agent_row.group].there[agent_row.row] = False
         super().set_state(state, seeds, broken)
 
     def collect(self, writer: AgentWriter) -> Seconds:
@@ -151,10 +151,10 @@ class TurnsCollector(AgentsCollector):
         """Have every agent act whose turn it is, those of one policy together; the actions by sub-environment."""
         actions: list[Any] = [None] * len(self.envs)
         together: defaultdict[int, list[int]] = defaultdict(list)
-        for column, seat in enumerate(self._turns):
-            together[int(self.roster.groups[seat.group].who[seat.row])].append(column)
+        for column, agent_row in enumerate(self._turns):
+            together[int(self.assignments.groups[agent_row.group].who[agent_row.row])].append(column)
         for index, columns in together.items():
-            side = self.roster.sides[index]
+            side = self.assignments.sides[index]
             mine, pending = self._writer.groups[side.group], self._pending[side.group]
             rows = np.array([self._turns[column].row for column in columns])
             steps = pending.counts[rows]
@@ -164,7 +164,7 @@ class TurnsCollector(AgentsCollector):
             observed = [block[steps, rows] for block in mine.blocks["observations"]]
             written = side.act_for(observed, rows, mine, steps)
             pending.there[rows], pending.versions[rows] = True, -1
-            each = self.roster.groups[side.group].split(written)
+            each = self.assignments.groups[side.group].split(written)
             for column, action in zip(columns, each, strict=True):
                 actions[column] = action
         return actions
@@ -174,7 +174,7 @@ class TurnsCollector(AgentsCollector):
         try:
             self._steps[column](action)
             self._taken[column] += 1
-            self.roster.groups[0].lengths[column] += 1
+            self.assignments.groups[0].lengths[column] += 1
             self._next_turn(column)
         except ParenvError:
             raise
@@ -185,12 +185,14 @@ class TurnsCollector(AgentsCollector):
         """A sub-environment has raised: turns whose reward was still to come are none; another is in its place."""
         self._first[column] = self._made_anew(column, error)
         self._break_off(column, self._complete_steps, 0)
-        for seat in self.roster.seats[column].values():
-            self._pending[seat.group].there[seat.row] = False
+        for agent_row in self.assignments.agent_rows[column].values():
+            self._pending[agent_row.group].there[agent_row.row] = False
         self._begin_episode(column, None)
 
-    def _complete_steps(self, seat: Seat) -> int:
-        return int(self._pending[seat.group].counts[seat.row]) if seat.group else self._taken[seat.row]
+    def _complete_steps(self, agent_row: AgentRow) -> int:
+        return (
+            int(self._pending[agent_row.group].counts[agent_row.row]) if agent_row.group else self._taken[agent_row.row]
+        )
 
     def _next_turn(self, column: int) -> None:
         """Go on until it is the turn of an agent that can act: what it did last is complete now."""
@@ -198,28 +200,30 @@ class TurnsCollector(AgentsCollector):
             env = self.envs[column]
             if not env.agents:
                 if not self._is_writing:
-                    raise ObservationError(f"no agent of env_id {self.roster.env_ids[column]} can act after its reset")
+                    raise ObservationError(
+                        f"no agent of env_id {self.assignments.env_ids[column]} can act after its reset"
+                    )
                 self._truncate_left(column)
                 self._end_episode(column, self._taken[column] - 1)
                 self._reset(column, None)
-                self.roster.begin_counting()
+                self.assignments.begin_counting()
                 continue
-            seat = self.roster.seat_of(column, env.agent_selection)
+            agent_row = self.assignments.agent_row_of(column, env.agent_selection)
             observation, reward, terminated, truncated, info = env.last()
-            self._complete(seat, reward, info)
+            self._complete(agent_row, reward, info)
             if not (terminated or truncated):
                 break
-            self._end_turns(seat, observation, bool(terminated), column)
+            self._end_turns(agent_row, observation, bool(terminated), column)
             env.step(None)
-        self._turns[column] = seat
-        self._await(seat, observation, info)
+        self._turns[column] = agent_row
+        self._await(agent_row, observation, info)
 
-    def _complete(self, seat: Seat, reward: Any, info: Found) -> None:
+    def _complete(self, agent_row: AgentRow, reward: Any, info: Found) -> None:
         """An agent's reward since its last turn is known."""
-        group, pending, row = self.roster.groups[seat.group], self._pending[seat.group], seat.row
+        group, pending, row = self.assignments.groups[agent_row.group], self._pending[agent_row.group], agent_row.row
         if not pending.there[row]:
             return
-        mine, count = self._writer.groups[seat.group], pending.counts[row]
+        mine, count = self._writer.groups[agent_row.group], pending.counts[row]
         mine.rewards[count, row], mine.policies[count, row] = reward, group.who[row]
         if mine.infos:
             mine.infos.write(int(count), row, info)
@@ -228,49 +232,49 @@ class TurnsCollector(AgentsCollector):
         group.returns[row] += float(reward)
         group.lengths[row] += 1
 
-    def _end_turns(self, seat: Seat, observation: Any, terminated: bool, column: int) -> None:
+    def _end_turns(self, agent_row: AgentRow, observation: Any, terminated: bool, column: int) -> None:
         """An agent is gone; unless it has never had a turn, its part of the episode ends with its last one."""
-        group, row = self.roster.groups[seat.group], seat.row
+        group, row = self.assignments.groups[agent_row.group], agent_row.row
         self._truncated[column] |= not terminated  # Also where it has never had a turn.
         if group.who[row] == NOBODY:
             return
-        mine, step = self._writer.groups[seat.group], int(self._pending[seat.group].counts[row]) - 1
+        mine, step = self._writer.groups[agent_row.group], int(self._pending[agent_row.group].counts[row]) - 1
         group.write(mine.finals, len(mine.ends), observation)
-        self._end_part(seat.group, row, step, terminated, column)
+        self._end_part(agent_row.group, row, step, terminated, column)
 
     def _truncate_left(self, column: int) -> None:
         """The episode has ended without an end of these agents, whose last turns are complete now."""
         env = self.envs[column]
         # PettingZoo's last() reads these sums, but only for the agent whose turn it is.
         rewards, infos = getattr(env, "_cumulative_rewards", {}), getattr(env, "infos", {})
-        for agent, seat in self.roster.seats[column].items():
-            if self.roster.groups[seat.group].who[seat.row] != NOBODY:
-                self._complete(seat, rewards.get(agent, 0.0), infos.get(agent, {}))
-                self._end_turns(seat, env.observe(agent), False, column)
+        for agent, agent_row in self.assignments.agent_rows[column].items():
+            if self.assignments.groups[agent_row.group].who[agent_row.row] != NOBODY:
+                self._complete(agent_row, rewards.get(agent, 0.0), infos.get(agent, {}))
+                self._end_turns(agent_row, env.observe(agent), False, column)
 
-    def _await(self, seat: Seat, observation: Any, info: Found) -> None:
+    def _await(self, agent_row: AgentRow, observation: Any, info: Found) -> None:
         """It is an agent's turn, and this is what it sees."""
-        group, pending = self.roster.groups[seat.group], self._pending[seat.group]
-        if group.who[seat.row] == NOBODY:
-            self.roster.be_born(seat.group, seat.row)
-            self.roster.begin_counting()
+        group, pending = self.assignments.groups[agent_row.group], self._pending[agent_row.group]
+        if group.who[agent_row.row] == NOBODY:
+            self.assignments.activate(agent_row.group, agent_row.row)
+            self.assignments.begin_counting()
         if not self._is_writing:
-            group.write(group.observed, seat.row, observation)
-            write_seen(self.roster.spec.groups[seat.group].spec.infos, group.seen, seat.row, info)
+            group.write(group.observed, agent_row.row, observation)
+            write_seen(self.assignments.spec.groups[agent_row.group].spec.infos, group.seen, agent_row.row, info)
             return
-        mine, count = self._writer.groups[seat.group], pending.counts[seat.row]
-        group.write(mine.observations[count], seat.row, observation)
-        mine.infos.write_first(count, seat.row, info)
-        self._is_full |= bool(count == self.roster.spec.rollout_length)
+        mine, count = self._writer.groups[agent_row.group], pending.counts[agent_row.row]
+        group.write(mine.observations[count], agent_row.row, observation)
+        mine.infos.write_first(count, agent_row.row, info)
+        self._is_full |= bool(count == self.assignments.spec.rollout_length)
 
     def _begin_episode(self, column: int, seed: int | None) -> None:
         self._reset(column, seed)
-        self.roster.begin_counting()
+        self.assignments.begin_counting()
         self._next_turn(column)
 
     def _end_writing(self, writer: AgentWriter) -> None:
-        playing = self.roster.playing()
-        for group, pending, mine in zip(self.roster.groups[1:], self._pending[1:], writer.groups[1:], strict=True):
+        playing = self.assignments.playing()
+        for group, pending, mine in zip(self.assignments.groups[1:], self._pending[1:], writer.groups[1:], strict=True):
             pending.blank(mine, group.who)
             group.observed, group.seen = pending.keep(mine)
             for row in np.flatnonzero(pending.there & (pending.versions < 0)):
@@ -282,7 +286,7 @@ class TurnsCollector(AgentsCollector):
     def _carries(self, index: int) -> dict[str, Any]:
         """The carry of each policy of a group before the first turn of every row, which may have been taken already."""
         found = super()._carries(index)
-        for side in self.roster.sides.values():
+        for side in self.assignments.sides.values():
             if side.index in self._carry_before and side.group == index:
                 rows = np.flatnonzero(self._pending[index].there).tolist()
                 found[side.name] = side.actor.with_rows(found[side.name], self._carry_before[side.index], rows)

@@ -1,4 +1,4 @@
-"""The driver's side of vector envs whose workers run on hosts: requests go out, answers come in onto its own board."""
+"""The main process's side of vector envs on hosts: it sends requests and writes answers into its own step buffer."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
 from parenv.protocol.messages import SideData
-from parenv.remote.board_transfer import WorkerRows, flags_of, row_plan
 from parenv.remote.host_messages import Answers, Ring
+from parenv.remote.step_buffer_transfer import WorkerRows, flags_of, row_plan
 from parenv.remote.validation import are_records
 
 HOSTS = -1
 """Stands for hosts, which have no descriptor, where a descriptor stands for what is ready."""
 
 
-class HostBell:
-    """The doorbell of a worker on a host.
+class HostNotifier:
+    """The wake-up of a worker on a host.
 
     Args:
         ring: sends a number there.
     """
 
     def __init__(self, ring: Callable[[int], object]) -> None:
-        self.ring = ring
+        self.notify = ring
 
     def close(self) -> None:
-        """The host has the bell, and closes it."""
+        """The host has the wake-up, and closes it."""
 
 
 class HostsPoller:
@@ -56,7 +56,7 @@ class HostsPoller:
     def poll(self, timeout_ms: float, /) -> list[tuple[int, int]]:
         """Wait up to the limit: the descriptor if it is readable, and :data:`HOSTS` if there are events.
 
-        Answers of hosts are written onto the board, and are no events.
+        Answers of hosts are written onto the step buffer, and are no events.
         """
         # Only here: nobody reads it while something else is awaited, and what is readable ends every wait.
         self._local.watch(self._descriptor)
@@ -67,33 +67,33 @@ class HostsPoller:
         return self._poll.poll(0) + [(HOSTS, select.POLLIN)] * bool(self._events)
 
 
-class Boards:
-    """What crosses between the driver's board and those of hosts.
+class StepBuffers:
+    """What crosses between the driver's step buffer and those of hosts.
 
     Args:
         num_local: workers on this machine, the first ones.
         max_message_bytes: what a host may send in one message.
 
     Attributes:
-        used: whether workers step, and have doorbells.
+        used: whether workers step, and have wake-ups.
         rows: of each worker that is on a host, by its index.
     """
 
     def __init__(self, num_local: int, max_message_bytes: int) -> None:
         self._num_local, self._max_message_bytes = num_local, max_message_bytes
         self.used = False
-        self._board: BoardMap | None = None
+        self._step_buffer: BoardMap | None = None
         self.rows: dict[int, WorkerRows] = {}
 
-    def lay_out(self, board: BoardMap) -> None:
-        """Hear where the driver's board is.
+    def lay_out(self, step_buffer: BoardMap) -> None:
+        """Hear where the driver's step buffer is.
 
         Raises:
             ConfigurationError: a row is larger.
         """
-        self._board = board
-        for worker in range(self._num_local, len(board.shares)):
-            rows = WorkerRows(board.memory, row_plan(board, worker), flags_of(board))
+        self._step_buffer = step_buffer
+        for worker in range(self._num_local, len(step_buffer.shares)):
+            rows = WorkerRows(step_buffer.memory, row_plan(step_buffer, worker), flags_of(step_buffer))
             if rows.row_bytes > self._max_message_bytes:
                 raise ConfigurationError(
                     f"a sub-environment's observation, reward and info have {rows.row_bytes:,} bytes, more than "
@@ -106,7 +106,7 @@ class Boards:
         return Ring(number, self.rows[worker].requests())
 
     def take(self, head: Any, worker: int, answers: Answers) -> None:
-        """Write answers onto the driver's board, as a worker on this machine would have.
+        """Write answers onto the driver's step buffer, as a worker on this machine would have.
 
         Args:
             head: the driver's memory, with the worker's status slot.
@@ -116,13 +116,13 @@ class Boards:
         Raises:
             ProtocolError: they are not answers to what was requested of this worker; nothing was written.
         """
-        if worker not in self.rows or self._board is None:
+        if worker not in self.rows or self._step_buffer is None:
             raise ProtocolError(f"worker {worker} has no rows to answer")
         if len(answers.status_slot) != STATUS_SLOT_BYTES:
             raise ProtocolError(
                 f"the status slot of a worker has {STATUS_SLOT_BYTES} bytes, not {len(answers.status_slot)}"
             )
-        self.rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._board.shares)))
+        self.rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._step_buffer.shares)))
         status_slot(head, worker)[:] = answers.status_slot
 
     def check(self, worker: int, side_data: SideData) -> None:
@@ -131,13 +131,13 @@ class Boards:
         Raises:
             ProtocolError: they are not about rows of this worker, or name a kind of info that there cannot be.
         """
-        if worker not in self.rows or self._board is None:
+        if worker not in self.rows or self._step_buffer is None:
             raise ProtocolError(f"worker {worker} has no rows to say anything about")
-        board = self._board
-        first = sum(board.shares[:worker])
-        mine, numbers = range(first, first + board.shares[worker]), kind_numbers(worker, len(board.shares))
+        step_buffer = self._step_buffer
+        first = sum(step_buffer.shares[:worker])
+        mine, numbers = range(first, first + step_buffer.shares[worker]), kind_numbers(worker, len(step_buffer.shares))
         for number, kind in _pairs(side_data.kinds):
-            if number not in numbers or not is_kind(kind, board.spec.info_bytes):
+            if number not in numbers or not is_kind(kind, step_buffer.spec.info_bytes):
                 raise ProtocolError("a kind of info is announced that there cannot be")
         infos, observations = _pairs(side_data.infos), _pairs(side_data.observations)
         for pairs, wanted in ((infos, dict | None), (observations, list | None)):
