@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parenv.errors import ConfigurationError
+from parenv.memory.trees import as_array
 
 Array = npt.NDArray[Any]
 _FLAGS = ("terminated", "truncated", "valid", "alive")
@@ -283,9 +284,7 @@ def _blocks(**given: Any) -> tuple[dict[str, Any], Callable[[Array], Any]]:
         ConfigurationError: they have different shapes, which numpy would broadcast to another one.
     """
     tensor = next((block for block in given.values() if hasattr(block, "detach")), None)
-    arrays = {
-        name: np.asarray(block.detach().cpu() if hasattr(block, "detach") else block) for name, block in given.items()
-    }
+    arrays = {name: as_array(block) for name, block in given.items()}
     wanted = arrays["rewards"].shape
     for name, array in arrays.items():
         if array.shape != wanted:

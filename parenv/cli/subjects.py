@@ -13,10 +13,10 @@ from gymnasium import Space
 from parenv.cli.environment import Environment, refused
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves, stacked
+from parenv.memory.trees import as_array
 from parenv.policy.devices import on_device
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.worker.acting import Actor, check_actions
-from parenv.worker.writing import to_array
 
 BATCHES = (1, 8, 64, 256)
 
@@ -131,7 +131,7 @@ def acting(environment: Environment, policy: Any, batch: int, device: str = "cpu
         nonlocal carry
         actions, extras, carry = actor.act(rows, carry)
         for values in (*actions, *extras.values()):
-            to_array(values)
+            as_array(values)
 
     return act
 

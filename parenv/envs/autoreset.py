@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from parenv.envs.values import as_array
 from parenv.errors import ConfigurationError
+from parenv.memory.trees import as_array
 
 NOBODY: Any = np.zeros(0, np.int64)
 

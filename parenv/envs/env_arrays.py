@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.values import Rows, as_array, as_tensor, own
+from parenv.envs.values import Rows
 from parenv.errors import ObservationError
 from parenv.memory.spaces import Leaf, is_single, unflatten
+from parenv.memory.trees import array_or_list, as_array, as_tensor, copy_of
 
 
 class EnvArrays:
@@ -66,8 +67,8 @@ class EnvArrays:
 
     def _own(self, values: Any) -> Any:
         if self._like is not None and not isinstance(values, list):
-            return as_tensor(own(values)).to(self._like.device)
-        return as_array(values).copy() if hasattr(values, "detach") else values.copy()
+            return as_tensor(copy_of(values)).to(self._like.device)
+        return copy_of(array_or_list(values))
 
     def _check_device(self, name: str, values: Any) -> None:
         if type(values) is np.ndarray or (device := getattr(values, "device", None)) is None:

@@ -10,9 +10,10 @@ from gymnasium.vector import AutoresetMode
 
 from parenv.envs.fitting import Fit
 from parenv.envs.targets import Target
-from parenv.envs.values import as_array, copied, row_writer
+from parenv.envs.values import row_writer
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import Leaf, flatten, unflatten
+from parenv.memory.trees import as_array, deep_copy
 
 FINAL_NAMES = ("final_obs", "final_observation")
 """Among infos: of Gymnasium, and of those that have kept to its former name."""
@@ -87,7 +88,7 @@ class FinalObservations:
         for finals, leaf, values in zip(target.finals, self._leaves, flatten(self._leaves, given), strict=True):
             if leaf.dtype is None:
                 found = zip(columns.tolist(), known.tolist(), strict=True)
-                finals[rows] = [copied(values[column]) if is_known else None for column, is_known in found]
+                finals[rows] = [deep_copy(values[column]) if is_known else None for column, is_known in found]
             else:
                 among = columns[known]
                 chosen = values[among] if hasattr(values, "detach") else as_array(values)[among]

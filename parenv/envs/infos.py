@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from parenv.envs.values import as_array
 from parenv.errors import ObservationError
 from parenv.memory.layout import Info, info_values
+from parenv.memory.trees import as_array
 
 Found = Mapping[str, Any]
 """The info of one sub-environment."""

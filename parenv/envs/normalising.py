@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parenv.envs.state import layers_of
-from parenv.envs.values import copied
+from parenv.memory.trees import deep_copy
 
 _OF_STATISTICS = ("mean", "var", "count")
 _SUMS = ("discounted_reward",)
@@ -40,7 +40,7 @@ def set_statistics(envs: Sequence[Any], saved: Statistics, updating: bool = True
                 setattr(layer, name, np.array(values))
             else:
                 for part, value in zip(_OF_STATISTICS, values, strict=True):
-                    setattr(mine, part, copied(value))
+                    setattr(mine, part, deep_copy(value))
             if hasattr(layer, "update_running_mean"):
                 layer.update_running_mean = updating
 
@@ -58,4 +58,4 @@ def _is_running(held: Any) -> bool:
 
 
 def _values(name: str, held: Any) -> Any:
-    return np.array(held) if name in _SUMS else [copied(getattr(held, part)) for part in _OF_STATISTICS]
+    return np.array(held) if name in _SUMS else [deep_copy(getattr(held, part)) for part in _OF_STATISTICS]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.envs.values import as_array
+from parenv.memory.trees import as_array
 
 RECORDERS = ("RecordEpisodeStatistics", "Monitor")
 """Classes that put ``info["episode"]`` into the last step of each episode, Gymnasium's and Stable-Baselines3's."""

@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from operator import methodcaller
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from parenv.envs.fitting import Fit, not_finite
 from parenv.errors import ObservationError
 from parenv.memory.spaces import Leaf, flatten, is_single, unflatten
+from parenv.memory.trees import deep_copy
 
 Rows = Sequence[Any]
 """One array or list ``[B, *shape]`` per leaf of a space."""
-
-
-def as_array(value: Any) -> Any:
-    """Arrays, tensors and numbers of any library as numpy's: on the CPU over the same memory."""
-    if type(value) is np.ndarray:
-        return value
-    return _array_maker(cast(Hashable, type(value)))(value)
-
-
-@functools.lru_cache(maxsize=64)
-def _array_maker(of: Hashable) -> Callable[[Any], Any]:
-    if hasattr(of, "detach"):
-        return methodcaller("numpy", force=True)
-    return np.from_dlpack if hasattr(of, "__dlpack__") and not hasattr(of, "__array__") else np.asarray
-
-
-def as_tensor(value: Any) -> Any:
-    """Arrays, tensors and numbers of any library as torch's: where they are, over the same memory."""
-    import torch
-    from torch.utils.dlpack import from_dlpack
-
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value if value.flags.writeable else value.copy())
-    is_foreign = hasattr(value, "__dlpack__") and not hasattr(value, "detach")
-    return from_dlpack(value) if is_foreign else torch.as_tensor(value)
-
-
-def assign(block: Any, index: Any, values: Any) -> None:
-    """Write arrays, tensors or numbers to a part of a block of either kind, on whichever device; or lists to a list."""
-    if hasattr(block, "copy_"):
-        block[index].copy_(as_tensor(values))
-    else:
-        block[index] = values if type(values) is list else as_array(values)
-
-
-def own(rows: Any) -> Any:
-    """Rows with memory of their own."""
-    return rows.clone() if hasattr(rows, "clone") else rows.copy()
 
 
 def row_writer(of: Sequence[Leaf], fit: Fit) -> Callable[[Rows, int, Any], None]:
@@ -93,7 +54,7 @@ def _list_writer(leaf: Leaf) -> Callable[[Rows, int, Any], None]:
     def write(rows: Rows, i: int, value: Any) -> None:
         if i == len(rows[0]):
             rows[0].append(None)
-        rows[0][i] = copied(value)
+        rows[0][i] = deep_copy(value)
 
     return write
 
@@ -165,8 +126,3 @@ def action_splitter(of: Sequence[Leaf]) -> Callable[[Rows], Sequence[Any]]:
         return [unflatten(of, values) for values in zip(*columns, strict=True)]
 
     return split
-
-
-def copied(value: Any) -> Any:
-    """A copy of an observation that shares nothing with it."""
-    return value.copy() if isinstance(value, np.ndarray) else copy.deepcopy(value)

@@ -17,10 +17,11 @@ from parenv.envs.fitting import Fit
 from parenv.envs.infos import Found, row_of
 from parenv.envs.recorded import is_recorded, recorded_in_columns
 from parenv.envs.targets import End, Target
-from parenv.envs.values import Rows, as_tensor, assign, check_finite, copied
+from parenv.envs.values import Rows, check_finite
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.memory.spaces import flatten, is_single, leaves
 from parenv.memory.status_slot import StatusSlot
+from parenv.memory.trees import as_tensor, assign, deep_copy
 
 WORKER_RESTARTED = "worker_restarted"
 """Among the infos of a :class:`~parenv.ParallelVectorEnv`: whose process was gone."""
@@ -166,7 +167,7 @@ class VectorStepper:
     def _reset(self, target: Target, step: int, columns: Any, observations: Any) -> Any:
         mask = np.zeros(self.num_envs, bool)
         mask[columns] = True
-        before = self._finals.first_time and [copied(part) for part in flatten(self._leaves, observations)]
+        before = self._finals.first_time and [deep_copy(part) for part in flatten(self._leaves, observations)]
         fresh, infos = self._env.reset(options={"reset_mask": mask})
         if before:
             check_reset_with_mask(self._env, before, flatten(self._leaves, fresh), ~mask)
@@ -188,7 +189,7 @@ class VectorStepper:
                 return
         for row, leaf, values in zip(rows, self._leaves, flatten(self._leaves, observations), strict=True):
             if leaf.dtype is None:
-                row[:] = [copied(value) for value in values]
+                row[:] = [deep_copy(value) for value in values]
                 continue
             name = f"observations{leaf.name}"
             if not self._fit.finite and self._arrays.stay(name, values, row):

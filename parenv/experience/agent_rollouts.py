@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import Rollout, map_trees, own_copy, reshaped, to_tensors
+from parenv.experience.rollout import Rollout, reshaped
 from parenv.experience.summary import Summarized
 from parenv.experience.transitions import Transitions
-from parenv.memory.spaces import Tree
+from parenv.memory.trees import Tree, copy_of, map_trees, to_tensors
 
 Found = TypeVar("Found")
 
@@ -137,7 +137,7 @@ class AgentRollout(Rollout):
         following = super().next_values(values, value_fn)
         last = reshaped(value_fn(self.last_observations), following[-1])
         there = self.last_steps >= 0
-        goes_on = own_copy(there)
+        goes_on = copy_of(there)
         goes_on[there] = ~(self.terminated | self.truncated)[self.last_steps[there], there]
         following[self.last_steps[goes_on], goes_on] = last[goes_on]
         following[~self.alive] = 0
@@ -206,7 +206,7 @@ class RolloutsByPolicy(Summarized, Mapping[str, AgentRollout]):
         """The true next state of every step, ``[T, B, *state]``: zeros if the episode terminated with the step."""
         if self.shifted_states is None or not len(self.final_index[0]):
             return self.shifted_states
-        filled = own_copy(self.shifted_states)
+        filled = copy_of(self.shifted_states)
         filled[self.final_index] = self.final_states
         return filled
 
@@ -217,7 +217,7 @@ class RolloutsByPolicy(Summarized, Mapping[str, AgentRollout]):
 
     def copy(self) -> RolloutsByPolicy:
         """The same with memory of its own."""
-        return self._with(own_copy, {name: rows.copy() for name, rows in self.items()})
+        return self._with(copy_of, {name: rows.copy() for name, rows in self.items()})
 
     def _with(self, function: Callable[[Any], Any], by_policy: Any) -> RolloutsByPolicy:
         made = {name: function(getattr(self, name)) for name in ("env_ids", "states", "shifted_states", "final_states")}

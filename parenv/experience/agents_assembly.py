@@ -9,9 +9,10 @@ import numpy as np
 
 from parenv.experience.agent_rollouts import AgentEpisodes, AgentRollout, RolloutsByPolicy
 from parenv.experience.assembly import Arrays, infos_of, own_columns
-from parenv.experience.rollout import Ends, map_trees
+from parenv.experience.rollout import Ends
 from parenv.memory.agent_layout import NOBODY, AgentsSpec, RowGroup
 from parenv.memory.spaces import unflatten
+from parenv.memory.trees import map_trees
 
 
 class Played(NamedTuple):

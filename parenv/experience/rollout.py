@@ -16,7 +16,7 @@ from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.summary import Summarized, shapes_of
 from parenv.experience.transitions import Transitions
 from parenv.memory.layout import PLAIN, Axes
-from parenv.memory.spaces import Tree
+from parenv.memory.trees import Tree, as_array, concatenated, copy_of, map_trees, to_tensors
 
 PER_STEP = ("observations", "actions", *(name for name, axes in PLAIN.items() if axes is Axes.STEPS))
 """The fields of a rollout, and of transitions, that are trees of arrays and lists ``[T, B, ...]``."""
@@ -210,7 +210,7 @@ class Rollout(Summarized):
             values: ``V(o_t)``, ``[T, B]``, array or tensor as the rollout's fields are.
             value_fn: maps observations ``[N, *obs]`` to values ``[N]`` or ``[N, 1]``.
         """
-        following = own_copy(values.detach() if hasattr(values, "detach") else values)
+        following = copy_of(values.detach() if hasattr(values, "detach") else values)
         following[:-1] = values[1:]
         following[-1] = reshaped(value_fn(self.last_observations), values[-1])
         if len(self._ends.steps):
@@ -271,7 +271,7 @@ class Rollout(Summarized):
 
     def copy(self) -> Rollout:
         """The same rollout with memory of its own."""
-        return self._with_each(own_copy, self.ends)
+        return self._with_each(copy_of, self.ends)
 
     def _facts(self) -> dict[str, Any]:
         T, B = self.rewards.shape
@@ -301,7 +301,7 @@ class Rollout(Summarized):
         return any(bool(flag.any()) for flag in flags if flag is not None and len(flag))
 
     def _with_finals(self, shifted: Any, finals: Any) -> Any:
-        filled = own_copy(shifted)
+        filled = copy_of(shifted)
         steps, columns = self.final_index
         if isinstance(filled, list):
             for step, column, final in zip(steps, columns, finals, strict=True):
@@ -309,36 +309,6 @@ class Rollout(Summarized):
         else:
             filled[steps, columns] = finals
         return filled
-
-
-def map_trees(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply a function to the leaves of one or several trees of the same structure."""
-    if isinstance(tree, Mapping):
-        return {key: map_trees(function, part, *(other[key] for other in others)) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map_trees(function, *parts) for parts in zip(tree, *others, strict=True))
-    return function(tree, *others)
-
-
-def to_tensors(device: Any, non_blocking: bool) -> Callable[[Any], Any]:
-    """What makes a tensor on a device of an array; of nothing and of a list, the same."""
-    import torch
-
-    def tensor(value: Any) -> Any:
-        if value is None or isinstance(value, list):
-            return value
-        return torch.as_tensor(value).to(device, non_blocking=non_blocking)
-
-    return tensor
-
-
-def own_copy(value: Any) -> Any:
-    """An array, tensor or list with memory of its own; nothing of nothing."""
-    if value is None:
-        return None
-    if isinstance(value, list):
-        return [own_copy(item) if isinstance(item, list) else item for item in value]
-    return value.clone() if hasattr(value, "clone") else value.copy()
 
 
 def _everywhere(like: Any) -> Any:
@@ -370,18 +340,5 @@ def _flat(value: Any) -> Any:
 def reshaped(values: Any, like: Any) -> Any:
     """Values in the shape of others, and as arrays or tensors without a gradient as those are."""
     if hasattr(values, "detach"):
-        values = values.detach() if hasattr(like, "detach") else values.detach().cpu().numpy()
+        values = values.detach() if hasattr(like, "detach") else as_array(values)
     return values.reshape(like.shape)
-
-
-def concatenated(*parts: Any) -> Any:
-    """Arrays, tensors or lists, one behind the other; nothing where one of them is nothing."""
-    if any(part is None for part in parts):
-        return None
-    if isinstance(parts[0], list):
-        return [item for part in parts for item in part]
-    if hasattr(parts[0], "detach"):
-        import torch
-
-        return torch.cat(parts)
-    return np.concatenate(parts)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from parenv.memory.spaces import Tree
+from parenv.memory.trees import Tree
 
 
 class Summarized:

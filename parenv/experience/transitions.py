@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parenv.experience.summary import Summarized, shapes_of
-from parenv.memory.spaces import Tree
+from parenv.memory.trees import Tree
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,11 +14,11 @@ from parenv.experience.rollout import Rollout
 from parenv.exporting.onnx_policy import names_of
 from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, leaves, stacked, unflatten
+from parenv.memory.trees import as_array, leaves_in
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy, apply_settings, as_policy, infos_needed
 from parenv.policy.snapshots import module_of
-from parenv.worker.acting import arrays_in, carry_of, rows_as_leaves
-from parenv.worker.writing import to_array
+from parenv.worker.acting import carry_of, rows_as_leaves
 
 BATCH = 3
 """Of the example: sizes 0 and 1 torch takes for constants."""
@@ -51,7 +51,7 @@ class Graph(NamedTuple):
 
     def rows_of(self, rollout: Rollout, count: int) -> list[list[Any]]:
         """Observations of a rollout, step by step, as many as that or as there are."""
-        steps = [np.asarray(to_array(values)) for values in flatten(self.observations, rollout.observations)]
+        steps = [as_array(values) for values in flatten(self.observations, rollout.observations)]
         length, batch = steps[0].shape[:2]
         wanted = [(batch if self.carry else min(batch, count), *leaf.shape) for leaf in self.observations]
         rows = [[np.ascontiguousarray(values[t, : wanted[0][0]]) for values in steps] for t in range(length)]
@@ -71,7 +71,7 @@ def run_on_arrays(module: Any, values: Sequence[Any]) -> list[Any]:
     import torch
 
     with torch.inference_mode():
-        return [to_array(value) for value in module(*map(torch.from_numpy, values))]
+        return [as_array(value) for value in module(*map(torch.from_numpy, values))]
 
 
 def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
@@ -89,11 +89,11 @@ def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
     policy = _policy(given)
     carry = policy.initial_carry(1)
     carry_leaves = carry_of(carry, 1)
-    rows = [np.asarray(to_array(value)) for value in flatten(carry_leaves, carry)]
+    rows = [as_array(value) for value in flatten(carry_leaves, carry)]
     module = _module(policy, of, carry_leaves)
     example = _example(of, rows)
     first = _acted(module, example, observation_space)
-    module.actions = actions = rows_as_leaves(arrays_in(first.actions))
+    module.actions = actions = rows_as_leaves(leaves_in(first.actions))
     _check_same(actions, first.actions, module.acted(example).actions)
     outputs = (*names_of("actions", actions), *first.extras, *names_of("next_carry", carry_leaves))
     inputs = (*names_of("observations", of), *names_of("carry", carry_leaves))
@@ -174,7 +174,7 @@ def _module(policy: Policy, observations: Sequence[Leaf], carry: Sequence[Leaf])
 def _check_same(of: Sequence[Leaf], first: Any, again: Any) -> None:
     """An exported policy that drew its actions could not be compared, and would draw the same ones in every run."""
     for one, other in zip(flatten(of, first), flatten(of, again), strict=True):
-        if not np.array_equal(to_array(one), to_array(other), equal_nan=True):
+        if not np.array_equal(as_array(one), as_array(other), equal_nan=True):
             raise ConfigurationError(
                 "the policy draws its actions also where settings['deterministic'] is true, which cannot be exported: "
                 'give TorchPolicy(..., deterministic_method="..."), or heed that setting in Policy.act'

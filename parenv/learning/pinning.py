@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from parenv.experience.rollout import NAMED, TREES, Rollout, map_trees
+from parenv.experience.rollout import NAMED, TREES, Rollout
+from parenv.memory.trees import leaves_in
 
 
 class Pins:
@@ -39,10 +40,8 @@ class Pins:
 
 def slot_of(rollout: Rollout) -> tuple[int, int] | None:
     """Where the slot of a rollout begins, and how many bytes it uses; ``None`` for a rollout with memory of its own."""
-    values: list[Any] = []
-    for name in (*TREES, *NAMED):
-        map_trees(values.append, getattr(rollout, name))
-    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    fields = [getattr(rollout, name) for name in (*TREES, *NAMED)]
+    arrays = [value for tree in fields for _, value in leaves_in(tree) if isinstance(value, np.ndarray)]
     root: Any = rollout.rewards
     while isinstance(root, np.ndarray):
         root = root.base

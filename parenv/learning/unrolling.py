@@ -7,7 +7,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from parenv.experience.rollout import Rollout, map_trees
+from parenv.experience.rollout import Rollout
+from parenv.memory.trees import map_trees
 
 
 def unroll(step: Callable[[Any, Any], tuple[Any, Any]], rollout: Rollout, initial_carry: Any) -> tuple[Any, Any]:

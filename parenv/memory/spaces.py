@@ -19,9 +19,7 @@ from gymnasium import Space, spaces
 
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.opaque import OpaqueSpace
-
-Tree = Any
-"""Arrays, nested in dicts and tuples as the space is."""
+from parenv.memory.trees import Tree
 
 MAX_SPACE_BYTES = 1 << 28
 """What a space that is rebuilt may take, so that no description of a few bytes takes gigabytes."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import AgentRollout
-from parenv.experience.rollout import Rollout, map_trees
+from parenv.experience.rollout import Rollout
+from parenv.memory.trees import map_trees
 from parenv.policy.policy import Policy, TorchPolicy, as_policy, is_module
 
 _MAX_LOG_RATIO = 80.0

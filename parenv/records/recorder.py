@@ -19,11 +19,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from parenv.envs.values import as_array
 from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import AgentRollout, RolloutsByPolicy
-from parenv.experience.rollout import NAMED, TREES, map_trees
+from parenv.experience.rollout import NAMED, TREES
 from parenv.libraries import installed_version
+from parenv.memory.trees import as_array, leaves_in
 from parenv.pool.arrival import Arrival
 from parenv.pool.dispatch import CreditKey, Dispatch
 from parenv.pool.events import Delivered, Event, Observer, Questioned
@@ -154,9 +154,7 @@ def digest(arrival: Arrival) -> dict[str, Any]:
 
 def _hash(tree: Any) -> str:
     found = new_digest()
-    values: list[Any] = []
-    map_trees(values.append, tree)
-    for value in values:
+    for _, value in leaves_in(tree):
         if isinstance(value, np.ndarray) or hasattr(value, "detach"):
             found.update(as_array(value).tobytes())
         else:

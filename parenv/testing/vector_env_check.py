@@ -12,10 +12,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parenv.envs.autoreset import autoreset_mode
-from parenv.envs.values import as_array
 from parenv.errors import ConfigurationError
 from parenv.libraries import installed_version
 from parenv.memory.spaces import flatten, leaves
+from parenv.memory.trees import as_array
 from parenv.testing.vector_env_trace import Step, Trace, random_actions
 
 SURE = 0.75

@@ -9,8 +9,8 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from parenv.envs.final_observations import final_of, given_finals
-from parenv.envs.values import as_array
 from parenv.memory.spaces import flatten, leaves, stacked, unflatten
+from parenv.memory.trees import as_array
 
 
 class Step(NamedTuple):

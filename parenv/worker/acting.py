@@ -10,15 +10,14 @@ import cloudpickle
 import numpy as np
 
 from parenv.envs.fitting import Fit
-from parenv.envs.values import own
 from parenv.errors import PolicyOutputError
-from parenv.experience.rollout import map_trees
 from parenv.memory.layout import Extra
 from parenv.memory.spaces import Leaf, is_single, unflatten
+from parenv.memory.trees import array_or_list, as_array, as_tensor, copy_of, copy_with, leaves_in, map_trees
 from parenv.policy.policy import Policy, TorchPolicy, apply_settings, as_policy
 from parenv.policy.snapshots import WeightsReader, module_of
 from parenv.worker.fitting_actions import ActionFit
-from parenv.worker.writing import RolloutWriter, to_array
+from parenv.worker.writing import RolloutWriter
 
 NO_INFOS: Mapping[str, Any] = {}
 
@@ -166,7 +165,7 @@ class Actor:
     def own_carry(self, carry: Any) -> Any:
         """A copy of the carry that shares no memory with a rollout slot."""
         with self._context():
-            return map_trees(cloned, carry)
+            return map_trees(copy_of, carry)
 
     def postprocess(self, function: Callable[[Any, Any], Any], rollout: Any) -> dict[str, Any]:
         """Call the user's ``postprocess`` on a rollout of arrays; what it returned, in arrays or tensors."""
@@ -209,7 +208,7 @@ class Actor:
             context = torch.inference_mode()
             self._context = lambda: context
             on_cpu = is_single(self._observations) and self.device == "cpu"
-            self._observe = self._observer(_as_tensor if on_cpu else self._tensor)
+            self._observe = self._observer(as_tensor if on_cpu else self._tensor)
 
     def _observer(self, convert: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
         """What makes the policy's observations of rows by leaf."""
@@ -223,7 +222,7 @@ class Actor:
             apply_settings(self._given, settings)
 
     def _tensor(self, value: Any) -> Any:
-        return value if isinstance(value, list) else self._placed(_as_tensor(value))
+        return value if isinstance(value, list) else self._placed(as_tensor(value))
 
     def _placed(self, value: Any) -> Any:
         """A tensor where the policy acts; anything else as it is."""
@@ -234,13 +233,6 @@ def _random_state_on(device: str) -> Any:
     import torch
 
     return torch.cuda.get_rng_state(device) if device.startswith("cuda") else torch.get_rng_state()
-
-
-def _as_tensor(value: Any) -> Any:
-    import torch
-
-    # Of an array, as_tensor takes three times as long.
-    return torch.from_numpy(value) if type(value) is np.ndarray else torch.as_tensor(value)
 
 
 def check_actions(of: Sequence[Leaf], space: Any, actions: Sequence[Any], batch: int) -> None:
@@ -275,7 +267,7 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
     """
     extras = []
     for name, value in arrays.items():
-        array = np.asarray(to_array(value))
+        array = as_array(value)
         if array.shape[: len(leading)] != leading or array.dtype.kind not in "?biufc":
             raise PolicyOutputError(
                 f"{by} returned {name!r} of shape {array.shape} and dtype {array.dtype}; "
@@ -285,27 +277,15 @@ def extras_of(arrays: Mapping[str, Any], leading: tuple[int, ...], by: str) -> t
     return tuple(extras)
 
 
-def arrays_in(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The arrays and tensors in dicts and tuples that are nested, and what else is there, each behind its path."""
-    if isinstance(tree, Mapping):
-        for key, part in tree.items():
-            yield from arrays_in(part, (*path, str(key)))
-    elif isinstance(tree, tuple):
-        for i, part in enumerate(tree):
-            yield from arrays_in(part, (*path, i))
-    else:
-        yield path, tree
-
-
 def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
     """The leaves of a policy's carry.
 
     Raises:
         PolicyOutputError: it is something else than numeric arrays with a row for each of ``batch`` sub-environments.
     """
-    found = [] if carry is None else list(arrays_in(carry))
+    found = [] if carry is None else list(leaves_in(carry))
     for path, value in found:
-        array = np.asarray(to_array(value))
+        array = as_array(value)
         if isinstance(value, list) or array.shape[:1] != (batch,) or array.dtype.kind not in "?biufc":
             raise PolicyOutputError(
                 f"the policy's carry{Leaf(path).name} is a {type(value).__name__} of shape {array.shape} and dtype "
@@ -317,23 +297,9 @@ def carry_of(carry: Any, batch: int) -> tuple[Leaf, ...]:
 
 def rows_as_leaves(found: Iterable[tuple[tuple[str | int, ...], Any]]) -> tuple[Leaf, ...]:
     """The leaves of which these arrays have rows."""
-    arrays = [(path, np.asarray(to_array(value))) for path, value in found]
+    arrays = [(path, as_array(value)) for path, value in found]
     return tuple(Leaf(path, array.shape[1:], array.dtype.str) for path, array in arrays)
 
 
 def _own_array(value: Any) -> Any:
-    return own(to_array(value))
-
-
-def copy_with(values: Any, rows: Any, others: Any) -> Any:
-    """A copy of an array or tensor that has others in these rows."""
-    values = cloned(values)
-    values[rows] = others
-    return values
-
-
-def cloned(value: Any) -> Any:
-    """A copy of an array or tensor; ``None`` of none."""
-    if value is None:
-        return None
-    return value.clone() if hasattr(value, "clone") else np.array(value)
+    return copy_of(array_or_list(value))

@@ -11,14 +11,13 @@ import numpy as np
 
 from parenv.envs.infos import Found, write_seen
 from parenv.errors import ObservationError, ParenvError
-from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
+from parenv.memory.trees import as_array, copy_as, map_trees
 from parenv.worker.agent_writing import AgentWriter, GroupWriter
 from parenv.worker.agents_collecting import AgentsCollector
-from parenv.worker.collecting import Seconds, StopCollectingError, like
+from parenv.worker.collecting import Seconds, StopCollectingError
 from parenv.worker.group_rows import AgentRow
 from parenv.worker.single import ACT
-from parenv.worker.writing import to_array
 
 
 class Pending:
@@ -102,7 +101,7 @@ class AECAgentsCollector(AgentsCollector):
     def get_state(self) -> dict[str, Any]:
         """With whose turn it is, and what is still to come of the last ones."""
         sides = self.assignments.sides
-        before = {sides[i].name: map_trees(to_array, c) for i, c in self._carry_before.items() if i in sides}
+        before = {sides[i].name: map_trees(as_array, c) for i, c in self._carry_before.items() if i in sides}
         return {
             **super().get_state(),
             "turns": [agent_row.agent for agent_row in self._turns],
@@ -117,7 +116,7 @@ class AECAgentsCollector(AgentsCollector):
         self._turns = [self.assignments.agent_row_of(column, agent) for column, agent in enumerate(state["turns"])]
         for side in self.assignments.sides.values():
             if side.name in state["carry_before"]:
-                self._carry_before[side.index] = map_trees(like, side.carry, state["carry_before"][side.name])
+                self._carry_before[side.index] = map_trees(copy_as, side.carry, state["carry_before"][side.name])
         for column in seeds:
             for agent_row in self.assignments.agent_rows[column].values():
                 self._pending[agent_row.group].there[agent_row.row] = False

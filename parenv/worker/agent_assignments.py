@@ -9,15 +9,13 @@ import numpy as np
 
 from parenv.errors import ConfigurationError, ObservationError
 from parenv.experience.agents_assembly import Played
-from parenv.experience.rollout import map_trees
 from parenv.memory.agent_layout import NOBODY
+from parenv.memory.trees import as_array, copy_as, map_trees
 from parenv.policy.assignment import EpisodeStart, drawn
-from parenv.worker.collecting import like
 from parenv.worker.group_rows import AgentRow, GroupRows
 from parenv.worker.job import AgentsJob
 from parenv.worker.policy_rows import PolicyRows
 from parenv.worker.policy_set import PolicySet
-from parenv.worker.writing import to_array
 
 
 class AgentAssignments:
@@ -70,7 +68,7 @@ class AgentAssignments:
             "numbers": list(self.numbers),
             "names": [dict(names) for names in self.names],
             "groups": [group.get_state() for group in self.groups],
-            "carries": {s.name: map_trees(to_array, s.carry) for s in self.sides.values() if s.carry is not None},
+            "carries": {s.name: map_trees(as_array, s.carry) for s in self.sides.values() if s.carry is not None},
         }
 
     def set_state(self, state: Mapping[str, Any], anew: Sequence[int], broken: bool) -> None:
@@ -87,7 +85,7 @@ class AgentAssignments:
             group.restarted[:] = broken
         for side in self.sides.values():
             if side.carry is not None and side.name in state["carries"]:
-                side.carry = map_trees(like, side.carry, state["carries"][side.name])
+                side.carry = map_trees(copy_as, side.carry, state["carries"][side.name])
         for column in anew:
             self.groups[0].restarted[column] = True
             for agent_row in self.agent_rows[column].values():

@@ -13,7 +13,8 @@ from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.agent_layout import NOBODY, AgentsSpec, agents_layout
 from parenv.memory.layout import RolloutSpec
-from parenv.worker.writing import RolloutWriter, to_array
+from parenv.memory.trees import as_array
+from parenv.worker.writing import RolloutWriter
 
 
 class GroupWriter(RolloutWriter):
@@ -81,9 +82,9 @@ class GroupWriter(RolloutWriter):
             extras: likewise, by the names under which they lie here.
         """
         for block, values in zip(self.blocks["actions"], actions, strict=True):
-            block[steps, rows] = to_array(values)
+            block[steps, rows] = as_array(values)
         for name, value in extras.items():
-            self._extras[name][steps, rows] = to_array(value)
+            self._extras[name][steps, rows] = as_array(value)
         return [block[steps, rows] for block in self.blocks["actions"]]
 
     def blank_postprocessed(self) -> None:
@@ -96,7 +97,7 @@ class GroupWriter(RolloutWriter):
         """Write what ``postprocess`` returned for some rows, ``[T, n, ...]``, where they were alive, ``[T, n]``."""
         steps, which = np.nonzero(alive)
         for name, value in extras.items():
-            self._extras[name][steps, rows[which]] = to_array(value)[steps, which]
+            self._extras[name][steps, rows[which]] = as_array(value)[steps, which]
 
     def begin_anew(self, row: int, carry: Mapping[str, Any]) -> None:
         """What is in a row does not follow the rollout before; it begins with this carry."""

@@ -13,17 +13,18 @@ import numpy as np
 from parenv.envs.fitting import not_finite
 from parenv.envs.infos import Found, first_seen
 from parenv.envs.make import Stepper
-from parenv.envs.values import Rows, assign, copied, own
+from parenv.envs.values import Rows
 from parenv.errors import ObservationError, PolicyOutputError
 from parenv.experience.assembly import Columns, assemble
-from parenv.experience.rollout import Rollout, map_trees
+from parenv.experience.rollout import Rollout
 from parenv.memory.layout import RolloutSpec, slot_layout
 from parenv.memory.spaces import Leaf
 from parenv.memory.status_slot import StatusSlot
+from parenv.memory.trees import array_or_list, as_array, assign, copy_as, copy_of, deep_copy, map_trees
 from parenv.worker.acting import NO_INFOS, Actor
 from parenv.worker.single import ACT, fill_rows, single_env
 from parenv.worker.single import StopCollectingError as StopCollectingError
-from parenv.worker.writing import ALL, OpenEpisodes, RolloutWriter, to_array
+from parenv.worker.writing import ALL, OpenEpisodes, RolloutWriter
 
 StepEnvs = Callable[[Rows, Rows, int, RolloutWriter], None]
 """``(actions, rows to write to, step, writer) -> None``."""
@@ -83,15 +84,15 @@ class Collector:
     def initial_carry(self, batch: int) -> Any:
         """The carry at the beginning of an episode, in arrays, nested in dicts and tuples; ``None`` without one."""
         initial = self.actor.initial_carry(batch)
-        return None if initial is None else map_trees(to_array, initial)
+        return None if initial is None else map_trees(as_array, initial)
 
     def get_state(self) -> dict[str, Any]:
         """Everything that lasts from one rollout to the next, as plain data."""
         return {
             "envs": self.stepper.get_states(),
-            "rows": [copied(to_array(rows)) for rows in self._rows],
+            "rows": [deep_copy(array_or_list(rows)) for rows in self._rows],
             "infos": {name: rows.copy() for name, rows in self.seen.items()},
-            "carry": None if self._carry is None else map_trees(to_array, self.actor.own_carry(self._carry)),
+            "carry": None if self._carry is None else map_trees(as_array, self.actor.own_carry(self._carry)),
             "open": self._open.columns(),
         }
 
@@ -112,7 +113,7 @@ class Collector:
         self.stepper.set_states(state["envs"])
         initial = self.actor.initial_carry(self.stepper.num_envs)
         if initial is not None:
-            saved = map_trees(like, initial, state["carry"])
+            saved = map_trees(copy_as, initial, state["carry"])
             self._carry = self.actor.with_rows(saved, initial, anew)
         self._open = OpenEpisodes(self.stepper.num_envs, *state["open"])
         for column in range(self.stepper.num_envs):
@@ -146,7 +147,7 @@ class Collector:
         self._restarted |= cuts
         self._open = OpenEpisodes(batch)
         self._carry = self.actor.initial_carry(batch)
-        return [copied(rows) for rows in self._rows]
+        return [deep_copy(rows) for rows in self._rows]
 
     def _begin_anew(self, seeds: Sequence[int | None]) -> None:
         self._rows, infos = reset(self.stepper, self.spec.observations, seeds)
@@ -222,7 +223,7 @@ class Collector:
         """Keep what the next rollout begins with, and say which episodes have ended until this step."""
         stepper = self.stepper
         self._progress.begin("commit")
-        self._rows = [own(row) for row in writer.observations[step + 1]]
+        self._rows = [copy_of(row) for row in writer.observations[step + 1]]
         self.seen = {name: block.copy() for name, block in writer.infos.after(step).items()}
         self._carry = self.actor.own_carry(self._carry)
         closed = ((), ()) if stepper.sums_rewards else self._open.close(writer.rewards[: step + 1], writer.ends)
@@ -237,7 +238,7 @@ class Collector:
         if not self.actor.fit.finite:
             return
         for leaf, values in zip(self.spec.actions, actions, strict=True):
-            for column in np.flatnonzero([not_finite(value) for value in to_array(values)]) if leaf.dtype else ():
+            for column in np.flatnonzero([not_finite(value) for value in array_or_list(values)]) if leaf.dtype else ():
                 raise PolicyOutputError(
                     f"the policy's action{leaf.name} for env_id {self.env_ids[first + column]} in env step "
                     f"{self._env_steps + step + 1} is not finite: {values[column]!r}"
@@ -262,20 +263,11 @@ def _staged(stepper: Stepper, spec: RolloutSpec) -> StepEnvs:
     staged = empty_rows(spec.observations, stepper.num_envs)
 
     def step_envs(actions: Rows, rows: Rows, step: int, writer: RolloutWriter) -> None:
-        stepper.step([to_array(values) for values in actions], staged, step, writer)
+        stepper.step([array_or_list(values) for values in actions], staged, step, writer)
         for row, values in zip(rows, staged, strict=True):
             assign(row, ALL, values)
 
     return step_envs
-
-
-def like(initial: Any, saved: Any) -> Any:
-    """An array as what the policy's carry consists of."""
-    if not hasattr(initial, "detach"):
-        return np.array(saved)
-    import torch
-
-    return torch.tensor(saved).to(initial)
 
 
 def reset(

@@ -11,7 +11,7 @@ from parenv.envs.fitting import Fit
 from parenv.errors import PolicyOutputError
 from parenv.memory.layout import torch_dtype
 from parenv.memory.spaces import Leaf, flatten, is_single
-from parenv.worker.writing import to_array
+from parenv.memory.trees import array_or_list
 
 _WAYS_OUT = (
     'A network that returns logits or a tuple goes through TorchPolicy(module, method="...", '
@@ -73,7 +73,7 @@ class ActionFit:
 
     def _fitted(self, leaf: Leaf, values: Any, batch: int) -> Any:
         if leaf.dtype is None:
-            return list(values) if isinstance(values, tuple) else to_array(values)
+            return list(values) if isinstance(values, tuple) else array_or_list(values)
         array, wanted = np.asarray(_array(values)), (batch, *leaf.shape)
         if array.shape == wanted and array.dtype == leaf.dtype:
             return array
@@ -92,7 +92,7 @@ class ActionFit:
 
 def _array(values: Any) -> Any:
     try:
-        return to_array(values)
+        return array_or_list(values)
     except ValueError as error:
         raise PolicyOutputError(
             f"the policy returned a {type(values).__name__} that is no array. {_WAYS_OUT}"

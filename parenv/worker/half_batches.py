@@ -8,7 +8,7 @@ from typing import Any
 
 from parenv.envs.infos import InfoRows
 from parenv.envs.vector_stepping import VectorStepper
-from parenv.experience.rollout import concatenated, map_trees
+from parenv.memory.trees import concatenated, map_trees
 from parenv.worker.collecting import Collector, Seconds, StopCollectingError
 from parenv.worker.single import ACT
 from parenv.worker.writing import RolloutWriter

@@ -10,8 +10,8 @@ import numpy as np
 
 from parenv.envs.fitting import not_finite
 from parenv.errors import PolicyOutputError
-from parenv.experience.rollout import map_trees
-from parenv.worker.acting import NO_INFOS, Actor, copy_with
+from parenv.memory.trees import copy_with, map_trees
+from parenv.worker.acting import NO_INFOS, Actor
 from parenv.worker.agent_writing import GroupWriter
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from parenv.errors import ConfigurationError
 from parenv.experience.assembly import episodes_of
 from parenv.experience.episodes import EpisodeStatistics
-from parenv.experience.rollout import NAMED, PER_STEP, Ends, Rollout, concatenated, map_trees
+from parenv.experience.rollout import NAMED, PER_STEP, Ends, Rollout
 from parenv.memory.layout import MAX_EPISODE_STEPS
+from parenv.memory.trees import concatenated, map_trees
 from parenv.worker.collecting import Collector, Seconds, private_writer
 
 CHUNK = 64

@@ -9,11 +9,12 @@ import numpy as np
 
 from parenv.envs.infos import InfoRows
 from parenv.envs.targets import End
-from parenv.envs.values import Rows, as_array, assign
+from parenv.envs.values import Rows
 from parenv.experience.assembly import Arrays, Columns
 from parenv.memory.device_memory import opened
 from parenv.memory.layout import PLAIN, RolloutSpec, part_of_slot
 from parenv.memory.spaces import flatten
+from parenv.memory.trees import array_or_list, as_array, assign
 from parenv.protocol.messages import Layout
 
 ALL = slice(None)
@@ -97,14 +98,14 @@ class RolloutWriter:
     def rewrite_action(self, step: int, column: int, actions: Sequence[Any], extras: Mapping[str, Any]) -> None:
         """Write anew what the policy returned for one column."""
         for row, values in zip(self.action_rows[step], actions, strict=True):
-            row[column] = to_array(values)[column]
+            row[column] = array_or_list(values)[column]
         for name, value in extras.items():
-            self._extras[name][step][column] = to_array(value)[column]
+            self._extras[name][step][column] = as_array(value)[column]
 
     def write_carry(self, carry: Any, columns: Any = ALL) -> None:
         """Write the carry that the first row is acted with."""
         for block, values in zip(self._carry, flatten(self._spec.carry, carry) if self._carry else (), strict=True):
-            block[columns] = to_array(values)[columns]
+            block[columns] = as_array(values)[columns]
 
     @property
     def num_ends(self) -> int:
@@ -188,11 +189,6 @@ class SlotWriters(dict[int, Writer]):
             arrays |= self._slots.tensors(block)
         writer = self[slot] = self._make(self._spec, arrays, self._columns)
         return writer
-
-
-def to_array(value: Any) -> Any:
-    """A tensor, array or number as a numpy array; lists stay lists."""
-    return value if type(value) is list else as_array(value)
 
 
 class OpenEpisodes:

@@ -13,7 +13,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from parenv.adapters.sb3.told_env import OWN, set_random_state
 from parenv.adapters.sb3.transforms import Transform
-from parenv.experience.rollout import map_trees
+from parenv.memory.trees import map_trees
 from parenv.policy.distributions import unchecked_distributions
 from parenv.policy.policy import Action, Policy
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from parenv.adapters.sb3.told_infos import infos_of
-from parenv.experience.rollout import Rollout, map_trees
+from parenv.experience.rollout import Rollout
+from parenv.memory.trees import map_trees
 from parenv.pool.pool import AsyncWorkerPool
 
 
