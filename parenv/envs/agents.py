@@ -14,6 +14,7 @@ from parenv.envs.make import check_is_env
 from parenv.envs.state import get_state, set_state
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import leaves
+from parenv.policy.capabilities import refuse
 
 ONLY_AGENT = "agent"
 """The agent of an environment of Gymnasium."""
@@ -65,10 +66,7 @@ def check_has_agents(env: Any, env_id: int) -> None:
         ConfigurationError: it is neither.
     """
     if isinstance(env, gym.vector.VectorEnv):
-        raise ConfigurationError(
-            f"for env_id {env_id} the factory made {env}: policies by name need single environments, of one or several "
-            "agents"
-        )
+        refuse("vector env", f"{env} for env_id {env_id}")
     agents = getattr(env, "possible_agents", None)
     if not _has_agents(env):
         check_is_env(env, env_id)
@@ -105,11 +103,7 @@ def spaces_of(envs: Sequence[Any], first_env_id: int) -> tuple[spaces.Dict, spac
     for name, of in zip(("observation", "action"), first, strict=True):
         for leaf in leaves(of):
             if leaf.dtype is None:
-                raise ConfigurationError(
-                    f"the {name} space of agent {leaf.path[0]!r} has values without a fixed size, "
-                    f"{of[str(leaf.path[0])]}, which policies by name do not take: pad them to arrays in the "
-                    "environment"
-                )
+                refuse("objects", f"the {name} space {of[str(leaf.path[0])]} of agent {leaf.path[0]!r}")
     return first[0], first[1]
 
 

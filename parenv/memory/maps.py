@@ -69,10 +69,6 @@ class WeightsMap:
     nbytes: int
     float32: tuple[tuple[int, int], ...]
 
-    def needed(self, policy_version: int, weights_slot: int) -> Iterator[WeightsPlace]:
-        """What a version consists of."""
-        yield WeightsPlace(weights_slot, policy_version, self, weights_slot)
-
 
 class WeightsPlace(NamedTuple):
     """The weights of one policy in one version.
@@ -91,25 +87,26 @@ class WeightsPlace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeightsByName:
-    """Where the versions of several policies lie.
+class VersionMap:
+    """Places of the weights of all policies of a pool.
 
     Args:
-        policies: their names.
-        weights: of those that have some.
-        table: by version of all together, the rows of what it consists of.
+        policies: Names of the policies; empty for a single policy without a name.
+        weights: Places of the weights, by name of each policy with a module.
+        table: Function that returns the rows of a version by its number, see
+            :class:`~parenv.policy.assignment.PolicyRow`.
     """
 
     policies: tuple[str, ...]
     weights: Mapping[str, WeightsMap]
     table: Callable[[int], Mapping[str, Any]]
 
-    def needed(self, policy_version: int, weights_slot: int) -> Iterator[WeightsPlace]:
-        """What a version of all together consists of."""
+    def needed(self, policy_version: int) -> Iterator[WeightsPlace]:
+        """Yield the weights that a version consists of."""
         for row in self.table(policy_version).values():
             if row.of in self.weights:
                 yield WeightsPlace((row.of, row.place), row.number, self.weights[row.of], row.place)
 
 
-AnyWeights = WeightsMap | WeightsByName | None
-"""``None``: the policy has none."""
+AnyWeights = VersionMap | None
+"""``None``: there are no policies in this process."""

@@ -12,6 +12,8 @@ import numpy as np
 from parenv.envs.seeding import episode_seed
 from parenv.errors import ConfigurationError
 
+UNNAMED = ""
+"""Name of the only policy of a pool whose policies have no names."""
 PolicyOf = Callable[[str, "EpisodeStart"], str]
 """``(agent, episode) -> name of a policy``."""
 

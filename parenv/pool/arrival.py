@@ -1,32 +1,58 @@
-"""What arrives from workers, before it is yielded."""
+"""Arrivals: rollouts as they come from workers, with the gradients and times that belong to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from parenv.experience.assembly import Arrays, assemble
+from parenv.experience.agents_assembly import assemble_agents
+from parenv.experience.assembly import Arrays, Columns, assemble
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.experience.rollout import Rollout
-from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
-from parenv.pool.blocks import Block
+from parenv.memory.agent_layout import AgentsLayout, AgentsSpec
+from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec, SlotLayout
+from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit
+
+Spec = RolloutSpec | AgentsSpec
+
+
+@dataclass(frozen=True)
+class Block:
+    """Content of a slot: the columns of one worker, or, if all workers fill it together, of all side by side.
+
+    Args:
+        layout: Layout of the slot.
+        worker: Worker that fills it, or ``None`` if all do.
+        workers: Workers that fill it, in the order of their columns.
+        columns: Columns of each of these workers.
+        env_ids_of: Sub-environments of each of these workers.
+        env_ids: Sub-environments of all of them, int64 ``[B]``.
+    """
+
+    layout: SlotLayout | AgentsLayout
+    worker: int | None
+    workers: range
+    columns: tuple[Columns, ...]
+    env_ids_of: tuple[range, ...]
+    env_ids: Any
 
 
 class Arrival(NamedTuple):
-    """What came of one or several credits: a rollout, and, where workers run backward, a gradient from each.
+    """Rollout of one or several credits, and a gradient of each if workers compute gradients.
 
     Args:
-        rollout: what they collected.
-        workers: who.
-        env_ids: the sub-environments of each.
-        samples: env steps of each.
-        gradients: uint8 ``[K, n]``, a flat gradient in each row; ``None`` for experience.
+        rollout: Rollout that the workers collected.
+        workers: These workers.
+        env_ids: Sub-environments of each.
+        samples: Number of env steps of each.
+        gradients: Flat gradients in rows, uint8 ``[K, n]``. ``None`` for experience.
         norms: 2-norm of each gradient before clipping.
-        metrics: what each ``loss_fn`` returned beside the loss.
-        commits: :data:`~parenv.memory.layout.COMMIT_DTYPE` ``[K]``, what each says of its time.
-        replaced: of each, ``[env_id, doing, exception as text]`` of sub-environments that were replaced meanwhile.
+        metrics: Metrics that each ``loss_fn`` returned.
+        commits: Times of each worker, :data:`~parenv.memory.layout.COMMIT_DTYPE` ``[K]``.
+        replaced: ``[env_id, doing, exception as text]`` of each sub-environment that was replaced, by worker.
     """
 
     rollout: Rollout
@@ -40,28 +66,25 @@ class Arrival(NamedTuple):
     replaced: Sequence[Sequence[Sequence[Any]]]
 
     def copy(self) -> Arrival:
-        """The same with memory of its own."""
+        """Return the same with memory of its own."""
         gradients = None if self.gradients is None else self.gradients.copy()
         return self._replace(rollout=self.rollout.copy(), gradients=gradients)
 
 
 ArrivalOf = Callable[[Block, Any, Sequence[Commit], int, int], Arrival]
-"""``(block, arrays of its slot, commits of its workers, version, lag) -> arrival``."""
+"""``(block, arrays of its slot, commits of its workers in the order of their columns, version, lag) -> arrival``."""
 
 
-def arrival_of(
+def arrivals(spec: Spec, versions: Versions) -> ArrivalOf:
+    """Return the function that makes an arrival from the arrays of a slot with this content."""
+    if isinstance(spec, AgentsSpec):
+        return partial(_arrival_by_policy, spec, versions)
+    return partial(_arrival, spec)
+
+
+def _arrival(
     spec: RolloutSpec, block: Block, arrays: Arrays, commits: Sequence[Commit], policy_version: int, policy_lag: int
 ) -> Arrival:
-    """What came of the credits for one slot.
-
-    Args:
-        spec: what the slot holds.
-        block: whose it is.
-        arrays: those of the slot.
-        commits: of the block's workers, in the order of their columns.
-        policy_version: the version that acted.
-        policy_lag: in publishes.
-    """
     columns = [
         mine._replace(objects=said.objects) if said.objects else mine
         for mine, said in zip(block.columns, commits, strict=True)
@@ -84,10 +107,28 @@ def arrival_of(
         episodes = [EpisodeStatistics.of(*ended) for _, _, ended in reports]
         rollout = replace(rollout, episodes=EpisodeStatistics.joined(episodes))
     samples, metrics, _ = zip(*reports, strict=True)
-    return arrived(rollout, block, arrays, commits, samples, metrics)
+    return _arrived(rollout, block, arrays, commits, samples, metrics)
 
 
-def arrived(
+def _arrival_by_policy(
+    spec: AgentsSpec,
+    versions: Versions,
+    block: Block,
+    arrays: Any,
+    commits: Sequence[Commit],
+    policy_version: int,
+    policy_lag: int,
+) -> Arrival:
+    for worker, said in zip(block.workers, commits, strict=True):
+        versions.heard(worker, *said.report[1:3])
+    played = versions.played(dict(enumerate(arrays[0]["versions", 0][0].tolist())))
+    samples = [said.report[0] for said in commits]
+    widths = [len(env_ids) for env_ids in block.env_ids_of]
+    rollouts = assemble_agents(spec, arrays, widths, played, block.env_ids, block.worker, policy_version, sum(samples))
+    return _arrived(rollouts, block, arrays[0], commits, samples, [said.report[3] for said in commits])
+
+
+def _arrived(
     rollout: Any,
     block: Block,
     arrays: Arrays,
@@ -95,7 +136,6 @@ def arrived(
     samples: Sequence[int],
     metrics: Sequence[dict[str, float]],
 ) -> Arrival:
-    """A rollout with what else came of the credits for its slot."""
     stamps = arrays["commits", 0].copy()
     return Arrival(
         rollout,
@@ -111,7 +151,7 @@ def arrived(
 
 
 def _env_steps(rollout: Rollout, first: int, stop: int) -> int:
-    """How many of some columns: nothing is counted where every step is valid."""
+    """Return the env steps of some columns. Nothing is counted if every step is valid."""
     if rollout.num_steps == rollout.rewards.size:
         return len(rollout.rewards) * (stop - first)
     return int(rollout.valid[:, first:stop].sum())

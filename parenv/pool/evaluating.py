@@ -11,7 +11,6 @@ from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.summary import Summarized
 from parenv.pool.events import Evaluated
-from parenv.pool.policy_versions import PolicyVersions
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Version, Versions
 from parenv.supervision.questions import Question
@@ -57,7 +56,7 @@ class Evaluator:
     def __init__(
         self,
         supervisor: Supervisor,
-        versions: Versions | PolicyVersions,
+        versions: Versions,
         counters: Counters,
         tell: Callable[[Evaluated], object],
     ) -> None:

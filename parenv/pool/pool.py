@@ -273,9 +273,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         """
         with self._using() as session:
             sets = settings_of_publish(settings, more_settings, session.versions.setting_names)
-            if (min_kl, on) != (None, None):
-                policy = session.moved(policy, sets, min_kl, on)
-            return session.version if policy is None else session.publish(policy, sets)
+            return session.publish(policy, sets, min_kl, on)
 
     def freeze(self, name: str) -> str:
         """Keep the newest version of a policy as an opponent, say: ``policy_of`` may return the name of it, for good.

@@ -1,7 +1,8 @@
-"""From the arguments of a pool to a plan that has been checked, before any process starts."""
+"""Plan of a pool: its arguments, checked before any process starts."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,16 @@ from parenv.experience.gradient import GradientLayout
 from parenv.memory.device_memory import check_memory
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, WorkerOptions
-from parenv.policy.devices import check_devices
+from parenv.policy.assignment import UNNAMED
+from parenv.policy.capabilities import refuse
+from parenv.policy.devices import check_devices, on_device
 from parenv.policy.policy import Policy, as_policy, infos_needed
-from parenv.policy.snapshots import modules_of
-from parenv.pool.agents_plan import agents_job, check_policies
+from parenv.policy.snapshots import module_of, modules_of, tensors_of
+from parenv.pool.arena import weights_places
 from parenv.pool.arguments import PoolArguments
 from parenv.pool.events import Observer
 from parenv.process.cores import own_file, this_learner
-from parenv.supervision.partition import part_of, placed_workers
+from parenv.supervision.partition import Part, part_of, placed_workers
 from parenv.worker.job import AgentsJob, GradientJob, Job
 
 _OPTIONS_OF_PUBLISH = ("min_kl", "on", "settings")
@@ -37,20 +40,27 @@ class Plan:
     """What a pool is to be.
 
     Args:
-        job: of the workers.
-        inline: whether the only worker runs in this process.
+        job: Job of the workers.
+        policies: Policies by name, on the CPU. A single policy has the name
+            :data:`~parenv.policy.assignment.UNNAMED`.
+        places: Number of versions of each policy that fit into shared memory.
+        settings: Settings of version 0, by policy.
+        inline: Whether the only worker runs in this process.
         mode: ``"sync"`` or ``"async"``.
-        gradient: how gradients become one; ``None`` for experience.
-        prefetch: rollouts a worker may run ahead.
-        max_policy_lag: in publishes, or ``None``.
+        gradient: How gradients of workers are reduced. ``None`` for experience.
+        prefetch: Number of rollouts that a worker may run ahead.
+        max_policy_lag: Bound on the lag, in publishes, or ``None``.
         on_stale: ``"pace"`` or ``"drop"``.
-        recorder: writes the run down, has it repeat another one, or does nothing.
-        placement: where workers run; ``None``: on this machine.
-        spaces: of a sub-environment, where the user gives them.
-        max_frozen: how many versions of policies with names may be frozen at once.
+        recorder: Observer that records the run or has it repeat another one.
+        placement: Where workers run. ``None``: on this machine.
+        spaces: Spaces of a sub-environment that the user gave, or ``None``.
+        max_frozen: Maximum number of frozen versions.
     """
 
     job: Job
+    policies: Mapping[str, Any]
+    places: int
+    settings: Mapping[str, Mapping[str, Any]]
     inline: bool
     mode: Mode
     gradient: GradientOptions | None
@@ -63,13 +73,18 @@ class Plan:
     max_frozen: int
 
     @property
+    def is_named(self) -> bool:
+        """Whether policies have names."""
+        return UNNAMED not in self.policies
+
+    @property
     def credits(self) -> int:
-        """How many rollouts of one worker can be under way at once."""
-        return 1 if self.mode == "sync" else 1 + self.prefetch
+        """Maximum number of rollouts of one worker that are in progress at once."""
+        return _credits(self.mode, self.prefetch)
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a recording says of the pool that it is of."""
+        """Description of the pool for a recording."""
         return {
             "seed": self.job.seed,
             "mode": self.mode,
@@ -80,7 +95,7 @@ class Plan:
             "prefetch": self.prefetch,
             "max_policy_lag": self.max_policy_lag,
             "on_stale": self.on_stale,
-            **({"policies": list(self.job.policy)} if isinstance(self.job, AgentsJob) else {}),
+            **({"policies": list(self.policies)} if self.is_named else {}),
         }
 
 
@@ -88,49 +103,32 @@ def make_plan(given: PoolArguments) -> Plan:
     """Check the arguments of a pool.
 
     Raises:
-        ConfigurationError: one of them is wrong; the message says what would be right.
+        ConfigurationError: An argument is wrong. The message has a correct one.
     """
     one_of("mode", given.mode, get_args(Mode))
     one_of("parallelism", given.parallelism, get_args(Parallelism))
     is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
-    if (policies := given.named_policies) is not None:
-        check_policies(given, policies)
-    elif given.policy_of is not None:
-        raise ConfigurationError('policy_of is for policies by name: AsyncWorkerPool(env_fn, {"runner": policy, ...})')
+    policies = _policies(given)
     options = _options(given)
     gradient = _gradient(given)
     recorder = _recorder(given)
-    job = _job(given, options, gradient, recorder.seed)
-    return Plan(
-        job=job,
-        inline=given.num_workers == 0,
-        mode=given.mode,
-        gradient=gradient,
-        prefetch=at_least("prefetch", given.prefetch, 0),
-        max_policy_lag=_max_policy_lag(given),
-        on_stale=one_of("on_stale", given.on_stale, get_args(OnStale)),
-        recorder=recorder,
-        placement=given.placement,
-        spaces=given_spaces(given.spaces, job.factories),
-        max_frozen=at_least("max_frozen", given.max_frozen, 0),
-    )
-
-
-def _job(given: PoolArguments, options: WorkerOptions, gradient: GradientOptions | None, seed: int | None) -> Job:
+    prefetch, max_frozen = at_least("prefetch", given.prefetch, 0), at_least("max_frozen", given.max_frozen, 0)
     factories, num_envs = _factories(given)
-    if given.num_workers is not None:
-        at_least("num_workers", given.num_workers, 0)
-    is_one = options.step_workers and given.num_workers is None
-    num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
-    part = part_of(this_learner(), num_envs, num_workers, given.parallelism)
-    named, infos = given.named_policies, _infos(given.infos)
-    for policy in (given.policy,) if named is None else named.values():
+    part = _part(given, options, num_envs)
+    infos, settings = _infos(given.infos), _settings(given.settings)
+    for policy in policies.values():
         _check_infos_needed(as_policy(policy), tuple(infos))
     if given.placement is None:  # A host may have other devices than this machine.
         check_devices(options.devices)
-    return (Job if named is None else partial(agents_job, given))(
+    is_named = given.named_policies is not None
+    policies = _apart({name: on_device(policy, "cpu") for name, policy in policies.items()})
+    all_settings = dict.fromkeys(policies, settings) if settings else {}
+    in_use = len(part.shares) * _credits(given.mode, prefetch) + 2
+    places = weights_places(modules_of(policies).values(), in_use) + (max_frozen if is_named else 0)
+    kind = partial(AgentsJob, policy_of=given.policy_of, places=places) if is_named else Job
+    job = kind(
         factories=_stepped(factories, options, part.shares, part.first_env_id),
-        policy=given.policy,
+        policy=policies if is_named else policies[UNNAMED],
         postprocess=given.postprocess,
         options=options,
         rollout_length=_rows(given.rollout_length, given.mode, given.parallelism, given.postprocess),
@@ -140,9 +138,100 @@ def _job(given: PoolArguments, options: WorkerOptions, gradient: GradientOptions
         num_envs_is_given=num_envs is not None,
         gradient=None if gradient is None else _gradient_job(given.policy, given.loss_fn, gradient, given.mode),
         infos=infos,
-        settings=_settings(given.settings),
-        seed=root_seed(given.seed, seed),
+        settings=all_settings if is_named else settings,
+        seed=root_seed(given.seed, recorder.seed),
     )
+    return Plan(
+        job=job,
+        policies=policies,
+        places=places,
+        settings=all_settings,
+        inline=given.num_workers == 0,
+        mode=given.mode,
+        gradient=gradient,
+        prefetch=prefetch,
+        max_policy_lag=_max_policy_lag(given),
+        on_stale=one_of("on_stale", given.on_stale, get_args(OnStale)),
+        recorder=recorder,
+        placement=given.placement,
+        spaces=given_spaces(given.spaces, job.factories),
+        max_frozen=max_frozen,
+    )
+
+
+def _credits(mode: Mode, prefetch: int) -> int:
+    return 1 if mode == "sync" else 1 + prefetch
+
+
+def _policies(given: PoolArguments) -> Mapping[str, Any]:
+    """Return the policies by name, once they are checked, and that nothing is asked for that they do not support."""
+    named = given.named_policies
+    if named is None:
+        if given.policy_of is not None:
+            raise ConfigurationError(
+                'policy_of is for policies by name: AsyncWorkerPool(env_fn, {"runner": policy, ...})'
+            )
+        return {UNNAMED: given.policy}
+    if not named:
+        raise ConfigurationError("there are no policies: give at least one by name")
+    for name, policy in named.items():
+        _check_name(name)
+        try:
+            as_policy(policy)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"policy {name!r}: {error}") from None
+    if given.policy_of is None and len(named) > 1:
+        raise ConfigurationError(
+            f"there are {len(named)} policies, so policy_of=(agent, episode) -> name must say who acts by which"
+        )
+    is_callable("policy_of", given.policy_of, "a callable (agent, episode) -> name")
+    if given.parallelism == "gradient":
+        _check_parameters(named)
+    if given.rollout_length == "episode":
+        refuse("whole episodes")
+    if given.spaces is not None:
+        refuse("given spaces")
+    return named
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"the names of policies are texts, got {name!r}")
+    if "@" in name:
+        raise ConfigurationError(f'a policy cannot be called {name!r}: names with "@" are those of frozen versions')
+
+
+def _check_parameters(policies: Mapping[str, Any]) -> None:
+    owners: dict[int, str] = {}
+    for name, module in modules_of(policies).items():
+        for parameter in module.parameters():
+            other = owners.setdefault(id(parameter), name)
+            if parameter.requires_grad and other != name:
+                raise ConfigurationError(
+                    f"the policies {other!r} and {name!r} share parameters, and a gradient is that of one policy: have "
+                    f"policy_of name one of them for the agents of both, or give {name!r} a copy of its own"
+                )
+
+
+def _apart(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policies, with copies of what several of them share: workers write versions of each into it."""
+    seen: set[int] = set()
+    apart = {}
+    for name, policy in policies.items():
+        module = module_of(policy)
+        mine = {id(policy), *map(id, () if module is None else tensors_of(module).values())}
+        apart[name] = copy.deepcopy(policy) if mine & seen else policy
+        seen |= mine
+    return apart
+
+
+def _part(given: PoolArguments, options: WorkerOptions, num_envs: int | None) -> Part:
+    """Return the part of all workers and sub-environments that this learner has."""
+    if given.num_workers is not None:
+        at_least("num_workers", given.num_workers, 0)
+    is_one = options.step_workers and given.num_workers is None
+    num_workers = 1 if is_one else placed_workers(given.placement, given.num_workers)
+    return part_of(this_learner(), num_envs, num_workers, given.parallelism)
 
 
 def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int], first_env_id: int) -> Factories:
@@ -174,9 +263,11 @@ def _options(given: PoolArguments) -> WorkerOptions:
 
 
 def _check_rollout_device(given: PoolArguments, options: WorkerOptions, device: str) -> None:
-    if given.parallelism == "gradient" or given.named_policies is not None or given.placement is not None:
+    if given.named_policies is not None:
+        refuse("rollouts on a device")
+    if given.parallelism == "gradient" or given.placement is not None:
         raise ConfigurationError(
-            'rollout_device is for parallelism="experience" of one policy, with workers on this machine: leave it out'
+            'rollout_device is for parallelism="experience" with workers on this machine: leave it out'
         )
     if options.on_env_error == "restart_env":
         raise ConfigurationError('with rollout_device, use on_env_error="restart_worker" and not "restart_env"')

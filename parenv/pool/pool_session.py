@@ -11,6 +11,7 @@ from parenv.errors import ConfigurationError
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.gradient import Gradient
 from parenv.experience.rollout import Rollout
+from parenv.policy.capabilities import refuse
 from parenv.pool.arrival import Arrival
 from parenv.pool.driver_timer import DriverTimer
 from parenv.pool.env_questions import EnvQuestion
@@ -21,7 +22,6 @@ from parenv.pool.opening import opened
 from parenv.pool.pool_plan import Plan
 from parenv.pool.statistics import Counters, PoolStatistics
 from parenv.process.forks import Owner
-from parenv.worker.job import AgentsJob
 
 
 class PoolSession:
@@ -101,22 +101,20 @@ class PoolSession:
                 return gradient
         return None
 
-    def publish(self, policy: Any, settings: Mapping[str, Any]) -> int:
-        """Write a new version, once there is room for it."""
-        began = time.perf_counter()
+    def publish(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> int:
+        """Write a new version, once there is room for it. If ``min_kl`` is given, skip policies that have not moved."""
+        began, given = time.perf_counter(), self.versions.checked(policy)
         with self._timer.during("publishing"):
+            if (min_kl, on) != (None, None):
+                given = self.versions.moved(given, settings, min_kl, on)
+            if not given:
+                self._counters.skipped_publishes += 1
+                return self.version
             while not self.versions.has_room(self._versions_in_use()):
                 self._queue.listen()
-            version = self.versions.add(policy, settings, self._queue.scheduler.publish)
+            version = self.versions.add(given, settings, self._queue.scheduler.publish)
         self._observers.tell(Published(version, began))
         return version
-
-    def moved(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> Any:
-        """What of this is to be published, or ``None``, which is counted; see :meth:`Versions.moved`."""
-        with self._timer.during("publishing"):
-            moved = self.versions.moved(policy, settings, min_kl, on)
-        self._counters.skipped_publishes += moved is None
-        return moved
 
     def synchronize(self) -> int:
         """Have every worker load the newest version; its number."""
@@ -193,7 +191,7 @@ class PoolSession:
         """What is counted here, as plain data."""
         return {
             "policy_version": self.version,
-            "settings": dict(self.versions.settings),
+            "settings": self.versions.state(),
             "evaluations": self.evaluator.begun,
             "worker_restarts": self._supervisor.restarts,
             "statistics": self._counters.state(),
@@ -212,8 +210,8 @@ class PoolSession:
         self._timer.resume(state["seconds"], state["collecting_seconds"])
 
     def _check_in_place(self) -> None:
-        if isinstance(self.plan.job, AgentsJob):
-            raise ConfigurationError("in_place=True must have one policy without a name, got policies by name")
+        if self.plan.is_named:
+            refuse("in place")
         if self.plan.recorder.orders:
             raise ConfigurationError(
                 "in_place=True cuts training episodes, which record and replay cannot repeat. Leave one of them out"

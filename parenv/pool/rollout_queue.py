@@ -11,8 +11,7 @@ from itertools import chain
 from parenv.errors import during
 from parenv.pool.arrival import Arrival, ArrivalOf
 from parenv.pool.dispatch import CreditKey, Dispatch, Rounds
-from parenv.pool.laying_out import Room
-from parenv.pool.policy_versions import PolicyVersions
+from parenv.pool.layout import Room
 from parenv.pool.statistics import Counters
 from parenv.pool.versions import Versions
 from parenv.protocol.messages import Commit, Credit
@@ -42,7 +41,7 @@ class RolloutQueue:
         room: Room,
         drop_lag: int | None,
         supervisor: Supervisor,
-        versions: Versions | PolicyVersions,
+        versions: Versions,
         counters: Counters,
     ) -> None:
         self.scheduler = scheduler

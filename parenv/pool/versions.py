@@ -1,25 +1,30 @@
-"""The versions of the policy: where each lies, for as long as a credit names it."""
+"""Versions of the policies of a pool: where their weights are stored while a worker may need them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from parenv.errors import ConfigurationError
+from parenv.experience.agents_assembly import Played
+from parenv.policy.assignment import UNNAMED, PolicyRow, PolicyTable
 from parenv.policy.policy import Policy, as_policy
-from parenv.policy.snapshots import WeightsWriter, module_of
-from parenv.pool.moving import has_moved
+from parenv.policy.snapshots import WeightsWriter, flat_layout, module_of
+from parenv.pool.divergence import has_moved
 from parenv.process.user_code import dumps
 
 
 class Version(NamedTuple):
-    """One version.
+    """Version of all policies together, as a credit names it.
 
     Args:
-        number: counts the publishes.
-        place: where its weights lie in shared memory.
-        snapshot: pickled settings, and the policy where it has no module; empty for no settings and the policy that the
-            pool was made with.
+        number: Number of publishes before it.
+        place: Place of its weights in shared memory. With named policies, the number of its table.
+        snapshot: Pickled settings, and the policy if it has no module. Empty without settings for the policy that the
+            pool was made with. With named policies, the pickled table.
     """
 
     number: int
@@ -30,109 +35,343 @@ class Version(NamedTuple):
 class Versions:
     """Versions that workers may still need.
 
+    A version of all policies is a table with a row per policy: the policy's own version and its place. A single policy
+    without a name is a table with one row.
+
     Args:
-        policy: what the user gave; it is version 0.
-        weights: writes the weights of a policy with a module; ``None`` for one without.
-        places: how many versions' weights there is room for.
-        settings: of version 0, beside those that the policy has.
+        policies: Policies by name as the user gave them, which are version 0. A single policy has the name
+            :data:`~parenv.policy.assignment.UNNAMED`.
+        weights: Writers of the weights, by name of each policy with a module.
+        places: Number of versions of each policy that fit into shared memory.
+        settings: Settings of version 0 by policy, beside those that the policy has.
+        max_frozen: Maximum number of frozen versions.
+        num_workers: Number of workers.
+
+    Attributes:
+        newest: Newest version.
+        tables: Table of each version that is kept, by its number.
     """
 
-    frozen: Mapping[str, int] = {}
-    settings: dict[str, Any]
     newest: Version
     _kept: dict[int, Version]
+    tables: dict[int, PolicyTable]
 
-    def __init__(self, policy: Any, weights: WeightsWriter | None, places: int, settings: Mapping[str, Any]) -> None:
-        self._policy, self._weights, self._num_places = policy, weights, places
-        self.resume(0, {**getattr(policy, "settings", {}), **settings})
-        if weights is not None:
-            weights.write(module_of(policy), 0, None)
+    def __init__(
+        self,
+        policies: Mapping[str, Any],
+        weights: Mapping[str, WeightsWriter],
+        places: int,
+        settings: Mapping[str, Mapping[str, Any]],
+        max_frozen: int,
+        num_workers: int,
+    ) -> None:
+        self._policies, self._weights, self._places, self._max_frozen = policies, weights, places, max_frozen
+        self._is_named = UNNAMED not in policies
+        self._serial = 0
+        self._played: dict[int, Played] = {}
+        self._heard = dict.fromkeys(range(num_workers), (-1, frozenset[int]()))
+        for name, writer in weights.items():
+            writer.write(module_of(policies[name]), 0, None)
+        own = {name: {**getattr(policy, "settings", {}), **settings.get(name, {})} for name, policy in policies.items()}
+        mine = {name: [0, settings] for name, settings in own.items()}
+        self._restore(0, {"policies": mine, "frozen": {}, "indices": len(policies)})
 
     def __getitem__(self, number: int) -> Version:
         return self._kept[number]
 
     @property
-    def setting_names(self) -> Collection[str]:
-        """Names of the settings of the newest version."""
-        return self.settings.keys()
+    def table(self) -> PolicyTable:
+        """Table of the newest version."""
+        return self.tables[self.newest.number]
 
-    def has_room(self, in_use: Iterable[int]) -> bool:
-        """Whether another version can be written, if of the old ones only these are still needed."""
-        needed = {*in_use, self.newest.number}
-        self._kept = {number: version for number, version in self._kept.items() if number in needed}
-        return len(self._kept) < self._num_places
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Newest version of each policy."""
+        return {name: row.number for name, row in self.table.items() if row.of == name}
 
-    def add(self, given: Any, settings: Mapping[str, Any], number: Callable[[], int]) -> int:
-        """Write a version.
+    @property
+    def setting_names(self) -> set[str]:
+        """Names of the settings of any policy."""
+        return {name for row in self.table.values() for name in row.settings}
 
-        Args:
-            given: a policy, a module or a state dict.
-            settings: what changes in ``policy.settings``.
-            number: counts it, once it is known to be right.
+    @property
+    def frozen(self) -> dict[str, int]:
+        """Bytes that are kept for each frozen version, by its name."""
+        return {name: _nbytes(row, self._policies[row.of]) for name, row in self.table.items() if row.of != name}
 
-        Raises:
-            ConfigurationError: it is not a version of the policy that the pool was made with.
-        """
-        _check_has_no_names(given)
-        settings = {**self.settings, **settings}
-        taken = {version.place for version in self._kept.values()}
-        place = next(place for place in range(self._num_places) if place not in taken)
-        if self._weights is None:
-            as_policy(given)
-            snapshot = dumps((settings, given))
-        else:
-            snapshot = dumps((settings, None)) if settings else b""
-            self._weights.write(source_of(given), place, self.newest.place)
-        self.newest = Version(number(), place, snapshot)
-        self.settings = settings
-        self._kept[self.newest.number] = self.newest
-        return self.newest.number
-
-    def moved(self, given: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> Any:
-        """What of this is to be published, having moved from what acted in a rollout or with settings, or ``None``."""
-        return given if has_moved(on, given, self._policy, min_kl, settings) else None
-
-    def weights_of(self, version: Version) -> dict[str, Any]:
-        """The weights of a version that is kept, as a state dict with memory of its own; empty without a module."""
-        return {} if self._weights is None else self._weights.state_dict(version.place)
-
-    def named(self) -> NoReturn:
-        """Those of policies that have names.
+    def named(self) -> Self:
+        """These versions.
 
         Raises:
-            ConfigurationError: there is one policy, without a name.
+            ConfigurationError: The pool has one policy without a name.
         """
+        if self._is_named:
+            return self
         raise ConfigurationError(
             "the pool has one policy, without a name: give policies by name, "
             'AsyncWorkerPool(env_fn, {"runner": policy})'
         )
 
-    def resume(self, number: int, settings: Mapping[str, Any]) -> None:
-        """Go on counting from a version, which is what the pool was made with, with these settings."""
-        self.settings = dict(settings)
-        snapshot = dumps((self.settings, None)) if settings else b""
-        self.newest = Version(number, 0, snapshot)
-        self._kept = {number: self.newest}
+    def played(self, numbers: Mapping[int, int]) -> dict[int, Played]:
+        """Every policy that has existed, by its index.
+
+        Args:
+            numbers: Version that acted, by index of each policy that learns.
+        """
+        newest = self.numbers
+        return self._played | {
+            i: Played(name, name, numbers[i], newest[name] - numbers[i]) for i, name in enumerate(self._policies)
+        }
+
+    def owners(self) -> dict[int, str]:
+        """Policy that each policy that has existed is a version of, by index."""
+        return {index: one.of for index, one in self._played.items()}
+
+    def has_room(self, in_use: Iterable[int]) -> bool:
+        """Drop versions that are neither in use nor the newest, and return whether another one fits into memory."""
+        needed = {*in_use, self.newest.number}
+        self._kept = {number: version for number, version in self._kept.items() if number in needed}
+        self.tables = {number: table for number, table in self.tables.items() if number in needed}
+        return all(len(self._taken(name)) < self._places for name in self._policies)
+
+    def checked(self, given: Any) -> Mapping[str, Any]:
+        """Check the argument of ``publish``, and return policies, modules or state dicts by name.
+
+        Raises:
+            ConfigurationError: The argument cannot be published.
+        """
+        if not self._is_named:
+            _check_has_no_names(given)
+        elif not isinstance(given, Mapping) or not given:
+            raise ConfigurationError(
+                f"publish needs policies by name, such as {{{next(iter(self._policies))!r}: policy}}, got {given!r}"
+            )
+        by_name: Mapping[str, Any] = given if self._is_named else {UNNAMED: given}
+        for name, policy in by_name.items():
+            self._check_name(name)
+            if name not in self._weights:
+                as_policy(policy)
+            elif _source_of(policy) is None:
+                of = f" of policy {name!r}" if name else ""
+                raise ConfigurationError(
+                    f"publish needs the module{of}, the policy that holds it or its state dict, got {policy!r}"
+                )
+        return by_name
+
+    def add(self, given: Mapping[str, Any], settings: Mapping[str, Any], number: Callable[[], int]) -> int:
+        """Write versions of some policies. If this raises, nothing has changed.
+
+        Args:
+            given: Policies, modules or state dicts by name, from :meth:`checked`.
+            settings: Changes of the settings of these policies.
+            number: Function that counts the version. It is called when nothing else can fail.
+
+        Returns:
+            Number of the newest version.
+
+        Raises:
+            ConfigurationError: A module differs from the one that the pool was made with.
+        """
+        rows: dict[str, PolicyRow] = dict(self.table)
+        for name, policy in given.items():
+            mine, place = {**rows[name].settings, **settings}, self._free_place(name)
+            if name in self._weights:
+                snapshot = dumps((mine, None)) if mine else b""
+                try:
+                    self._weights[name].write(_source_of(policy), place, rows[name].place)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"policy {name!r}: {error}" if name else str(error)) from error
+            else:
+                snapshot = dumps((mine, policy))
+            following = rows[name].number + 1
+            rows[name] = replace(rows[name], number=following, place=place, snapshot=snapshot, settings=mine)
+        self._take(number(), rows)
+        return self.newest.number
+
+    def moved(self, given: Mapping[str, Any], settings: Mapping[str, Any], min_kl: Any, on: Any) -> dict[str, Any]:
+        """Return the policies that have moved from those that acted in a rollout, or that have settings to publish."""
+        if not self._is_named:
+            on = {UNNAMED: on}
+        elif not isinstance(on, Mapping):
+            raise ConfigurationError(f"min_kl needs on=rollout, with what each policy did, got on={on!r}")
+        return {n: p for n, p in given.items() if has_moved(on.get(n), p, self._policies[n], min_kl, settings)}
+
+    def weights_of(self, version: Version) -> dict[str, Any]:
+        """State dicts of a version that is kept, by name of each policy with a module.
+
+        For a single policy without a name it is that policy's own state dict. A policy without a module has none.
+        """
+        table = self.tables[version.number]
+        weights = {name: writer.state_dict(table[name].place) for name, writer in self._weights.items()}
+        return weights if self._is_named else weights.get(UNNAMED, {})
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for :meth:`resume`.
+
+        For a single policy without a name these are its settings. Otherwise it has version and settings of each policy,
+        and the frozen versions.
+        """
+        if not self._is_named:
+            return dict(self.table[UNNAMED].settings)
+        return {
+            "policies": {name: [row.number, dict(row.settings)] for name, row in self.table.items() if row.of == name},
+            "frozen": {name: self._kept_of(row) for name, row in self.table.items() if row.of != name},
+            "indices": self._indices,
+        }
+
+    def resume(self, number: int, state: Mapping[str, Any]) -> None:
+        """Continue from the policies that the pool was made with, as version ``number``.
+
+        Args:
+            number: Number of the version.
+            state: Return value of :meth:`state`.
+
+        Raises:
+            ConfigurationError: The state is from a pool with other policies, or has too many frozen versions.
+        """
+        if state.keys() != {"policies", "frozen", "indices"}:
+            state = {"policies": {UNNAMED: [number, state]}, "frozen": {}, "indices": 1}
+        if list(state["policies"]) != list(self._policies):
+            raise ConfigurationError(
+                f"the state is of a pool with {_in_words(state['policies'])}, but this one has "
+                f"{_in_words(self._policies)}"
+            )
+        if len(state["frozen"]) > self._max_frozen:
+            raise ConfigurationError(
+                f"the state has {len(state['frozen'])} frozen versions: make the pool with max_frozen= at least that"
+            )
+        self._restore(number, state)
+
+    def freeze(self, name: str) -> str:
+        """Keep the newest version of a policy under a name of its own, which is returned.
+
+        Raises:
+            ConfigurationError: There is no such policy, or there are too many frozen versions.
+        """
+        self._check_name(name)
+        row = self.table[name]
+        frozen, rows = f"{name}@{row.number}", dict(self.table)
+        if frozen in rows:
+            self._released.pop(frozen, None)
+            rows[frozen] = replace(rows[frozen], may_be_drawn=True)
+        else:
+            if len(self.frozen) >= self._max_frozen:
+                raise ConfigurationError(self._too_many(name))
+            rows[frozen] = replace(row, index=self._indices)
+            self._indices += 1
+        self._take(self.newest.number, rows)
+        return frozen
+
+    def release(self, name: str) -> None:
+        """Have no new episode use this frozen version. Its memory is free when no episode uses it any more.
+
+        Raises:
+            ConfigurationError: It is not frozen.
+        """
+        row = self.table.get(name)
+        if row is None or row.of == name or not row.may_be_drawn:
+            raise ConfigurationError(f"there is no frozen version {name!r} to release: there are {self._may_go()}")
+        self._take(self.newest.number, {**self.table, name: replace(row, may_be_drawn=False)})
+        self._released[name] = self._serial
+
+    def heard(self, worker: int, serial: int, acting: Sequence[int]) -> None:
+        """Drop released versions that no worker uses any more.
+
+        Args:
+            worker: Worker that has committed a rollout.
+            serial: Number of the table that the worker has loaded.
+            acting: Indices of the policies in its current episodes.
+        """
+        self._heard[worker] = (serial, frozenset(acting))
+        for name, since in list(self._released.items()):
+            index = self.table[name].index
+            if all(heard >= since and index not in acting for heard, acting in self._heard.values()):
+                del self._released[name]
+                self._take(self.newest.number, {n: row for n, row in self.table.items() if n != name})
+
+    def _restore(self, number: int, state: Mapping[str, Any]) -> None:
+        rows: dict[str, PolicyRow] = {}
+        for index, name in enumerate(self._policies):
+            version, mine = state["policies"][name]
+            snapshot = dumps((dict(mine), None)) if mine else b""
+            rows[name] = PolicyRow(index, name, version, 0, snapshot, dict(mine))
+        self._kept, self.tables = {}, {}
+        self._take(number, dict(rows))
+        for name, kept in state["frozen"].items():
+            rows[name] = self._frozen_again(*kept)
+            self._take(number, dict(rows))
+        self._indices = state["indices"]
+        self._released = {name: self._serial for name, row in rows.items() if not row.may_be_drawn}
+
+    def _take(self, number: int, rows: PolicyTable) -> None:
+        """Make these rows the newest version."""
+        self._serial += 1
+        if self._is_named:
+            self.newest = Version(number, self._serial, dumps(dict(rows)))
+        else:
+            self.newest = Version(number, rows[UNNAMED].place, rows[UNNAMED].snapshot)
+        self._kept[number], self.tables[number] = self.newest, rows
+        self._played |= {row.index: Played(name, row.of, row.number, 0) for name, row in rows.items()}
+
+    def _taken(self, name: str) -> set[int]:
+        return {row.place for table in self.tables.values() for row in table.values() if row.of == name}
+
+    def _free_place(self, name: str) -> int:
+        taken = self._taken(name)
+        return next(place for place in range(self._places) if place not in taken)
+
+    def _kept_of(self, row: PolicyRow) -> list[Any]:
+        """Return a frozen version as plain data."""
+        block = np.array(self._weights[row.of].block(row.place)) if row.of in self._weights else None
+        return [row.index, row.of, row.number, row.snapshot, dict(row.settings), row.may_be_drawn, block]
+
+    def _frozen_again(
+        self, index: int, of: str, number: int, snapshot: bytes, settings: Any, may_be_drawn: bool, block: Any
+    ) -> PolicyRow:
+        place = self._free_place(of)
+        if block is not None:
+            self._weights[of].block(place)[:] = np.asarray(block, np.uint8).tobytes()
+        return PolicyRow(index, of, number, place, snapshot, settings, may_be_drawn)
+
+    def _check_name(self, name: Any) -> None:
+        if isinstance(name, str) and "@" in name:
+            raise ConfigurationError(f"{name!r} is a frozen version, which does not change any more")
+        if name not in self._policies:
+            raise ConfigurationError(f"there is no policy {name!r}: the pool was made with {list(self._policies)}")
+
+    def _may_go(self) -> list[str]:
+        """Return the names of the frozen versions that have not been released."""
+        return [name for name, row in self.table.items() if row.of != name and row.may_be_drawn]
+
+    def _too_many(self, name: str) -> str:
+        may_go = self._may_go()
+        going = len(self.frozen) - len(may_go)
+        still = f", and {going} that are released still act in episodes under way" if going else ""
+        return (
+            f"{name!r} cannot be frozen: max_frozen={self._max_frozen} versions are frozen already{still}. Release one "
+            f"of {may_go}, or raise max_frozen"
+        )
+
+
+def _nbytes(row: PolicyRow, policy: Any) -> int:
+    module = module_of(policy)
+    return len(row.snapshot) + (0 if module is None else flat_layout(module)[1])
+
+
+def _in_words(policies: Iterable[str]) -> str:
+    names = list(policies)
+    return "one policy without a name" if names == [UNNAMED] else f"the policies {names}"
+
+
+def _source_of(given: Any) -> Any:
+    """Return the module or the state dict that weights are read from, or ``None``."""
+    return given if isinstance(given, Mapping) else module_of(given)
 
 
 def _check_has_no_names(given: Any) -> None:
-    """Refuse policies by name; a state dict is a mapping too, and its values are tensors, which cannot be called."""
+    """Refuse named policies. A state dict is a mapping too, but its values are tensors, which cannot be called."""
     if isinstance(given, Mapping) and any(isinstance(one, Policy) or callable(one) for one in given.values()):
         raise ConfigurationError(
             f"publish takes the policy itself, since the pool was made with one policy without a name; "
             f"got a dict of policies by name: {list(given)}. Publish one of its values"
         )
-
-
-def source_of(given: Any, of: str = "") -> Any:
-    """What the weights of a version are read from, a module or a state dict.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    source = given if isinstance(given, Mapping) else module_of(given)
-    if source is None:
-        raise ConfigurationError(
-            f"publish needs the module{of}, the policy that holds it or its state dict, got {given!r}"
-        )
-    return source

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from parenv.errors import ProtocolError
-from parenv.memory.maps import AnyWeights, SlotMap, WeightsByName
+from parenv.memory.maps import AnyWeights, SlotMap
 from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
 from parenv.options import RemotePlacement
 from parenv.placement.base import Launch
@@ -51,7 +51,7 @@ class Exchange:
         self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
         """Those that wait for an answer: the method, and how many sub-environments each is about."""
         self._brought: dict[bytes, dict[Any, int]] = {}
-        self._names = weights.policies if isinstance(weights, WeightsByName) else ()
+        self._names = () if weights is None else weights.policies
         self._snapshots: dict[bytes, tuple[int, int]] = {}
         """By host, the version of the last snapshot that it was sent, and where its weights lie."""
 
@@ -87,7 +87,7 @@ class Exchange:
             plan, message = self._deliveries.plan(to.worker, message)
             yield plan, to
         elif isinstance(message, Credit) and self._deliveries is not None:
-            yield from self._missing_weights(host, message.policy_version, message.weights_slot)
+            yield from self._missing_weights(host, message.policy_version)
             message = self._deliveries.expect(to, message)
             version = message.policy_version, message.weights_slot
             if self._snapshots.get(host) == version:
@@ -99,7 +99,7 @@ class Exchange:
         elif isinstance(message, Call) and self.step_buffers.used:
             yield self.step_buffers.requests(to.worker, 0), to
         elif isinstance(message, Call) and message.policy_version >= 0:
-            yield from self._missing_weights(host, message.policy_version, message.weights_slot)
+            yield from self._missing_weights(host, message.policy_version)
         yield message, to
 
     def take(self, head: Any, sender: Sender, message: Any) -> Any:
@@ -158,10 +158,10 @@ class Exchange:
         self._brought.pop(host, None)
         self._snapshots.pop(host, None)
 
-    def _missing_weights(self, host: bytes, version: int, weights_slot: int) -> Iterator[tuple[AnyMessage, Sender]]:
+    def _missing_weights(self, host: bytes, version: int) -> Iterator[tuple[AnyMessage, Sender]]:
         """A version, unless the host has it: it crosses once for all workers there."""
         brought = self._brought.setdefault(host, {})
-        for place in () if self._weights is None else self._weights.needed(version, weights_slot):
+        for place in () if self._weights is None else self._weights.needed(version):
             if brought.get(place.key) != place.version:
                 brought[place.key] = place.version
                 for chunk in chunks_of(place.weights, place.slot, self._placing.weights, CHUNK_BYTES):

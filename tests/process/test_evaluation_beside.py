@@ -420,7 +420,7 @@ def test_environments_of_which_a_process_may_have_one_are_evaluated_in_place(num
 def test_an_evaluation_in_place_is_refused_where_it_would_do_harm(tmp_path: Path) -> None:
     for policy, evaluation, record, message in [
         (lean, {"wait": False}, None, "in_place=True must wait"),
-        ({"a": lean}, {}, None, "in_place=True must have one policy without a name"),
+        ({"a": lean}, {}, None, "in_place=True cannot be used with named policies"),
         (lean, {}, tmp_path / "run", "in_place=True cuts training episodes, which record and replay cannot repeat"),
     ]:
         with AsyncWorkerPool("CartPole-v1", policy, num_workers=0, record=record) as pool:

@@ -69,7 +69,7 @@ def test_a_policy_is_published_once_it_has_moved_that_far_and_what_is_not_is_cou
 
 @pytest.mark.more
 def test_the_estimate_is_that_of_the_divergence() -> None:
-    from parenv.pool.moving import kl_from
+    from parenv.pool.divergence import kl_from
 
     agent = Coin()
     with make_pool(TorchPolicy(agent), rollout_length=2048) as pool:
@@ -101,7 +101,7 @@ def test_of_policies_by_name_those_are_published_that_have_moved() -> None:
 
 
 def test_what_acts_where_nobody_is_counts_for_nothing() -> None:
-    from parenv.pool.moving import kl_from
+    from parenv.pool.divergence import kl_from
 
     agent = Coin()
     with make_pool({"coin": TorchPolicy(agent)}, num_workers=0, num_envs=1, rollout_length=16) as pool:

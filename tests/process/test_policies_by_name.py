@@ -7,7 +7,7 @@ import gc
 import os
 import pickle
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -356,22 +356,26 @@ def test_a_run_goes_on_from_its_state_to_the_bit_with_frozen_opponents(
 
 
 def test_the_state_of_a_pool_with_other_policies_is_refused() -> None:
-    with AsyncWorkerPool(scripted(1), TWO, policy_of=species, num_workers=0, seed=1) as pool:
-        state = pool.state_dict()
-    others = {"cat": act, "dog": act}
-    with (
-        AsyncWorkerPool(
-            scripted(1),
-            others,
-            policy_of=lambda agent, episode: "cat" if "fox" in agent else "dog",
-            num_workers=0,
-            seed=1,
-        ) as pool,
-        pytest.raises(
-            ConfigurationError, match=r"of a pool with the policies \['hen', 'fox'\], but this one has \['cat'"
+    def by_agent(agent: str, episode: Any) -> str:
+        return "cat" if "fox" in agent else "dog"
+
+    how: Any = {"num_workers": 0, "seed": 1, "num_envs": 1}
+    pools: dict[str, Callable[[], AsyncWorkerPool]] = {
+        r"the policies \['hen', 'fox'\]": lambda: AsyncWorkerPool(scripted(1), TWO, policy_of=species, **how),
+        r"the policies \['cat', 'dog'\]": lambda: AsyncWorkerPool(
+            scripted(1), {"cat": act, "dog": act}, policy_of=by_agent, **how
         ),
-    ):
-        pool.load_state_dict(state)
+        "one policy without a name": lambda: AsyncWorkerPool("CartPole-v1", lean, **how),
+    }
+    states = {}
+    for words, make in pools.items():
+        with make() as pool:
+            states[words] = pool.state_dict()
+    for mine, make in pools.items():
+        for others in pools.keys() - {mine}:
+            message = f"the state is of a pool with {others}, but this one has {mine}"
+            with make() as pool, pytest.raises(ConfigurationError, match=message):
+                pool.load_state_dict(states[others])
 
 
 def test_environments_that_offer_no_state_begin_anew() -> None:
@@ -645,13 +649,44 @@ def test_tensors_of_a_device_have_the_values_and_transitions_of_the_arrays(kind:
         (TWO, {"policy_of": "fox"}, "policy_of must be a callable"),
         (act, {"policy_of": species}, "policy_of is for policies by name"),
         (TWO, {"policy_of": species, "parallelism": "gradient", "loss_fn": act}, "needs a policy with a torch module"),
-        (TWO, {"policy_of": species, "rollout_length": "episode"}, 'not go together with rollout_length="episode"'),
-        (TWO, {"policy_of": species, "spaces": "make"}, "not go together with spaces=, since .*: leave it out"),
+        (
+            TWO,
+            {"policy_of": species, "rollout_length": "episode"},
+            'rollout_length="episode" cannot be used with named policies, because agents end .* Pass the number',
+        ),
+        (
+            TWO,
+            {"policy_of": species, "spaces": "make"},
+            "spaces= cannot be used with named policies, because workers report .* Leave it out",
+        ),
     ],
 )
 def test_bad_policies_are_errors_before_a_process_starts(policies: Any, how: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AsyncWorkerPool(scripted(2), policies, **{**NO_POOL, **how})
+
+
+class Words(Scripted):
+    def observation_space(self, agent: str) -> Any:
+        return gym.spaces.Sequence(gym.spaces.Discrete(3))
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "message"),
+    [
+        (
+            lambda: gym.make_vec("CartPole-v1", 2),
+            r"a vector env cannot be used with named policies, got CartPoleVectorEnv.* for env_id 0. Give factor",
+        ),
+        (
+            scripted(1, Words),
+            r"values without .* used with named policies, got the observation space Sequence\(.* 'fox_0'. Pad them",
+        ),
+    ],
+)
+def test_environments_that_named_policies_do_not_take_are_refused(env_fn: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        AsyncWorkerPool(env_fn, TWO, policy_of=species, num_workers=1)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -279,7 +279,7 @@ def test_a_run_is_recorded_and_repeated(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "gradients": ({"parallelism": "gradient", "loss_fn": len}, {}, "is for parallelism"),
-    "policies by name": ({"policy": {"one": lean}}, {}, "of one policy"),
+    "policies by name": ({"policy": {"one": lean}}, {}, "rollout_device cannot be used with named policies"),
     "replacing": ({}, {"on_env_error": "restart_env"}, "restart_worker"),
     "mps": ({}, {"rollout_device": "mps"}, "on a device of these: cuda"),
 }
