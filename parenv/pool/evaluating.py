@@ -11,7 +11,7 @@ from parenv.experience.agent_rollouts import evaluated
 from parenv.experience.episodes import EpisodeStatistics, EvaluationResult
 from parenv.experience.summary import Summarized
 from parenv.pool.events import Evaluated
-from parenv.pool.statistics import Counters
+from parenv.pool.statistics import PoolStatistics
 from parenv.pool.versions import Version, Versions
 from parenv.supervision.questions import Question
 from parenv.supervision.supervisor import Supervisor
@@ -45,7 +45,7 @@ class Evaluator:
     Args:
         supervisor: of the workers.
         versions: of the policy.
-        counters: for the env steps of a version.
+        totals: Statistics of the pool, which have the env steps before a version.
         tell: is told of every result.
 
     Attributes:
@@ -57,10 +57,10 @@ class Evaluator:
         self,
         supervisor: Supervisor,
         versions: Versions,
-        counters: Counters,
+        totals: PoolStatistics,
         tell: Callable[[Evaluated], object],
     ) -> None:
-        self._supervisor, self._versions, self._counters, self._tell = supervisor, versions, counters, tell
+        self._supervisor, self._versions, self._totals, self._tell = supervisor, versions, totals, tell
         self.begun = 0
         self.last: EvaluationResult | None = None
         self._under_way: BegunEvaluation | None = None
@@ -74,7 +74,7 @@ class Evaluator:
         began, newest = time.perf_counter(), self._versions.newest
         questions = self._questions(episodes, deterministic, IN_PLACE if in_place else APART)
         answers = self._supervisor.ask("evaluate", questions, newest[:2])
-        return self._done(answers, newest, self._counters.env_steps, began, beside=False).episodes
+        return self._done(answers, newest, self._totals.env_steps, began, beside=False).episodes
 
     def begin(self, episodes: int, deterministic: bool) -> BegunEvaluation:
         """Have workers do so beside the training; where they do already, nothing more is begun."""
@@ -82,7 +82,7 @@ class Evaluator:
             newest = self._versions.newest
             questions = self._questions(episodes, deterministic, BESIDE)
             question = self._supervisor.questions.begin("evaluate", questions, newest[:2])
-            self._under_way = BegunEvaluation(question, newest, self._counters.env_steps, time.perf_counter())
+            self._under_way = BegunEvaluation(question, newest, self._totals.env_steps, time.perf_counter())
         return self._under_way
 
     def finish(self, listen: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ from parenv.experience.reduction import Reducer
 from parenv.experience.rollout import Rollout
 from parenv.options import GradientOptions
 from parenv.pool.arrival import Arrival
-from parenv.pool.statistics import Counters
+from parenv.pool.statistics import PoolStatistics
 
 MAX_SKIPPED_IN_A_ROW = 100
 
@@ -23,11 +23,11 @@ class Accumulator:
     Args:
         options: the user's.
         layout: of the flat gradient.
-        counters: counts.
+        totals: Statistics of the pool, added to.
     """
 
-    def __init__(self, options: GradientOptions, layout: GradientLayout, counters: Counters) -> None:
-        self._options, self._layout, self._counters = options, layout, counters
+    def __init__(self, options: GradientOptions, layout: GradientLayout, totals: PoolStatistics) -> None:
+        self._options, self._layout, self._totals = options, layout, totals
         self._skipped_in_a_row = 0
         self._begin()
 
@@ -81,7 +81,7 @@ class Accumulator:
             episodes=EpisodeStatistics.joined(self._episodes),
             rollouts=tuple(self._rollouts),
         )
-        self._counters.gradients += 1
+        self._totals.gradients += 1
         self._begin()
         return gradient
 
@@ -103,7 +103,7 @@ class Accumulator:
                 f"{arrival.metrics[first].get('loss')}. Look for a division by zero or a log of zero in loss_fn, or "
                 'pass GradientOptions(on_nonfinite="skip")'
             )
-        self._counters.skipped += len(bad)
+        self._totals.skipped_gradients += len(bad)
         self._skipped_in_a_row += len(bad)
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise GradientError(

@@ -46,14 +46,15 @@ class PoolSession:
         self.plan = plan
         self.owner = Owner("the pool")
         self._counters = Counters()
-        self._timer = DriverTimer(self._counters.driver_s, self._counters.driver_processor_s)
+        totals = self._counters.totals
+        self._timer = DriverTimer(totals.driver_seconds, totals.driver_processor_seconds)
         self._observers = Observers([plan.recorder, Observer()])  # The second one can be exchanged: see observe.
         job = plan.job.gradient
-        self._accumulator = Accumulator(plan.gradient, job.layout, self._counters) if plan.gradient and job else None
+        self._accumulator = Accumulator(plan.gradient, job.layout, totals) if plan.gradient and job else None
         parts = opened(plan, self._counters, self._observers)
         self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
         self.workers = self._supervisor.workers
-        self.evaluator = Evaluator(self._supervisor, self.versions, self._counters, self._observers.tell)
+        self.evaluator = Evaluator(self._supervisor, self.versions, totals, self._observers.tell)
         self.observation_space, self.action_space = spaces
 
     @property
@@ -108,7 +109,7 @@ class PoolSession:
             if (min_kl, on) != (None, None):
                 given = self.versions.moved(given, settings, min_kl, on)
             if not given:
-                self._counters.skipped_publishes += 1
+                self._counters.totals.skipped_publishes += 1
                 return self.version
             while not self.versions.has_room(self._versions_in_use()):
                 self._queue.listen()
@@ -168,12 +169,10 @@ class PoolSession:
 
     def statistics(self) -> PoolStatistics:
         """The figures so far."""
-        counters, traffic = self._counters, self.workers.placement.traffic()
-        collecting_s = self._timer.collecting_s
-        return PoolStatistics(
-            **counters.figures(),
+        traffic, collecting_s = self.workers.placement.traffic(), self._timer.collecting_s
+        return self._counters.statistics(
             seconds=self._timer.seconds,
-            env_steps_per_second=counters.env_steps / collecting_s if collecting_s > 0 else 0.0,
+            env_steps_per_second=self._counters.totals.env_steps / collecting_s if collecting_s > 0 else 0.0,
             policy_version=self.version,
             workers_alive=self.workers.placement.alive(),
             worker_restarts=self._supervisor.restarts,

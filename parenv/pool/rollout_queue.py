@@ -62,7 +62,7 @@ class RolloutQueue:
             if self._drop_lag is None or lag <= self._drop_lag:
                 return self._take(key, slot, [commits[worker] for worker in sorted(commits)], lag)
             self._slots.release(slot)
-            self._counters.dropped += 1
+            self._counters.totals.dropped_rollouts += 1
         self.scheduler.gave_up()
         return None
 
@@ -126,10 +126,8 @@ class RolloutQueue:
         if not lend:
             arrival = arrival.copy()
             self._slots.release(slot)
-            self._counters.copied += 1
-        self._counters.add_seconds(arrival.commits)
-        self._counters.add(arrival.rollout, sum(arrival.samples))
+            self._counters.totals.copied_rollouts += 1
+        self._counters.add(arrival)
         for env_id, doing, error in chain.from_iterable(arrival.replaced):
             _log.warning("env_id %s raised %s and was replaced: %s", env_id, during(doing), error)
-            self._counters.env_restarts += 1
         return arrival

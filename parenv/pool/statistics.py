@@ -1,70 +1,69 @@
-"""What a pool has done so far, in figures."""
+"""Statistics of a pool, and the counters behind them."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from parenv.experience.episodes import EvaluationResult
-from parenv.experience.rollout import Rollout
 from parenv.experience.summary import Summarized, html_table
 from parenv.memory.layout import COMMIT_DTYPE
+from parenv.pool.arrival import Arrival
 
 WINDOW = 100
-"""Episodes over which the mean return and length are taken."""
+"""Number of episodes that the mean return and length are taken over."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False)
 class PoolStatistics(Summarized):
-    """A pool's figures at one moment.
+    """Statistics of a pool at one moment.
 
     Args:
-        env_steps: env steps in the rollouts yielded.
-        rollouts: rollouts yielded.
-        episodes: episodes that ended in them.
-        mean_return: mean return of the last 100 episodes, NaN if there are none.
-        mean_length: their mean length in env steps, NaN if there are none.
-        seconds: since the pool was made.
-        env_steps_per_second: ``env_steps`` over the seconds since the first rollout was asked for.
-        policy_version: the newest version.
-        policy_lag: how many rollouts, or gradients of workers, arrived with which lag.
-        copied_rollouts: yielded as copies, because the user holds so many others.
-        gradients: gradients yielded.
-        skipped_gradients: workers' gradients that were left out, because they were not finite.
-        dropped_rollouts: not yielded, because they were older than ``max_policy_lag`` with ``on_stale="drop"``.
-        workers_alive: workers that run.
-        worker_restarts: how often another process took the place of one that was gone.
-        env_restarts: how often another sub-environment took the place of one that raised.
-        environment_seconds: seconds that workers spent in environments, all workers together.
-        acting_seconds: the same in the policy.
-        learning_seconds: the same in ``loss_fn`` and backward.
-        committing_seconds: the same loading weights, in ``postprocess`` and writing down what is left.
-        waiting_seconds: the same waiting for a credit.
-        processor_seconds: processor time of workers, without the waiting.
-        sleeping_seconds: time that they spent waiting for something outside, such as a simulator, by their voluntary
-            context switches.
-        contended_seconds: time that they spent waiting for a core, by their involuntary context switches.
-        rollout_seconds: mean time of a worker for a rollout, NaN if there is none.
-        rollout_seconds_spread: standard deviation of that time.
-        driver_seconds: seconds of the driver from the first rollout on: ``"learning"`` (what the loop does between two
-            rollouts), ``"publishing"``, ``"waiting"`` (for workers) and ``"calling"`` (evaluating and so on).
-        driver_processor_seconds: processor time of the same, all threads of the driver together.
-        messages: messages sent and received by the driver.
-        hosts: worker hosts on other machines that are there.
-        bytes_sent: bytes sent to them, before encryption.
-        bytes_received: bytes that came from them.
-        refused_connections: connections and messages from other machines that were refused, by reason.
-        skipped_publishes: not done, because the policy had not moved by ``min_kl``.
-        evaluations: how many were begun.
-        evaluation: what the last one that is done has found, or ``None``.
-        frozen_policies: frozen versions of policies, and the bytes that each keeps.
+        env_steps: Number of env steps in the rollouts yielded.
+        rollouts: Number of rollouts yielded.
+        episodes: Number of episodes that ended in them.
+        mean_return: Mean return of the last 100 episodes, NaN without any.
+        mean_length: Mean length of the last 100 episodes in env steps, NaN without any.
+        seconds: Seconds since the pool was made.
+        env_steps_per_second: ``env_steps`` over the seconds since the first rollout was requested.
+        policy_version: Newest version.
+        policy_lag: Number of rollouts, or of gradients of workers, by their policy lag.
+        copied_rollouts: Number of rollouts yielded as copies, because the user holds many others.
+        gradients: Number of gradients yielded.
+        skipped_gradients: Number of gradients of workers that were left out because they were not finite.
+        dropped_rollouts: Number of rollouts older than ``max_policy_lag`` that ``on_stale="drop"`` has dropped.
+        workers_alive: Number of workers that run.
+        worker_restarts: Number of workers that were replaced.
+        env_restarts: Number of sub-environments that were replaced after an exception.
+        environment_seconds: Seconds that workers spent in environments, summed over all workers.
+        acting_seconds: Seconds that workers spent in the policy, summed over all workers.
+        learning_seconds: Seconds that workers spent in ``loss_fn`` and backward, summed over all workers.
+        committing_seconds: Seconds that workers spent on loading weights, ``postprocess`` and the rest of a rollout,
+            summed over all workers.
+        waiting_seconds: Seconds that workers waited for a rollout request, summed over all workers.
+        processor_seconds: Processor time of all workers in seconds, without the waiting.
+        sleeping_seconds: Seconds that workers waited for something outside, such as a simulator, estimated from their
+            voluntary context switches.
+        contended_seconds: Seconds that workers waited for a core, estimated from their involuntary context switches.
+        rollout_seconds: Mean time of a worker for a rollout in seconds, NaN without any.
+        rollout_seconds_spread: Standard deviation of that time in seconds.
+        driver_seconds: Seconds of the main process from the first rollout on: ``"learning"`` (the loop between two
+            rollouts), ``"publishing"``, ``"waiting"`` (for workers) and ``"calling"`` (evaluations and other calls).
+        driver_processor_seconds: Processor time of the same parts, summed over all threads of the main process.
+        messages: Number of messages that the main process has sent and received.
+        hosts: Number of connected worker hosts on other machines.
+        bytes_sent: Bytes sent to them, before encryption.
+        bytes_received: Bytes received from them.
+        refused_connections: Number of refused connections and messages from other machines, by reason.
+        skipped_publishes: Number of publishes that were skipped because the policy had not moved by ``min_kl``.
+        evaluations: Number of evaluations begun.
+        evaluation: Result of the last evaluation that has ended, or ``None``.
+        frozen_policies: Bytes that each frozen version keeps, by its name.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -76,43 +75,43 @@ class PoolStatistics(Summarized):
     (8, 1, {0: 1}, 1)
     """
 
-    env_steps: int
-    rollouts: int
-    episodes: int
-    mean_return: float
-    mean_length: float
-    seconds: float
-    env_steps_per_second: float
-    policy_version: int
-    policy_lag: Mapping[int, int]
-    copied_rollouts: int
-    gradients: int
-    skipped_gradients: int
-    dropped_rollouts: int
-    workers_alive: int
-    worker_restarts: int
-    env_restarts: int
-    environment_seconds: float
-    acting_seconds: float
-    learning_seconds: float
-    committing_seconds: float
-    waiting_seconds: float
-    processor_seconds: float
-    sleeping_seconds: float
-    contended_seconds: float
-    rollout_seconds: float
-    rollout_seconds_spread: float
-    driver_seconds: Mapping[str, float]
-    driver_processor_seconds: Mapping[str, float]
-    messages: int
-    hosts: int
-    bytes_sent: int
-    bytes_received: int
-    refused_connections: Mapping[str, int]
-    skipped_publishes: int
-    evaluations: int
-    evaluation: EvaluationResult | None
-    frozen_policies: Mapping[str, int]
+    env_steps: int = 0
+    rollouts: int = 0
+    episodes: int = 0
+    mean_return: float = math.nan
+    mean_length: float = math.nan
+    seconds: float = 0.0
+    env_steps_per_second: float = 0.0
+    policy_version: int = 0
+    policy_lag: dict[int, int] = field(default_factory=dict)
+    copied_rollouts: int = 0
+    gradients: int = 0
+    skipped_gradients: int = 0
+    dropped_rollouts: int = 0
+    workers_alive: int = 0
+    worker_restarts: int = 0
+    env_restarts: int = 0
+    environment_seconds: float = 0.0
+    acting_seconds: float = 0.0
+    learning_seconds: float = 0.0
+    committing_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    processor_seconds: float = 0.0
+    sleeping_seconds: float = 0.0
+    contended_seconds: float = 0.0
+    rollout_seconds: float = math.nan
+    rollout_seconds_spread: float = math.nan
+    driver_seconds: dict[str, float] = field(default_factory=dict)
+    driver_processor_seconds: dict[str, float] = field(default_factory=dict)
+    messages: int = 0
+    hosts: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    refused_connections: Mapping[str, int] = field(default_factory=dict)
+    skipped_publishes: int = 0
+    evaluations: int = 0
+    evaluation: EvaluationResult | None = None
+    frozen_policies: Mapping[str, int] = field(default_factory=dict)
 
     def _facts(self) -> dict[str, Any]:
         counts = ("env_steps", "rollouts", "episodes", "policy_version", "workers_alive", "worker_restarts")
@@ -127,7 +126,7 @@ class PoolStatistics(Summarized):
 
 
 def _rows(figures: PoolStatistics) -> dict[str, str]:
-    """A pool's figures in a few words each; none where there is nothing to say."""
+    """Return each row of the table in a few words, empty if there is nothing to show."""
     lags = ", ".join(f"{count} of lag {lag}" for lag, count in figures.policy_lag.items())
     odd = {name: getattr(figures, f"{name}_rollouts") for name in ("copied", "dropped")}
     odd["gradients skipped"] = figures.skipped_gradients
@@ -162,112 +161,106 @@ def _fractions(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {part / total:.0%}" for name, part in seconds.items() if total > 0 and part > 0)
 
 
-_SAME_NAMES = ("env_steps", "rollouts", "episodes", "gradients", "env_restarts", "skipped_publishes")
-_PARTS = ("environment", "acting", "learning", "waiting", "processor", "sleeping", "contended")
 _MEASURED = (
     *("environment_s", "acting_s", "learning_s", "waiting_s", "processor_s"),
     *("voluntary_switches", "involuntary_switches", "began_s", "ended_s"),
 )
 _TIMES = itemgetter(*map((COMMIT_DTYPE.names or ()).index, _MEASURED))
+_FORMER_NAMES = {
+    "copied": "copied_rollouts",
+    "dropped": "dropped_rollouts",
+    "skipped": "skipped_gradients",
+    "lag": "policy_lag",
+}
 
 
-@dataclass
 class Counters:
-    """What has been yielded so far, and what it took, in figures."""
+    """Counters of a pool, which go up as rollouts arrive.
 
-    env_steps: int = 0
-    rollouts: int = 0
-    episodes: int = 0
-    copied: int = 0
-    dropped: int = 0
-    gradients: int = 0
-    skipped: int = 0
-    skipped_publishes: int = 0
-    env_restarts: int = 0
-    lag: Counter[int] = field(default_factory=Counter)
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    environment_s: float = 0.0
-    acting_s: float = 0.0
-    learning_s: float = 0.0
-    waiting_s: float = 0.0
-    processor_s: float = 0.0
-    sleeping_s: float = 0.0
-    contended_s: float = 0.0
-    commits: int = 0
-    busy_s: float = 0.0
-    squared_busy_s: float = 0.0
-    driver_s: dict[str, float] = field(default_factory=dict)
-    driver_processor_s: dict[str, float] = field(default_factory=dict)
+    Attributes:
+        totals: Statistics so far, as far as they are sums.
+    """
 
-    def add(self, rollout: Rollout, env_steps: int) -> None:
-        """Count a rollout that is yielded, or whose gradients are."""
-        self.env_steps += env_steps
-        self.rollouts += 1
-        self.lag[rollout.policy_lag] += 1
+    def __init__(self) -> None:
+        self.totals = PoolStatistics()
+        self._returns, self._lengths = deque[float](maxlen=WINDOW), deque[int](maxlen=WINDOW)
+        self._commits, self._squared_busy_s = 0, 0.0
+
+    def add(self, arrival: Arrival) -> None:
+        """Count a rollout that is yielded, or whose gradients are yielded."""
+        totals, rollout = self.totals, arrival.rollout
+        totals.env_steps += sum(arrival.samples)
+        totals.rollouts += 1
+        totals.env_restarts += sum(map(len, arrival.replaced))
+        totals.policy_lag[rollout.policy_lag] = totals.policy_lag.get(rollout.policy_lag, 0) + 1
         if ended := len(rollout.episodes):
-            self.episodes += ended
-            self.returns.extend(rollout.episodes.returns[-WINDOW:].tolist())
-            self.lengths.extend(rollout.episodes.lengths[-WINDOW:].tolist())
-
-    def state(self) -> dict[str, Any]:
-        """Everything, as plain data."""
-        return {name: list(value) if isinstance(value, deque) else copy(value) for name, value in vars(self).items()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from here."""
-        for name, mine in vars(self).items():
-            value = state.get(name, mine)  # A state may be older than one of the counts.
-            if isinstance(mine, deque):
-                mine.extend(value)
-            elif isinstance(mine, dict):
-                mine.update(value)
-            else:
-                setattr(self, name, value)
-
-    def add_seconds(self, commits: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
-        """Count what the workers of a slot say of their time, given as :data:`~parenv.memory.layout.COMMIT_DTYPE`."""
-        self.commits += len(commits)
-        # As Python's numbers: to add up an array of so few takes longer than all of this.
-        for said in map(_TIMES, commits.tolist()):
+            totals.episodes += ended
+            self._returns.extend(rollout.episodes.returns[-WINDOW:].tolist())
+            self._lengths.extend(rollout.episodes.lengths[-WINDOW:].tolist())
+        self._commits += len(arrival.commits)
+        # Python adds up so few numbers faster than numpy.
+        for said in map(_TIMES, arrival.commits.tolist()):
             environment_s, acting_s, learning_s, waiting_s, processor_s, voluntary, involuntary, began_s, ended_s = said
-            self.environment_s += environment_s
-            self.acting_s += acting_s
-            self.learning_s += learning_s
-            self.waiting_s += waiting_s
-            self.processor_s += processor_s
             busy_s = ended_s - began_s
             off_s = max(busy_s - processor_s, 0.0) / max(voluntary + involuntary, 1)
-            self.sleeping_s += off_s * voluntary
-            self.contended_s += off_s * involuntary
-            self.busy_s += busy_s
-            self.squared_busy_s += busy_s * busy_s
+            totals.environment_seconds += environment_s
+            totals.acting_seconds += acting_s
+            totals.learning_seconds += learning_s
+            totals.committing_seconds += busy_s - environment_s - acting_s - learning_s
+            totals.waiting_seconds += waiting_s
+            totals.processor_seconds += processor_s
+            totals.sleeping_seconds += off_s * voluntary
+            totals.contended_seconds += off_s * involuntary
+            self._squared_busy_s += busy_s * busy_s
 
-    def figures(self) -> dict[str, Any]:
-        """What :class:`PoolStatistics` says of all this, by the names there."""
+    def statistics(self, **more: Any) -> PoolStatistics:
+        """Return the statistics so far, with these values for what is not counted here."""
+        totals = self.totals
+        busy_s = totals.environment_seconds + totals.acting_seconds
+        busy_s += totals.learning_seconds + totals.committing_seconds
+        average_s = _mean(busy_s, self._commits)
+        variance = _mean(self._squared_busy_s, self._commits) - average_s**2
+        return replace(
+            totals,
+            mean_return=_mean(sum(self._returns), len(self._returns)),
+            mean_length=_mean(sum(self._lengths), len(self._lengths)),
+            policy_lag=dict(sorted(totals.policy_lag.items())),
+            rollout_seconds=average_s,
+            rollout_seconds_spread=math.sqrt(max(variance, 0.0)) if self._commits else math.nan,
+            driver_seconds=dict(totals.driver_seconds),
+            driver_processor_seconds=dict(totals.driver_processor_seconds),
+            **more,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return all counters as plain data."""
         return {
-            **{name: getattr(self, name) for name in _SAME_NAMES},
-            **{f"{part}_seconds": getattr(self, f"{part}_s") for part in _PARTS},
-            "mean_return": mean(self.returns),
-            "mean_length": mean(self.lengths),
-            "policy_lag": dict(sorted(self.lag.items())),
-            "copied_rollouts": self.copied,
-            "dropped_rollouts": self.dropped,
-            "skipped_gradients": self.skipped,
-            "committing_seconds": self.busy_s - self.environment_s - self.acting_s - self.learning_s,
-            "driver_seconds": dict(self.driver_s),
-            "driver_processor_seconds": dict(self.driver_processor_s),
-            **dict(zip(("rollout_seconds", "rollout_seconds_spread"), self._rollout_seconds(), strict=True)),
+            **{name: copy(value) for name, value in vars(self.totals).items()},
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "commits": self._commits,
+            "squared_busy_seconds": self._squared_busy_s,
         }
 
-    def _rollout_seconds(self) -> tuple[float, float]:
-        """Mean and standard deviation of the time that a worker takes for a rollout; NaN of nothing."""
-        if not self.commits:
-            return math.nan, math.nan
-        average = self.busy_s / self.commits
-        return average, math.sqrt(max(0.0, self.squared_busy_s / self.commits - average**2))
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, which may be from an older version of parenv with fewer counters or other names."""
+        found = {_FORMER_NAMES.get(name) or _in_seconds(name): value for name, value in state.items()}
+        for name, mine in vars(self.totals).items():
+            if isinstance(mine, dict):  # The timer of the main process keeps these.
+                mine.update(found.get(name, {}))
+            else:
+                setattr(self.totals, name, found.get(name, mine))
+        if "busy_seconds" in found:
+            parts = (found[f"{part}_seconds"] for part in ("environment", "acting", "learning"))
+            self.totals.committing_seconds = found["busy_seconds"] - sum(parts)
+        self._returns.extend(found["returns"])
+        self._lengths.extend(found["lengths"])
+        self._commits, self._squared_busy_s = found.get("commits", 0), found.get("squared_busy_seconds", 0.0)
 
 
-def mean(values: deque[float] | deque[int]) -> float:
-    """Mean, NaN of nothing."""
-    return sum(values) / len(values) if values else float("nan")
+def _in_seconds(name: str) -> str:
+    return name.removesuffix("_s") + "_seconds" * name.endswith("_s")
+
+
+def _mean(total: float, count: int) -> float:
+    return total / count if count else math.nan

@@ -211,6 +211,35 @@ def test_settings_and_counts_go_on() -> None:
         assert pool.statistics().rollouts == 2
 
 
+def test_counts_under_their_former_names_go_on() -> None:
+    counts = {"env_steps": 24, "rollouts": 2, "episodes": 3, "copied": 1, "dropped": 2, "gradients": 7, "skipped": 4}
+    counts |= {"skipped_publishes": 5, "env_restarts": 6, "lag": {0: 2}, "returns": [1.0, 3.0], "lengths": [2, 4]}
+    seconds = {"environment_s": 1.0, "acting_s": 2.0, "learning_s": 0.25, "waiting_s": 0.5, "processor_s": 2.5}
+    seconds |= {"sleeping_s": 0.75, "contended_s": 0.125, "commits": 2, "busy_s": 4.0, "squared_busy_s": 10.0}
+    former = counts | seconds | {"driver_s": {"waiting": 1.5}, "driver_processor_s": {"waiting": 0.25}}
+    with AsyncWorkerPool(walk, zeros, num_workers=0, seed=3) as pool:
+        pool.load_state_dict(pool.state_dict() | {"statistics": former})
+        found = pool.statistics()
+        again = pool.state_dict()
+    wanted = {
+        "env_steps": 24,
+        "rollouts": 2,
+        "episodes": 3,
+        "copied_rollouts": 1,
+        "dropped_rollouts": 2,
+        "gradients": 7,
+    }
+    wanted |= {"skipped_gradients": 4, "skipped_publishes": 5, "env_restarts": 6, "policy_lag": {0: 2}}
+    wanted |= {"mean_return": 2.0, "mean_length": 3.0, "rollout_seconds": 2.0, "rollout_seconds_spread": 1.0}
+    wanted |= {"environment_seconds": 1.0, "acting_seconds": 2.0, "learning_seconds": 0.25, "committing_seconds": 0.75}
+    wanted |= {"waiting_seconds": 0.5, "processor_seconds": 2.5, "sleeping_seconds": 0.75, "contended_seconds": 0.125}
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert (found.driver_seconds["waiting"], found.driver_processor_seconds["waiting"]) == (1.5, 0.25)
+    with AsyncWorkerPool(walk, zeros, num_workers=0, seed=3) as pool:
+        pool.load_state_dict(again)
+        assert {name: getattr(pool.statistics(), name) for name in wanted} == wanted
+
+
 def test_a_checkpoint_file_is_whole_or_refused_and_holds_no_pickle(tmp_path: Path) -> None:
     path = tmp_path / "file"
     data = {"a": np.arange(3), "b": [1, 2.5, None, "x", b"y"], "t": torch.ones(2, 2), "n": {"deep": (1, 2)}}
