@@ -38,7 +38,7 @@ from parenv.experience.rollout import Rollout
 from parenv.experience.transitions import Transitions
 from parenv.options import GradientOptions, RayPlacement, RemotePlacement, RestartPolicy, Stop, WorkerOptions
 from parenv.policy.policy import Action, Policy, TorchPolicy
-from parenv.pool.evaluating import PendingEvaluation
+from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.pool.statistics import PoolStatistics
 from parenv.population.evolving import Generational, Tournament

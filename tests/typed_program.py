@@ -8,7 +8,7 @@ import torch
 
 from parenv import AsyncWorkerPool, EpisodeStatistics, Rollout, SaveBest, TorchPolicy
 from parenv.experience.agent_rollouts import AgentRollout, EpisodesByPolicy, RolloutsByPolicy
-from parenv.pool.evaluating import PendingEvaluation
+from parenv.pool.evaluation import PendingEvaluation
 
 module = torch.nn.Linear(4, 2)
 one = AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0)

@@ -15,7 +15,7 @@ from parenv.memory.shared import SharedMemory
 from parenv.memory.slots import Slots
 from parenv.memory.status_slot import StatusSlot, header_bytes
 from parenv.policy.snapshots import WeightsWriter, flat_layout, float32_parts
-from parenv.pool.loading import Loading
+from parenv.pool.synchronization import Synchronization
 from parenv.process.free_memory import check_fits, in_words
 
 MAX_WEIGHTS_BYTES = 1 << 30
@@ -44,11 +44,11 @@ class Arena:
         writers: by policy with a module, what writes its weights.
         maps: likewise, where they lie.
         device_memory: where a part of every rollout lies, if not here.
-        loading: has workers load what was written, where they are on this machine.
+        synchronization: has workers load what was written, where they are on this machine.
     """
 
     device_memory: DeviceMemory | None = None
-    loading: Loading | None = None
+    synchronization: Synchronization | None = None
 
     def __init__(self, num_workers: int, modules: Mapping[str, Any], places: int) -> None:
         sizes = [flat_layout(module)[1] for module in modules.values()]
@@ -91,6 +91,6 @@ class Arena:
 
     def close(self) -> None:
         """Give the descriptors back; the memory goes with the last array over it. Idempotent."""
-        for part in (self.memory, self.device_memory, self.loading):
+        for part in (self.memory, self.device_memory, self.synchronization):
             if part is not None:
                 part.close()

@@ -20,10 +20,10 @@ from parenv.pool.arrival import arrivals
 from parenv.pool.dispatch import Dispatch, Rounds
 from parenv.pool.events import Observers
 from parenv.pool.layout import lay_out
-from parenv.pool.loading import Loading
 from parenv.pool.pool_plan import Plan
 from parenv.pool.rollout_queue import RolloutQueue
 from parenv.pool.statistics import Counters
+from parenv.pool.synchronization import Synchronization
 from parenv.pool.versions import Versions
 from parenv.process.user_code import dumps
 from parenv.protocol.messages import Layout
@@ -57,9 +57,9 @@ def opened(plan: Plan, counters: Counters, observers: Observers) -> Parts:
         launch, layouts = with_launch(arena.memory.fd), list[Layout]()
         product = Product(lambda _: launch, lambda worker: [layouts[worker]], observers.tell, processes=not plan.inline)
         if isinstance(placement, LocalPlacement):
-            arena.loading = loading = Loading(arena.memory.map(), num_workers, placement)
-            launch = replace(launch, descriptors=loading.descriptors)
-            product = product._replace(asked=loading.asked)
+            arena.synchronization = synchronization = Synchronization(arena.memory.map(), num_workers, placement)
+            launch = replace(launch, descriptors=synchronization.descriptors)
+            product = product._replace(asked=synchronization.asked)
         supervisor = Supervisor(workers, job.options, product)
         stack.callback(supervisor.close, job.options.close_timeout_s)
         spaces, room = lay_out(plan, workers, arena, versions, supervisor.start())

@@ -19,7 +19,7 @@ from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.policy.policy import PolicyLike
 from parenv.pool.arguments import PoolArguments
-from parenv.pool.evaluating import PendingEvaluation
+from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.events import Observer
 from parenv.pool.misplaced_arguments import names_their_home
 from parenv.pool.pool_plan import make_plan, settings_of_publish

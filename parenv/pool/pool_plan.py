@@ -108,7 +108,7 @@ def make_plan(given: PoolArguments) -> Plan:
     one_of("mode", given.mode, get_args(Mode))
     one_of("parallelism", given.parallelism, get_args(Parallelism))
     is_callable("postprocess", given.postprocess, "a callable (policy, rollout) -> dict")
-    policies = _policies(given)
+    _check_policies(given)
     options = _options(given)
     gradient = _gradient(given)
     recorder = _recorder(given)
@@ -116,12 +116,7 @@ def make_plan(given: PoolArguments) -> Plan:
     factories, num_envs = _factories(given)
     part = _part(given, options, num_envs)
     infos, settings = _infos(given.infos), _settings(given.settings)
-    for policy in policies.values():
-        _check_infos_needed(as_policy(policy), tuple(infos))
-    if given.placement is None:  # A host may have other devices than this machine.
-        check_devices(options.devices)
-    is_named = given.named_policies is not None
-    policies = _apart({name: on_device(policy, "cpu") for name, policy in policies.items()})
+    policies, is_named = _policies(given, infos), given.named_policies is not None
     all_settings = dict.fromkeys(policies, settings) if settings else {}
     in_use = len(part.shares) * _credits(given.mode, prefetch) + 2
     places = weights_places(modules_of(policies).values(), in_use) + (max_frozen if is_named else 0)
@@ -163,15 +158,15 @@ def _credits(mode: Mode, prefetch: int) -> int:
     return 1 if mode == "sync" else 1 + prefetch
 
 
-def _policies(given: PoolArguments) -> Mapping[str, Any]:
-    """Return the policies by name, once they are checked, and that nothing is asked for that they do not support."""
+def _check_policies(given: PoolArguments) -> None:
+    """Check the policies and their names, and refuse what named policies do not support."""
     named = given.named_policies
     if named is None:
         if given.policy_of is not None:
             raise ConfigurationError(
                 'policy_of is for policies by name: AsyncWorkerPool(env_fn, {"runner": policy, ...})'
             )
-        return {UNNAMED: given.policy}
+        return
     if not named:
         raise ConfigurationError("there are no policies: give at least one by name")
     for name, policy in named.items():
@@ -191,7 +186,14 @@ def _policies(given: PoolArguments) -> Mapping[str, Any]:
         refuse("whole episodes")
     if given.spaces is not None:
         refuse("given spaces")
-    return named
+
+
+def _policies(given: PoolArguments, infos: Collection[str]) -> dict[str, Any]:
+    """Return the policies by name, on the CPU."""
+    policies = {UNNAMED: given.policy} if given.named_policies is None else given.named_policies
+    for policy in policies.values():
+        _check_infos_needed(as_policy(policy), tuple(infos))
+    return _apart({name: on_device(policy, "cpu") for name, policy in policies.items()})
 
 
 def _check_name(name: Any) -> None:
@@ -259,6 +261,8 @@ def _options(given: PoolArguments) -> WorkerOptions:
         )
     if options.rollout_device is not None:
         _check_rollout_device(given, options, options.rollout_device)
+    if given.placement is None:  # A host may have other devices than this machine.
+        check_devices(options.devices)
     return options
 
 

@@ -1,4 +1,4 @@
-"""A pool at work: everything behind the public class, so that it can be closed when that one is garbage."""
+"""Session of a pool: everything behind the public class, so that it can be closed when its holder is garbage."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from parenv.experience.rollout import Rollout
 from parenv.policy.capabilities import refuse
 from parenv.pool.arrival import Arrival
 from parenv.pool.driver_timer import DriverTimer
-from parenv.pool.env_questions import EnvQuestion
-from parenv.pool.evaluating import Evaluator
+from parenv.pool.environment_calls import call_environments
+from parenv.pool.evaluation import Evaluator
 from parenv.pool.events import Asked, Delivered, Observer, Observers, Published, Questioned
 from parenv.pool.gradients import Accumulator
 from parenv.pool.opening import opened
@@ -25,19 +25,19 @@ from parenv.process.forks import Owner
 
 
 class PoolSession:
-    """What a pool does with its workers, versions and feed.
+    """Workers, versions and rollout queue of a pool.
 
     Args:
-        plan: checked.
+        plan: Plan of the pool.
 
     Attributes:
-        owner: the process that may use and close it.
-        closing: ends the workers, by themselves within their limit or by force after it, and closes all else.
-        observation_space: of a sub-environment.
-        action_space: likewise.
-        versions: of the policy, or of each by name.
-        evaluator: has workers play episodes.
-        undelivered: what was taken when Ctrl-C came before it could be yielded; the next stream begins with it.
+        owner: Process that may use and close the session.
+        closing: Stack that ends the workers, by force after a limit, and closes the rest.
+        observation_space: Observation space of a sub-environment.
+        action_space: Action space of a sub-environment.
+        versions: Versions of the policies.
+        evaluator: Evaluator of the versions.
+        undelivered: Item that Ctrl-C kept from being yielded. The next stream begins with it.
     """
 
     undelivered: Any = None
@@ -46,10 +46,9 @@ class PoolSession:
         self.plan = plan
         self.owner = Owner("the pool")
         self._counters = Counters()
-        totals = self._counters.totals
+        totals, job = self._counters.totals, plan.job.gradient
         self._timer = DriverTimer(totals.driver_seconds, totals.driver_processor_seconds)
         self._observers = Observers([plan.recorder, Observer()])  # The second one can be exchanged: see observe.
-        job = plan.job.gradient
         self._accumulator = Accumulator(plan.gradient, job.layout, totals) if plan.gradient and job else None
         parts = opened(plan, self._counters, self._observers)
         self.closing, self._arena, self.versions, self._supervisor, self._queue, spaces = parts
@@ -59,27 +58,27 @@ class PoolSession:
 
     @property
     def close_timeout_s(self) -> float:
-        """Seconds that workers may take to end by themselves."""
+        """Limit in seconds for workers to end by themselves."""
         return self.plan.job.options.close_timeout_s
 
     @property
     def is_over(self) -> bool:
-        """Whether a worker is gone that is not replaced."""
+        """Whether a worker is gone and will not be replaced."""
         return self._supervisor.over
 
     @property
     def evaluation(self) -> EvaluationResult | None:
-        """What the last evaluation has found."""
+        """Result of the last evaluation that has ended."""
         return self.evaluator.last
 
     @property
     def version(self) -> int:
-        """The newest version."""
+        """Number of the newest version."""
         return self.versions.newest.number
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Layout and seed: what a pool must have in common with another one to go on where that one was."""
+        """Layout and seed, which another pool must share to continue from a state of this one."""
         about = self.plan.about
         layout = {name: about[name] for name in ("mode", "parallelism", "rollout_length")}
         layout["sub-environments of each worker"] = list(self.workers.shares)
@@ -87,14 +86,14 @@ class PoolSession:
         return {"layout": layout, "seed": self.plan.job.seed}
 
     def next_rollout(self, deadline: float) -> Rollout | None:
-        """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
+        """Return the next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
         arrival, memory = self._next(deadline), self._arena.device_memory
         if arrival is None or memory is None:
             return arrival and arrival.rollout
         return arrival.rollout.to(memory.device)
 
     def next_gradient(self, deadline: float) -> Gradient | None:
-        """The next gradient, or ``None`` if there is none until the deadline on the monotonic clock."""
+        """Return the next gradient, or ``None`` if there is none until the deadline on the monotonic clock."""
         while (arrival := self._next(deadline)) is not None:
             assert self._accumulator is not None
             gradient = self._accumulator.add(arrival, self.version)
@@ -103,7 +102,7 @@ class PoolSession:
         return None
 
     def publish(self, policy: Any, settings: Mapping[str, Any], min_kl: Any, on: Any) -> int:
-        """Write a new version, once there is room for it. If ``min_kl`` is given, skip policies that have not moved."""
+        """Write a new version once there is room for it. With ``min_kl``, skip policies that have not moved."""
         began, given = time.perf_counter(), self.versions.checked(policy)
         with self._timer.during("publishing"):
             if (min_kl, on) != (None, None):
@@ -118,18 +117,18 @@ class PoolSession:
         return version
 
     def synchronize(self) -> int:
-        """Have every worker load the newest version; its number."""
+        """Have every worker load the newest version, and return its number."""
         newest = self.versions.newest
-        loading = self._arena.loading
-        if loading is not None and loading.can_load(newest):
+        synchronization = self._arena.synchronization
+        if synchronization is not None and synchronization.can_load(newest):
             with self._timer.during("calling"):
-                loading.load(newest, self._queue.listen)
+                synchronization.load(newest, self._queue.listen)
             return newest.number
         self.ask_workers("load", dict.fromkeys(range(len(self.workers.shares)), tuple(newest)), newest[:2])
         return newest.number
 
     def evaluate(self, episodes: int, deterministic: bool, in_place: bool = False) -> EpisodeStatistics:
-        """Run episodes by the newest version, once what is evaluated beside the training is done."""
+        """Run episodes with the newest version, after the evaluation in progress beside the training."""
         if in_place:
             self._check_in_place()
         self.finish_evaluation()
@@ -137,38 +136,38 @@ class PoolSession:
             return self.evaluator.run(episodes, deterministic, in_place)
 
     def finish_evaluation(self) -> None:
-        """Wait for what is evaluated beside the training."""
+        """Wait for the evaluation in progress beside the training."""
         with self._timer.during("calling"):
             self.evaluator.finish(self._queue.listen)
 
     def ask_environments(self, method: str, env_ids: Sequence[int] | None, *arguments: Any) -> tuple[Any, ...]:
-        """``call``, ``get_attr`` or ``set_attr`` on some sub-environments; the answers in the order of ``env_ids``.
+        """Call a method of sub-environments, see :func:`~parenv.pool.environment_calls.call_environments`."""
 
-        A run whose order matters waits until no rollout is under way, so that it can be repeated.
-        """
-        question = EnvQuestion(self.workers, method, env_ids, arguments)
-        while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
-            self._queue.listen()
-        self._observers.tell(Questioned(method))
+        def before() -> None:
+            # A recorded run can be repeated only if no rollout is in progress during a call.
+            while self.plan.recorder.orders and self._queue.scheduler.versions_in_use():
+                self._queue.listen()
+            self._observers.tell(Questioned(method))
+
         with self._timer.during("calling"):
-            return question.ask(self._supervisor)
+            return call_environments(self._supervisor, method, env_ids, arguments, before)
 
     def ask_workers(self, method: str, arguments: Mapping[int, tuple[Any, ...]], *weights: Any) -> dict[int, Any]:
-        """As :meth:`~parenv.supervision.supervisor.Supervisor.ask`, in the time that is counted as calling."""
+        """Call workers, see :meth:`~parenv.supervision.supervisor.Supervisor.ask`. The time counts as calling."""
         with self._timer.during("calling"):
             return self._supervisor.ask(method, arguments, *weights)
 
     def observe(self, timeline: Observer) -> None:
-        """Have this one hear of what happens from now on, instead of the one before, which is closed."""
+        """Close the former timeline, and send events to this one from now on."""
         self._observers[1].close()
         self._observers[1] = timeline
 
     def under_way(self) -> Mapping[int, int]:
-        """By worker, how many rollouts have been asked for and not yielded."""
+        """Return the number of rollouts in progress or not yet yielded, by worker."""
         return self._queue.scheduler.under_way()
 
     def statistics(self) -> PoolStatistics:
-        """The figures so far."""
+        """Return the statistics so far."""
         traffic, collecting_s = self.workers.placement.traffic(), self._timer.collecting_s
         return self._counters.statistics(
             seconds=self._timer.seconds,
@@ -187,7 +186,7 @@ class PoolSession:
         )
 
     def state(self) -> dict[str, Any]:
-        """What is counted here, as plain data."""
+        """Return versions and counters as plain data."""
         return {
             "policy_version": self.version,
             "settings": self.versions.state(),
@@ -199,7 +198,7 @@ class PoolSession:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on counting where another pool was."""
+        """Continue from the state of another pool."""
         if not math.isnan(self._timer.collecting_s) or self.version:
             raise ConfigurationError("load_state_dict is for a pool that has not been asked for anything yet")
         self.versions.resume(state["policy_version"], state["settings"])

@@ -215,7 +215,9 @@ class Versions:
             return dict(self.table[UNNAMED].settings)
         return {
             "policies": {name: [row.number, dict(row.settings)] for name, row in self.table.items() if row.of == name},
-            "frozen": {name: self._kept_of(row) for name, row in self.table.items() if row.of != name},
+            "frozen": {
+                name: _as_data(row, self._weights.get(row.of)) for name, row in self.table.items() if row.of != name
+            },
             "indices": self._indices,
         }
 
@@ -255,8 +257,14 @@ class Versions:
             self._released.pop(frozen, None)
             rows[frozen] = replace(rows[frozen], may_be_drawn=True)
         else:
-            if len(self.frozen) >= self._max_frozen:
-                raise ConfigurationError(self._too_many(name))
+            if (count := len(self.frozen)) >= self._max_frozen:
+                may_go = _may_go(self.table)
+                going = count - len(may_go)
+                still = f", and {going} that are released still act in episodes under way" if going else ""
+                raise ConfigurationError(
+                    f"{name!r} cannot be frozen: max_frozen={self._max_frozen} versions are frozen already{still}. "
+                    f"Release one of {may_go}, or raise max_frozen"
+                )
             rows[frozen] = replace(row, index=self._indices)
             self._indices += 1
         self._take(self.newest.number, rows)
@@ -270,7 +278,7 @@ class Versions:
         """
         row = self.table.get(name)
         if row is None or row.of == name or not row.may_be_drawn:
-            raise ConfigurationError(f"there is no frozen version {name!r} to release: there are {self._may_go()}")
+            raise ConfigurationError(f"there is no frozen version {name!r} to release: there are {_may_go(self.table)}")
         self._take(self.newest.number, {**self.table, name: replace(row, may_be_drawn=False)})
         self._released[name] = self._serial
 
@@ -320,11 +328,6 @@ class Versions:
         taken = self._taken(name)
         return next(place for place in range(self._places) if place not in taken)
 
-    def _kept_of(self, row: PolicyRow) -> list[Any]:
-        """Return a frozen version as plain data."""
-        block = np.array(self._weights[row.of].block(row.place)) if row.of in self._weights else None
-        return [row.index, row.of, row.number, row.snapshot, dict(row.settings), row.may_be_drawn, block]
-
     def _frozen_again(
         self, index: int, of: str, number: int, snapshot: bytes, settings: Any, may_be_drawn: bool, block: Any
     ) -> PolicyRow:
@@ -339,18 +342,16 @@ class Versions:
         if name not in self._policies:
             raise ConfigurationError(f"there is no policy {name!r}: the pool was made with {list(self._policies)}")
 
-    def _may_go(self) -> list[str]:
-        """Return the names of the frozen versions that have not been released."""
-        return [name for name, row in self.table.items() if row.of != name and row.may_be_drawn]
 
-    def _too_many(self, name: str) -> str:
-        may_go = self._may_go()
-        going = len(self.frozen) - len(may_go)
-        still = f", and {going} that are released still act in episodes under way" if going else ""
-        return (
-            f"{name!r} cannot be frozen: max_frozen={self._max_frozen} versions are frozen already{still}. Release one "
-            f"of {may_go}, or raise max_frozen"
-        )
+def _may_go(table: PolicyTable) -> list[str]:
+    """Return the names of the frozen versions that have not been released."""
+    return [name for name, row in table.items() if row.of != name and row.may_be_drawn]
+
+
+def _as_data(row: PolicyRow, weights: WeightsWriter | None) -> list[Any]:
+    """Return a frozen version as plain data."""
+    block = None if weights is None else np.array(weights.block(row.place))
+    return [row.index, row.of, row.number, row.snapshot, dict(row.settings), row.may_be_drawn, block]
 
 
 def _nbytes(row: PolicyRow, policy: Any) -> int:

@@ -22,7 +22,7 @@ from parenv.protocol.data import pack
 from parenv.records.checkpoint import load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    from parenv.pool.evaluating import PendingEvaluation
+    from parenv.pool.evaluation import PendingEvaluation
     from parenv.pool.pool import AsyncWorkerPool
 
 FORMAT = 1

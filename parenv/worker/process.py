@@ -62,7 +62,8 @@ def main(arguments: dict[str, Any], socket_fd: int, memory_fd: int, job_fd: int,
 def _serve_messages(worker: Worker, socket: WorkerSocket, answers: WakeUp | None, wake_ups: Sequence[WakeUp]) -> None:
     """Do what messages ask for; all that are there are taken before the next thing is done.
 
-    Where there are wake-ups, the driver asks for versions with them too: see :class:`~parenv.pool.loading.Loading`.
+    With wake-ups, the main process requests versions by them too, see
+    :class:`~parenv.pool.synchronization.Synchronization`.
     """
     while worker.open:
         try:

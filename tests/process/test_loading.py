@@ -101,7 +101,7 @@ def test_settings_go_by_message() -> None:
 def test_whoever_takes_the_place_of_one_that_was_asked_loads_it_too(end: str) -> None:
     with opened(2, step_timeout_s=AT_MOST_S if end == "killed" else 1.0) as pool:
         pool.publish(weighing(1.0))
-        loading, stopped = pool._session._arena.loading, pool._session.workers.pid(0)
+        loading, stopped = pool._session._arena.synchronization, pool._session.workers.pid(0)
         assert loading is not None
         os.kill(stopped, signal.SIGSTOP)
         thread = threading.Thread(target=pool.synchronize)
@@ -125,12 +125,12 @@ def test_it_goes_on_by_messages_once_it_was_interrupted(monkeypatch: pytest.Monk
 
     with opened(2) as pool:
         pool.publish(weighing(1.0))
-        monkeypatch.setattr(pool._session._arena.loading._step_buffer, "all_have", lambda: False)
+        monkeypatch.setattr(pool._session._arena.synchronization._requests, "all_have", lambda: False)
         monkeypatch.setattr(pool._session._queue, "listen", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pool.synchronize()
         monkeypatch.undo()
-        assert pool._session._arena.loading._step_buffer.wanted()[0] == WITHDRAWN
+        assert pool._session._arena.synchronization._requests.wanted()[0] == WITHDRAWN
         for value in (2.0, 3.0):
             pool.publish(weighing(value))
             pool.synchronize()

@@ -1,4 +1,4 @@
-"""Having all workers load a version at once: by wake-ups, because a message to each and its answer take far longer."""
+"""Synchronization of all workers of this machine with one version, by wake-ups instead of a message for each worker."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from parenv.pool.versions import Version
 from parenv.process.wake_up import WakeUp
 
 
-class Loading:
-    """Asks workers on this machine.
+class Synchronization:
+    """Has all workers load a version at once. Messages and their answers would take far longer.
 
-    One wake-up wakes all, and stays rung until the next time, when it is the turn of the other: whoever has answered
-    sleeps at that one.
+    One wake-up wakes all workers. It stays notified until the next synchronization, which uses the other wake-up. A
+    worker that has answered sleeps at that other one.
 
     Args:
-        buffer: the shared memory.
-        num_workers: of the pool.
-        placement: of all workers.
+        buffer: Shared memory of the pool.
+        num_workers: Number of workers.
+        placement: Placement of all workers.
     """
 
     def __init__(self, buffer: Any, num_workers: int, placement: LocalPlacement) -> None:
-        self._step_buffer, self._placement = LoadBoard(buffer, num_workers), placement
+        self._requests, self._placement = LoadBoard(buffer, num_workers), placement
         self._answers, self._wake_ups = WakeUp(), (WakeUp(), WakeUp())
         os.set_blocking(self._answers.fileno(), False)
         self._intact = True
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """For every worker: of the wake-up that it rings, and of the two that wake it by turns."""
+        """Descriptors for every worker: the wake-up that it notifies, and the two that wake it in turn."""
         return tuple(wake_up.fileno() for wake_up in (self._answers, *self._wake_ups))
 
     def asked(self, worker: int) -> int | None:
-        """What changes with every answer of a worker, or ``None`` while none is to come."""
-        return self._step_buffer.asked(worker)
+        """Return a value that changes with every answer of a worker, or ``None`` if no answer is due."""
+        return self._requests.asked(worker)
 
     def can_load(self, version: Version) -> bool:
-        """Whether the version is all in shared memory, and nobody may still be on the way to the wrong wake-up."""
+        """Return whether all of the version is in shared memory, and no worker may wait at the wrong wake-up."""
         return self._intact and not version.snapshot
 
     def load(self, version: Version, listen: Callable[[], object]) -> None:
-        """Have all load a version.
+        """Have all workers load a version.
 
         Args:
-            version: which one.
-            listen: waits until something happens.
+            version: Version to load.
+            listen: Function that waits until something happens.
         """
         self._intact = False
-        number = self._step_buffer.ask(version.number, version.place)
+        number = self._requests.ask(version.number, version.place)
         if number > 1:
             self._wake_ups[(number - 1) % 2].take()
         self._placement.watch(self._answers.fileno())
         try:
             self._wake_ups[number % 2].notify(1)
-            while not self._step_buffer.all_have():
+            while not self._requests.all_have():
                 listen()
         except BaseException:
-            # Later versions come by messages, which a worker may take before it looks at the step buffer again.
-            self._step_buffer.withdraw()
+            # Later versions come by messages, which a worker may take before it looks at the load board again.
+            self._requests.withdraw()
             raise
         finally:
             self._placement.unwatch(self._answers.fileno())
@@ -71,6 +71,6 @@ class Loading:
         self._intact = True
 
     def close(self) -> None:
-        """Give the descriptors back. Idempotent."""
+        """Close the descriptors. Idempotent."""
         for wake_up in (self._answers, *self._wake_ups):
             wake_up.close()
