@@ -1,4 +1,4 @@
-"""The shared memory of a pool: what everybody is doing, the weights, and behind them the rollout slots."""
+"""Shared memory of a pool: status slots of the workers, weights, and rollout slots, in this order."""
 
 from __future__ import annotations
 
@@ -24,27 +24,30 @@ AnyLayout = SlotLayout | AgentsLayout
 
 
 def weights_places(modules: Iterable[Any], versions: int) -> int:
-    """How many versions of each there is room for, if so many may be in use at once.
+    """Return the number of versions of each policy to reserve memory for.
 
-    There are fewer where they would take too much memory, and whoever publishes waits.
+    Args:
+        modules: Modules of the policies.
+        versions: Maximum number of versions in use at once. If they would take too much memory, there are fewer places,
+            and publishes wait.
     """
     nbytes = sum(flat_layout(module)[1] for module in modules)
     return max(MIN_WEIGHTS_PLACES, min(versions, MAX_WEIGHTS_BYTES // nbytes if nbytes else versions))
 
 
 class Arena:
-    """Shared memory, in three parts.
+    """Shared memory in three parts.
 
     Args:
-        num_workers: how many workers.
-        modules: by policy, the torch module whose weights will be published; none of a policy without.
-        places: how many versions of each there is room for.
+        num_workers: Number of workers.
+        modules: Modules whose weights are published, by name of each policy with a module.
+        places: Number of versions of each policy that fit.
 
     Attributes:
-        writers: by policy with a module, what writes its weights.
-        maps: likewise, where they lie.
-        device_memory: where a part of every rollout lies, if not here.
-        synchronization: has workers load what was written, where they are on this machine.
+        writers: Writers of the weights, by name of each policy with a module.
+        maps: Places of the weights, by the same names.
+        device_memory: Memory of a device with a part of every rollout, or ``None``.
+        synchronization: Synchronization of the workers of this machine, or ``None``.
     """
 
     device_memory: DeviceMemory | None = None
@@ -64,10 +67,10 @@ class Arena:
             self.maps[name] = WeightsMap(head, offset, nbytes, float32_parts(module))
 
     def add_slots(self, layout: AnyLayout, count: int, spec: RolloutSpec | AgentsSpec, device: str | None) -> Slots:
-        """Make room for rollout slots, on a device too where a part lies there; claim what every rollout needs.
+        """Reserve memory for rollout slots, and on a device for the parts that are stored there.
 
         Raises:
-            ConfigurationError: there is not so much memory, beside the weights.
+            ConfigurationError: There is not enough memory beside the weights.
         """
         observation = in_words(sum(leaf.nbytes for leaf in spec.observations if leaf.dtype is not None))
         check_fits(
@@ -90,7 +93,7 @@ class Arena:
         return Slots(*about, self.device_memory, layout.device_bytes)
 
     def close(self) -> None:
-        """Give the descriptors back; the memory goes with the last array over it. Idempotent."""
+        """Close the descriptors. The memory is freed with the last array over it. Idempotent."""
         for part in (self.memory, self.device_memory, self.synchronization):
             if part is not None:
                 part.close()

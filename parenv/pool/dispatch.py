@@ -1,14 +1,14 @@
-"""Which worker may produce a rollout, by which version, and which rollout comes next: two pure state machines.
+"""Schedulers, which decide which worker may produce a rollout, with which version, and which rollout is yielded next.
 
-:class:`Dispatch` is that of asynchronous pools, :class:`Rounds` that of synchronous ones; both are asked the same.
+They are pure state machines with the same methods. Asynchronous pools use :class:`Dispatch`, synchronous ones
+:class:`Rounds`.
 
-A *credit* lets one worker produce one rollout. It is outstanding from its issue until the learner is done with the
-rollout, that is, until it asks for the next one. ``prefetch`` bounds the outstanding credits of a worker to
-``1 + prefetch``.
+A *credit* lets one worker produce one rollout. It is outstanding from its issue until the learner requests the rollout
+after it. ``prefetch`` bounds the outstanding credits of a worker to ``1 + prefetch``.
 
-``max_policy_lag`` is kept by two rules. At most ``1 + max_policy_lag`` credits are outstanding at once, so that with
-one publish per rollout they can all be taken in time; and whenever the taking in time gets tight, only a rollout that
-has to come now is yielded, even if others are there already.
+Two rules keep ``max_policy_lag``. First, at most ``1 + max_policy_lag`` credits are outstanding at once. With one
+publish per rollout they can all be taken in time. Second, when a rollout has to be taken now to keep the bound, no
+other one is yielded, even if others have arrived already.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from parenv.errors import PolicyLagError
 
 
 class CreditKey(NamedTuple):
-    """Names a credit: whose it is, and how many that worker had before it."""
+    """Key of a credit: its worker, and the number of credits that the worker had before it."""
 
     worker: int
     sequence: int
 
 
 class Scheduler:
-    """What every schedule does: it counts versions, and waits for as long as the user does."""
+    """Base of the schedulers. It counts versions, and waits as long as the user does."""
 
     version = 0
 
     def publish(self) -> int:
-        """Count a version; the new one."""
+        """Count a version and return its number."""
         self.version += 1
         return self.version
 
     def patience(self, deadline: float) -> float:
-        """Until when to wait for the next rollout, if the user waits until this deadline."""
+        """Return the deadline for the next rollout, given the deadline of the user."""
         return deadline
 
     def gave_up(self) -> None:
-        """There was no rollout until then."""
+        """Note that no rollout arrived until the deadline."""
 
 
 @dataclass
@@ -53,13 +53,13 @@ class _Credited:
 
 
 class Dispatch(Scheduler):
-    """The credits of an asynchronous pool.
+    """Credits of an asynchronous pool.
 
     Args:
-        num_workers: how many workers.
-        prefetch: how many rollouts a worker may run ahead of the learner.
-        max_policy_lag: bound on the lag of what is yielded, in publishes, or ``None``.
-        pace: keep the bound by pacing; otherwise the one who yields drops what is too old.
+        num_workers: Number of workers.
+        prefetch: Number of rollouts that a worker may run ahead of the learner.
+        max_policy_lag: Bound on the lag of rollouts that are yielded, in publishes, or ``None``.
+        pace: Whether the scheduler keeps the bound. Otherwise the queue drops rollouts that are too old.
     """
 
     def __init__(self, num_workers: int, prefetch: int, max_policy_lag: int | None = None, pace: bool = True) -> None:
@@ -68,34 +68,34 @@ class Dispatch(Scheduler):
         self._sequences = [0] * num_workers
         self._held = [0] * num_workers
         self._lost = [False] * num_workers
-        # Whoever is there and holds fewer credits than it may: mostly the one whose rollout was just done with. To look
-        # for it among all workers would make every rollout cost the more the more workers there are.
+        # These running workers hold fewer credits than they may. It is mostly the one whose rollout was yielded last.
+        # A search among all workers would make every rollout slower with each further worker.
         self._short = set(range(num_workers))
         self._outstanding: dict[CreditKey, _Credited] = {}
         self._arrived: deque[CreditKey] = deque()
         self._turn = 0
 
     def under_way(self) -> Counter[int]:
-        """By worker, how many rollouts have been asked for and not yielded."""
+        """Return the number of rollouts that are requested and not yielded, by worker."""
         return Counter(key.worker for key, credited in self._outstanding.items() if not credited.yielded)
 
     def rollout_of(self, key: CreditKey) -> CreditKey:
-        """The credit that stands for the rollout: each is one of its own."""
+        """Return the credit that represents the rollout, which is the same one."""
         return key
 
     def version_of(self, key: CreditKey) -> int:
-        """The version that a credit names."""
+        """Return the version of a credit."""
         return self._outstanding[key].version
 
     def versions_in_use(self) -> set[int]:
-        """The versions that credits name whose rollouts have not been committed yet."""
+        """Return the versions of credits whose rollouts have not been committed."""
         return {credited.version for credited in self._outstanding.values() if not credited.committed}
 
     def publish(self) -> int:
-        """Count a version; the new one.
+        """Count a version and return its number.
 
         Raises:
-            PolicyLagError: rollouts that are not yielded yet would become older than the bound.
+            PolicyLagError: Rollouts that are not yielded would become older than the bound.
         """
         if self._max_lag is not None:
             late = [
@@ -111,7 +111,7 @@ class Dispatch(Scheduler):
         return super().publish()
 
     def issue(self) -> list[CreditKey]:
-        """Credits that may be given now, by the newest version; from here on they are outstanding."""
+        """Issue the credits that are allowed now, with the newest version."""
         issued: list[CreditKey] = []
         while self._short and self._may_issue():
             issued += [self.credit(worker) for worker in self._turns() if self._may_issue()]
@@ -120,7 +120,7 @@ class Dispatch(Scheduler):
         return issued
 
     def credit(self, worker: int) -> CreditKey:
-        """Another credit for a worker, by the newest version."""
+        """Issue a credit for a worker, with the newest version."""
         key = CreditKey(worker, self._sequences[worker])
         self._sequences[worker] += 1
         self._held[worker] += 1
@@ -130,7 +130,7 @@ class Dispatch(Scheduler):
         return key
 
     def commit(self, key: CreditKey) -> bool:
-        """A rollout is complete; false if no such credit is outstanding, or it was committed before."""
+        """Note a complete rollout. Return ``False`` if the credit is not outstanding or was committed before."""
         credited = self._outstanding.get(key)
         if credited is None or credited.committed:
             return False
@@ -139,7 +139,7 @@ class Dispatch(Scheduler):
         return True
 
     def lose(self, worker: int) -> list[CreditKey]:
-        """A worker is gone; the credits that are void. What it has committed is still yielded."""
+        """Note the end of a worker, and return its void credits. Rollouts that it has committed are still yielded."""
         self._lost[worker] = True
         self._short.discard(worker)
         void = [key for key, credited in self._outstanding.items() if key.worker == worker and not credited.committed]
@@ -148,14 +148,14 @@ class Dispatch(Scheduler):
         return void
 
     def regain(self, worker: int) -> list[CreditKey]:
-        """There is another process in its place, which may have credits again; those that it has to have at once."""
+        """Note a new process of a worker, and return the credits that it needs at once."""
         self._lost[worker] = False
         if self._held[worker] < self._per_worker:
             self._short.add(worker)
         return []
 
     def next(self) -> CreditKey | None:
-        """The rollout to yield now, or ``None`` while it has to be waited for."""
+        """Return the rollout to yield now, or ``None`` if it has not arrived."""
         urgent = self._urgent_version()
         for key in self._arrived:
             if (urgent is None or self._outstanding[key].version <= urgent) and self.take(key):
@@ -163,7 +163,7 @@ class Dispatch(Scheduler):
         return None
 
     def take(self, key: CreditKey) -> bool:
-        """Yield a rollout; false if it has not arrived."""
+        """Yield a rollout. Return ``False`` if it has not arrived."""
         if key not in self._arrived:
             return False
         self._arrived.remove(key)
@@ -171,7 +171,7 @@ class Dispatch(Scheduler):
         return True
 
     def done(self, key: CreditKey) -> None:
-        """The learner is done with a rollout: its worker may have another credit."""
+        """Note that the learner is done with a rollout, so that its worker may have another credit."""
         del self._outstanding[key]
         self._held[key.worker] -= 1
         if not self._lost[key.worker]:
@@ -181,12 +181,12 @@ class Dispatch(Scheduler):
         return self._max_lag is None or len(self._outstanding) <= self._max_lag
 
     def _turns(self) -> list[int]:
-        """Every worker that may hold another credit, beginning behind the one that got a credit last."""
+        """Return the workers that may hold another credit, from the successor of the last one with a credit on."""
         count = len(self._sequences)
         return sorted(self._short, key=lambda worker: (worker - self._turn) % count)
 
     def _urgent_version(self) -> int | None:
-        """The newest version such that everything by it or older has to be yielded from now on without a break."""
+        """Return the newest version that is urgent: rollouts of it and of older ones must be yielded before others."""
         if self._max_lag is None:
             return None
         waiting = sorted(c.version for c in self._outstanding.values() if not c.yielded)
@@ -197,12 +197,12 @@ class Dispatch(Scheduler):
 
 
 class Rounds(Scheduler):
-    """The credits of a synchronous pool: one round at a time, all by one version, and nobody ahead.
+    """Credits of a synchronous pool, in rounds: each worker has one credit, all with the same version.
 
-    All credits of a round are for one rollout, for which that of worker 0 stands.
+    All credits of a round are for one rollout, which the credit of worker 0 represents.
 
     Args:
-        num_workers: how many workers.
+        num_workers: Number of workers.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -214,23 +214,23 @@ class Rounds(Scheduler):
         self._outstanding = self._yielded = False
 
     def under_way(self) -> dict[int, int]:
-        """By worker, how many rollouts have been asked for and not yielded."""
+        """Return the number of rollouts that are requested and not yielded, by worker."""
         return dict.fromkeys(self._workers, 1) if self._outstanding and not self._yielded else {}
 
     def rollout_of(self, key: CreditKey) -> CreditKey:
-        """The credit that stands for the rollout of a round."""
+        """Return the credit that represents the rollout of a round."""
         return self._whole
 
     def version_of(self, key: CreditKey) -> int:
-        """The version that a credit names."""
+        """Return the version of a credit."""
         return self._round_version
 
     def versions_in_use(self) -> set[int]:
-        """The versions that credits name whose rollouts have not been committed yet."""
+        """Return the versions of credits whose rollouts have not been committed."""
         return {self._round_version} if self._missing else set()
 
     def issue(self) -> list[CreditKey]:
-        """Begin a round if there is none: a credit for everybody; who is lost gets it when it is back."""
+        """Begin a round if there is none, and return its credits. A lost worker gets its credit when it is back."""
         if self._outstanding:
             return []
         self._whole = CreditKey(0, self._whole.sequence + 1)
@@ -240,29 +240,29 @@ class Rounds(Scheduler):
         return [CreditKey(worker, self._whole.sequence) for worker in self._workers if worker not in self._lost]
 
     def commit(self, key: CreditKey) -> bool:
-        """A worker's part is complete; false if it was not asked for."""
+        """Note the complete part of a worker. Return ``False`` if it was not requested."""
         if key.sequence != self._whole.sequence or key.worker not in self._missing:
             return False
         self._missing.remove(key.worker)
         return True
 
     def lose(self, worker: int) -> list[CreditKey]:
-        """A worker is gone; no credit is void, since the others' parts of the round are there."""
+        """Note the end of a worker. No credit is void, because the other parts of the round are kept."""
         self._lost.add(worker)
         return []
 
     def regain(self, worker: int) -> list[CreditKey]:
-        """There is another process in its place: it has to have the credit of this round, unless its part is there."""
+        """Note a new process of a worker, and return its credit of this round, unless its part is complete."""
         self._lost.remove(worker)
         return [CreditKey(worker, self._whole.sequence)] if worker in self._missing else []
 
     def next(self) -> CreditKey | None:
-        """The rollout to yield now, or ``None`` while it has to be waited for."""
+        """Return the rollout to yield now, or ``None`` if it has not arrived."""
         if self._missing or self._yielded or not self._outstanding:
             return None
         self._yielded = True
         return self._whole
 
     def done(self, key: CreditKey) -> None:
-        """The learner is done with a rollout: the next round may begin."""
+        """Note that the learner is done with a rollout, so that the next round may begin."""
         self._outstanding = False

@@ -1,4 +1,4 @@
-"""How far a policy has moved from the version that acted, so that what has not moved need not be published."""
+"""Divergence of a policy from the version that acted, which decides whether it is published."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from parenv.memory.trees import map_trees
 from parenv.policy.policy import Policy, TorchPolicy, as_policy, is_module
 
 _MAX_LOG_RATIO = 80.0
-"""Exp of more overflows float32."""
+"""Largest argument of exp that does not overflow float32."""
 
 
 def has_moved(on: Any, given: Any, first: Any, min_kl: Any, settings: Any) -> bool:
-    """Whether a policy is far enough from what acted in a rollout to be published; also where nobody can say.
+    """Return whether a policy has moved far enough from the version that acted in a rollout to be published.
 
     Args:
-        on: the rollout.
-        given: what is to be published.
-        first: what the pool was made with.
-        min_kl: how far is enough, in nats.
-        settings: that are to be published too: where there are some, that is enough.
+        on: Rollout.
+        given: Policy or module to publish.
+        first: Policy that the pool was made with.
+        min_kl: Minimum divergence in nats. A divergence that is NaN is enough.
+        settings: Settings to publish. If there are any, the policy is published anyway.
 
     Raises:
-        ConfigurationError: an argument of the publish is wrong or missing, or this cannot be computed.
+        ConfigurationError: An argument of the publish is wrong or missing, or the policy has no ``log_prob``.
     """
     if not isinstance(on, Rollout):
-        raise ConfigurationError(f"min_kl needs on=rollout, the one that the policy has learned from, got on={on!r}")
+        raise ConfigurationError(
+            f"min_kl needs on=rollout, with the rollout that the policy has learned from, got on={on!r}"
+        )
     if isinstance(min_kl, bool) or not isinstance(min_kl, int | float) or not 0 < min_kl < math.inf:
         raise ConfigurationError(f"min_kl must be a positive number of nats, such as 0.01, got {min_kl!r}")
     if "log_prob" not in on.extras:
@@ -42,18 +44,18 @@ def has_moved(on: Any, given: Any, first: Any, min_kl: Any, settings: Any) -> bo
 
 
 def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
-    """Estimate the mean divergence of what acted in a rollout from a policy: the mean of ``r - 1 - log r``.
+    """Estimate the mean divergence of the version that acted from a policy: the mean of ``r - 1 - log r``.
 
-    ``r`` is how much likelier an action is now than when it was drawn. The estimate has no bias and is never below 0
-    (Schulman, "Approximating KL divergence", 2020, k3).
+    ``r`` is the probability of an action now over its probability when it was drawn. The estimate has no bias and is
+    never below 0 (Schulman, "Approximating KL divergence", 2020, k3).
 
     Args:
-        rollout: with the extra ``log_prob``.
-        given: what is to be published.
-        first: what the pool was made with.
+        rollout: Rollout with the extra ``log_prob``.
+        given: Policy or module to publish.
+        first: Policy that the pool was made with.
 
     Raises:
-        ConfigurationError: the policy cannot say how likely actions are.
+        ConfigurationError: The policy has no ``log_prob``.
     """
     import torch
 
@@ -75,7 +77,7 @@ def kl_from(rollout: Rollout, given: Any, first: Any) -> float:
 
 
 def _acting(given: Any, first: Any) -> Policy:
-    """The pool's policy with what is to be published."""
+    """Return the policy of the pool with the module to publish."""
     if isinstance(given, Policy):
         return given
     if not is_module(given):

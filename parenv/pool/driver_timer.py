@@ -1,4 +1,4 @@
-"""What the driver spends its time on."""
+"""Timer of the parts that the main process spends its time on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ Part = Literal["learning", "publishing", "waiting", "calling"]
 
 
 class DriverTimer:
-    """Adds up wall-clock and processor seconds by part: between two rollouts the driver learns, unless it publishes.
+    """Adds up wall-clock and processor seconds by part.
 
-    What comes before the first rollout, and after the last one, is in no part.
+    Between two rollouts the main process learns, unless it publishes or calls. The time before the first rollout
+    belongs to no part.
 
     Args:
-        seconds: by part, added to.
-        processor_seconds: the same for processor time, all threads of this process together.
+        seconds: Wall-clock seconds by part, added to.
+        processor_seconds: Processor seconds of all threads of this process by part, added to.
     """
 
     def __init__(self, seconds: dict[str, float], processor_seconds: dict[str, float]) -> None:
@@ -29,30 +30,30 @@ class DriverTimer:
 
     @property
     def seconds(self) -> float:
-        """Since the pool was made, with those of the run that this one resumes."""
+        """Seconds since the pool was made, and those of the run that this one resumes."""
         return time.monotonic() - self._began
 
     @property
     def collecting_s(self) -> float:
-        """Seconds since the first rollout was asked for, likewise; NaN before."""
+        """Seconds since the first rollout was requested, and those of the run before. NaN before the first request."""
         return time.monotonic() - self._first_asked
 
     def resume(self, seconds: float, collecting_s: float) -> None:
-        """Go on counting from here."""
+        """Continue from the seconds of another run."""
         self._began -= seconds
         self._collected_before_s = collecting_s
 
     def asked(self) -> None:
-        """A rollout is asked for."""
+        """Note that a rollout is requested."""
         if math.isnan(self._first_asked):
             self._first_asked = time.monotonic() - self._collected_before_s
 
     def during(self, part: Part) -> During:
-        """What is done inside is this part; after waiting for a rollout comes learning from it."""
+        """Return a context of this part. After waiting for a rollout comes learning from it."""
         return During(self, part, "learning" if part == "waiting" else self._part)
 
     def begin(self, part: Part | None) -> None:
-        """From now on it is this part."""
+        """End the present part and begin this one."""
         now = (time.perf_counter(), time.process_time())
         if self._part is not None:
             self._seconds[self._part] = self._seconds.get(self._part, 0.0) + now[0] - self._since[0]
@@ -62,7 +63,7 @@ class DriverTimer:
 
 
 class During:
-    """A part of the driver's time, as a context manager."""
+    """Part of the time of the main process, as a context manager."""
 
     def __init__(self, timer: DriverTimer, part: Part, after: Part | None) -> None:
         self._timer, self._part, self._after = timer, part, after

@@ -1,4 +1,4 @@
-"""Evaluations of versions of the policy, while the driver waits or beside the training."""
+"""Evaluations of versions of the policy, while the main process waits or beside the training."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from parenv.worker.evaluation import APART, BESIDE, IN_PLACE
 
 @dataclass
 class BegunEvaluation:
-    """An evaluation beside the training, and what comes of it as soon as that is known.
+    """Evaluation beside the training, and its result or error when that is known.
 
     Args:
-        question: that workers are to answer.
-        version: that is evaluated.
-        env_steps: before it.
-        began: when, on the performance counter.
-        result: what it has found.
-        error: what it raised instead.
+        question: Question that workers answer.
+        version: Version that is evaluated.
+        env_steps: Number of env steps before it.
+        began: Time of its beginning on the performance counter.
+        result: Result, or ``None``.
+        error: Exception that it raised, or ``None``.
     """
 
     question: Question
@@ -40,17 +40,17 @@ class BegunEvaluation:
 
 
 class Evaluator:
-    """Has workers play episodes: one evaluation at a time, so that at most one version is kept for it.
+    """Has workers run episodes, in one evaluation at a time, so that at most one version is kept for it.
 
     Args:
-        supervisor: of the workers.
-        versions: of the policy.
+        supervisor: Supervisor of the workers.
+        versions: Versions of the policies.
         totals: Statistics of the pool, which have the env steps before a version.
-        tell: is told of every result.
+        tell: Function that receives the event of every result.
 
     Attributes:
-        begun: how many evaluations there were; each has seeds of its own.
-        last: the last result, or ``None``.
+        begun: Number of evaluations begun. Each one has seeds of its own.
+        last: Last result, or ``None``.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class Evaluator:
         self._under_way: BegunEvaluation | None = None
 
     def versions_in_use(self) -> set[int]:
-        """The version that is being evaluated beside the training."""
+        """Return the version that is evaluated beside the training."""
         return set() if self._under_way is None else {self._under_way.version.number}
 
     def run(self, episodes: int, deterministic: bool, in_place: bool) -> EpisodeStatistics:
-        """Run episodes by the newest version, spread over the workers, and wait for them."""
+        """Run episodes with the newest version on all workers, and wait for them."""
         began, newest = time.perf_counter(), self._versions.newest
         questions = self._questions(episodes, deterministic, IN_PLACE if in_place else APART)
         answers = self._supervisor.ask("evaluate", questions, newest[:2])
         return self._done(answers, newest, self._totals.env_steps, began, beside=False).episodes
 
     def begin(self, episodes: int, deterministic: bool) -> BegunEvaluation:
-        """Have workers do so beside the training; where they do already, nothing more is begun."""
+        """Begin an evaluation beside the training, and return it, or the one that is in progress."""
         if self._under_way is None:
             newest = self._versions.newest
             questions = self._questions(episodes, deterministic, BESIDE)
@@ -86,16 +86,16 @@ class Evaluator:
         return self._under_way
 
     def finish(self, listen: Callable[[], object]) -> None:
-        """Wait for what is under way, and take its result as :meth:`collect` does."""
+        """Wait for the evaluation in progress, and take its result as :meth:`collect` does."""
         while self._under_way is not None and not self._supervisor.questions.answered(self._under_way.question):
             listen()
         self.collect()
 
     def collect(self) -> None:
-        """Take the result of what was begun, if it is there.
+        """Take the result of the evaluation in progress, if it has ended.
 
         Raises:
-            Exception: what the evaluation raised.
+            Exception: Exception of the evaluation.
         """
         found, questions = self._under_way, self._supervisor.questions
         if found is None or not questions.answered(found.question):
@@ -125,11 +125,11 @@ class Evaluator:
 
 
 class PendingEvaluation(Summarized):
-    """An evaluation beside the training, see :meth:`parenv.AsyncWorkerPool.evaluate`.
+    """Evaluation beside the training, see :meth:`parenv.AsyncWorkerPool.evaluate`.
 
     Args:
-        begun: itself.
-        wait: waits for it.
+        begun: Evaluation as the pool keeps it.
+        wait: Function that waits for its end.
 
     >>> from parenv import AsyncWorkerPool, Stop
     >>> def lean(observations):
@@ -151,20 +151,20 @@ class PendingEvaluation(Summarized):
 
     @property
     def policy_version(self) -> int:
-        """The version that is evaluated."""
+        """Version that is evaluated."""
         return self._begun.version.number
 
     @property
     def done(self) -> bool:
-        """Whether the result is known; asking does not look for it, the pool's stream does."""
+        """Whether the result is known. The stream of the pool takes the result when it arrives."""
         return self._begun.result is not None or self._begun.error is not None
 
     def result(self) -> EvaluationResult:
         """Wait for the result.
 
         Raises:
-            Exception: what an environment or the policy raised.
-            PoolClosedError: the pool was closed before.
+            Exception: Exception of an environment or of the policy.
+            PoolClosedError: The pool was closed before.
         """
         if not self.done:
             self._wait()

@@ -1,6 +1,6 @@
-"""What happens in a pool, and who is told of it: whoever writes a run down, and whoever has it repeat another one.
+"""Events of a pool, and the observers that record a run, repeat it or write its timeline.
 
-The core emits the events and knows nothing of those who hear them: they stand in a wing.
+The pool emits the events. The observers are in :mod:`parenv.records`, which the pool imports only if they are used.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from parenv.supervision.supervisor import Back, Lost
 
 
 class Asked(NamedTuple):
-    """The driver asks for the next rollout."""
+    """The main process requests the next rollout."""
 
 
 class Delivered(NamedTuple):
-    """The driver has waited for a rollout since it asked, and has it or, until its deadline, has not."""
+    """The main process has the rollout that it requested, or ``None`` at its deadline."""
 
     arrival: Arrival | None
 
 
 class Published(NamedTuple):
-    """There is a new version; the driver began to write it at ``since`` on the performance counter."""
+    """A version was written; the writing began at ``since`` on the performance counter."""
 
     version: int
     since: float
 
 
 class Evaluated(NamedTuple):
-    """Episodes by a version have been run, from ``since`` on; the driver has waited for them, or they were beside."""
+    """An evaluation has ended that began at ``since``, beside the training or while the main process waited."""
 
     result: EvaluationResult
     since: float
@@ -40,7 +40,7 @@ class Evaluated(NamedTuple):
 
 
 class Questioned(NamedTuple):
-    """Sub-environments are asked something, by this method."""
+    """A method of sub-environments is about to be called."""
 
     method: str
 
@@ -49,13 +49,13 @@ Event = Asked | Delivered | Published | Evaluated | Questioned | Lost | Back
 
 
 class Observer:
-    """Hears of what happens; this one does nothing about it.
+    """Receives events. This base class ignores them.
 
     Attributes:
-        seed: of the run that is repeated; ``None`` where none is.
-        orders: whether the order of events matters, so that questions wait until no rollout is under way.
-        is_over: whether the run that is repeated ends here.
-        dispatch: makes what decides for an asynchronous pool.
+        seed: Seed of the run that is repeated, or ``None``.
+        orders: Whether the order of events matters, so that calls wait until no rollout is in progress.
+        is_over: Whether the run that is repeated ends here.
+        dispatch: Function that makes the scheduler of an asynchronous pool.
     """
 
     seed: int | None = None
@@ -64,24 +64,24 @@ class Observer:
     dispatch: Callable[..., Dispatch] = Dispatch
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """A pool with this layout and seed is about to start."""
+        """Prepare for a pool with this layout and seed, which is about to start."""
 
     def hear(self, event: Event) -> None:
-        """Something has happened."""
+        """Receive an event."""
 
     def close(self) -> None:
-        """There will be no more. Idempotent."""
+        """Receive no more events. Idempotent."""
 
 
 class Observers(list[Observer]):
-    """All who are told. They know nobody else, so that nobody is kept by whoever tells them."""
+    """All observers of a pool. They hold no reference to it, so that it can become garbage."""
 
     def tell(self, event: Event) -> None:
-        """Something has happened."""
+        """Send an event to each observer."""
         for observer in self:
             observer.hear(event)
 
     def close(self) -> None:
-        """There will be no more. Idempotent."""
+        """Receive no more events. Idempotent."""
         for observer in self:
             observer.close()

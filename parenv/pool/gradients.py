@@ -1,4 +1,4 @@
-"""From what arrives to the gradients that are yielded: accumulated, reduced, and nothing in them but numbers."""
+"""Accumulation and reduction of the gradients of workers to those that are yielded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_SKIPPED_IN_A_ROW = 100
 
 
 class Accumulator:
-    """Takes arrivals until there are enough of them for a gradient.
+    """Accumulates arrivals until they are enough for a gradient.
 
     Args:
-        options: the user's.
-        layout: of the flat gradient.
+        options: Options of the user.
+        layout: Layout of the flat gradient.
         totals: Statistics of the pool, added to.
     """
 
@@ -32,17 +32,17 @@ class Accumulator:
         self._begin()
 
     def add(self, arrival: Arrival, version: int) -> Gradient | None:
-        """Add what has arrived.
+        """Add an arrival.
 
         Args:
-            arrival: with gradients.
-            version: the newest.
+            arrival: Arrival with gradients.
+            version: Newest version.
 
         Returns:
-            A gradient if there are enough samples or arrivals now.
+            Gradient, if there are enough samples or arrivals now, or ``None``.
 
         Raises:
-            GradientError: a gradient is not finite, or, where those are skipped, too many in a row are not.
+            GradientError: A gradient is not finite, or too many in a row are not if these are skipped.
         """
         finite = [i for i, norm in enumerate(arrival.norms) if math.isfinite(norm)]
         if len(finite) < len(arrival.norms):
@@ -113,7 +113,7 @@ class Accumulator:
 
 
 def _means(metrics: Sequence[Mapping[str, float]], samples: Sequence[int]) -> dict[str, float]:
-    """Means weighted by samples, of those that have each metric."""
+    """Return the means of each metric over the workers that have it, weighted by samples."""
     means = {}
     for name in {name: None for one in metrics for name in one}:
         have = [(one[name], n) for one, n in zip(metrics, samples, strict=True) if name in one]

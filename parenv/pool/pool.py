@@ -18,10 +18,9 @@ from parenv.experience.rollout import Rollout
 from parenv.memory.layout import WHOLE_EPISODES
 from parenv.options import GradientOptions, Mode, OnStale, Parallelism, Placing, Stop, WorkerOptions
 from parenv.policy.policy import PolicyLike
-from parenv.pool.arguments import PoolArguments
+from parenv.pool.arguments import PoolArguments, names_option_objects
 from parenv.pool.evaluation import PendingEvaluation
 from parenv.pool.events import Observer
-from parenv.pool.misplaced_arguments import names_their_home
 from parenv.pool.pool_plan import make_plan, settings_of_publish
 from parenv.pool.pool_session import PoolSession
 from parenv.pool.session_holder import SessionHolder
@@ -43,56 +42,61 @@ else:  # Only type checkers need the default, which Python's own has from 3.13 o
 
 
 class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
-    """Workers that step environments and act, while this process learns.
+    """Workers that step environments and act while this process learns.
 
-    The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by letting go
-    of it. Under ``torchrun`` every learner makes its pool with the same arguments: ``num_envs`` and ``num_workers`` are
-    counted over all of them, and each pool has its part of the env_ids and of the seeds.
+    The constructor returns when all workers are ready. Close the pool with ``with``, :meth:`close`, or by deleting the
+    last reference to it. Under ``torchrun`` every learner makes its pool with the same arguments. ``num_envs`` and
+    ``num_workers`` count over all learners, and each pool has its part of the env_ids and of the seeds.
 
     Args:
-        env_fn: what makes a sub-environment: a callable, also a lambda, an env id, or a sequence of those with one for
-            each; or a callable that makes a whole ``VectorEnv`` per worker.
-        policy: a :class:`~parenv.Policy`, a ``torch.nn.Module``, or a callable ``observations -> actions``, by copies.
-            A dict of those by name is for environments of several agents, as PettingZoo's are, and makes every rollout
-            a mapping of policies to what their agents did.
-        policy_of: ``(agent, episode) -> name``, called on a worker where an episode begins, for every agent that there
-            can be: by which policy it acts. ``episode`` has ``env_id``, ``number``, ``generator`` (a seeded one of
-            numpy's) and ``settings`` (by policy, as they were published).
-        num_envs: sub-environments in all workers together, split as evenly as can be; one per worker by default.
-        num_workers: worker processes; ``None``: :func:`~parenv.recommended_num_workers`; 0: all in this process.
-        mode: ``"sync"``: every rollout is ``[T, num_envs]``, all of it by the newest version. ``"async"``: one
-            ``[T, B]`` per worker, in the order of arrival.
-        parallelism: ``"experience"``: workers send :meth:`rollouts`; ``"gradient"``: they also run ``loss_fn`` and
+        env_fn: Factory of a sub-environment: a callable, an env id, or a sequence with a factory for each
+            sub-environment. A callable may also return a ``VectorEnv`` per worker.
+        policy: :class:`~parenv.Policy`, ``torch.nn.Module``, or callable ``observations -> actions``. Workers act with
+            copies. A dict of policies by name is for multi-agent environments, such as those of PettingZoo. Every
+            rollout is then a mapping from each policy to the rows of its agents.
+        policy_of: Function ``(agent, episode) -> name`` that returns the policy of an agent. A worker calls it at the
+            beginning of an episode for each possible agent. ``episode`` has ``env_id``, ``number``, ``generator`` (a
+            seeded generator of numpy) and ``settings`` (published settings by policy).
+        num_envs: Number of sub-environments in all workers, split as evenly as possible. Default: one per worker.
+        num_workers: Number of worker processes. ``None``: :func:`~parenv.recommended_num_workers`. 0: everything runs
+            in this process.
+        mode: ``"sync"``: every rollout is ``[T, num_envs]`` and by the newest version. ``"async"``: every rollout is
+            ``[T, B]`` of one worker, in the order of arrival.
+        parallelism: ``"experience"``: workers send :meth:`rollouts`. ``"gradient"``: workers also run ``loss_fn`` and
             backward, and send :meth:`gradients`.
-        rollout_length: ``T``, env steps per sub-environment and rollout; ``"episode"``, for Monte-Carlo policy
-            gradients with ``mode="sync"``: a whole episode of each sub-environment, one behind the other, ``[N, 1]``.
-        loss_fn: ``(policy, rollout) -> loss | (loss, metrics)``, called on the worker with its copy of ``policy`` and a
-            rollout of tensors; the loss is a scalar tensor, the metrics a dict of numbers. Where policies have names it
-            is called with all of them by name, and its loss is of all together.
-        gradient: how the workers' gradients become one.
-        postprocess: ``(policy, rollout) -> {name: array [T, B, ...]}``, called on the worker with tensors and without
-            gradients; the arrays join ``Rollout.extras``.
-        infos: names of infos, numbers or arrays, that come along in ``Rollout.infos``, such as ``("action_mask",)``. A
-            dict gives defaults to infos that only some steps return, such as ``{"is_success": False}``; ``None`` is no
-            default. If the policy has a parameter of an info's name, it is also given the info when it acts.
-        prefetch: async: rollouts that a worker may run ahead of the learner; 0: it waits for the learner's update.
-        max_policy_lag: async: bound on ``Rollout.policy_lag``, in publishes; ``None``: what workers and prefetch allow.
-        on_stale: ``"pace"``: keep that bound by waiting for the worker that needs it; ``"drop"``: by dropping, counted.
-        seed: root of all seeds, for environments by env_id and for policies by worker; ``None`` draws one, see
-            :attr:`seed`.
-        settings: what ``policy.settings`` says in version 0, as ``publish(policy, **settings)`` sets it for later ones.
-        workers: how workers are set up and how long they may take.
-        record: a file in which the run is written down as it goes; every learner has its own, as in :meth:`trace`.
-        replay: a file of ``record``: the same run once more, in the same order and by the same versions, also an
-            asynchronous one; its streams end where it ended. Deaths are not replayed.
-        placement: where workers run; ``None``: on this machine.
-        max_frozen: how many versions :meth:`freeze` may keep at once.
-        spaces: the pool's very spaces, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
+        rollout_length: Number ``T`` of env steps per sub-environment and rollout. ``"episode"`` is for Monte-Carlo
+            policy gradients with ``mode="sync"``: a rollout is one whole episode of each sub-environment, one after the
+            other, ``[N, 1]``.
+        loss_fn: Function ``(policy, rollout) -> loss | (loss, metrics)``. The worker calls it with its copy of
+            ``policy`` and a rollout of tensors. The loss is a scalar tensor, the metrics are a dict of numbers. With
+            named policies it takes a dict of all policies, and its loss is that of all of them.
+        gradient: Options of the reduction of gradients.
+        postprocess: Function ``(policy, rollout) -> {name: array [T, B, ...]}``. The worker calls it with tensors and
+            without gradients. The arrays are added to ``Rollout.extras``.
+        infos: Names of infos to store in ``Rollout.infos``, such as ``("action_mask",)``. Their values are numbers or
+            arrays. A dict has defaults for infos that only some steps return, such as ``{"is_success": False}``; the
+            value ``None`` is no default. A policy with a parameter of that name takes the info when it acts.
+        prefetch: With ``mode="async"``, number of rollouts that a worker may run ahead of the learner. 0: the worker
+            waits for the update of the learner.
+        max_policy_lag: With ``mode="async"``, bound on ``Rollout.policy_lag`` in publishes. ``None``: workers and
+            ``prefetch`` alone bound it.
+        on_stale: ``"pace"``: the stream waits for the worker that the bound requires. ``"drop"``: rollouts beyond the
+            bound are dropped and counted.
+        seed: Root of all seeds, of environments by env_id and of policies by worker. ``None``: drawn, see :attr:`seed`.
+        settings: ``policy.settings`` of version 0. ``publish(policy, **settings)`` sets those of later versions.
+        workers: Options of the workers.
+        record: Path of a file that records the run. Every learner has its own file, as in :meth:`trace`.
+        replay: Path of a file of ``record``. The pool repeats that run in the same order with the same versions, also
+            an asynchronous one. Its streams end where the run ended. Deaths of workers are not repeated.
+        placement: Where workers run. ``None``: on this machine.
+        max_frozen: Maximum number of versions that :meth:`freeze` keeps at once.
+        spaces: Spaces of the pool, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
 
     Raises:
-        ConfigurationError: an argument is wrong.
-        ReplayError: later, at the first rollout that is not the recorded one.
-        WorkerDiedError, RestartLimitError: later, when workers die more often than ``workers.restart`` allows.
+        ConfigurationError: An argument is wrong.
+        ReplayError: Raised by a stream at the first rollout that differs from the recorded one.
+        WorkerDiedError, RestartLimitError: Raised by later calls, if workers die more often than ``workers.restart``
+            allows.
 
     >>> def lean(observations):
     ...     return observations[:, 2] > 0
@@ -102,7 +106,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     ((128, 2, 4), (128, 2))
     """
 
-    @names_their_home
+    @names_option_objects
     def __init__(
         self,
         env_fn: EnvFn,
@@ -161,12 +165,12 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
 
     @property
     def num_envs(self) -> int:
-        """Sub-environments in all workers."""
+        """Number of sub-environments in all workers."""
         return sum(self._session.workers.shares)
 
     @property
     def num_workers(self) -> int:
-        """Workers; 1 where the only one runs in this process."""
+        """Number of workers. 1 if the only one runs in this process."""
         return len(self._session.workers.shares)
 
     @property
@@ -181,17 +185,17 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
 
     @property
     def seed(self) -> int:
-        """The root of all seeds; give it to another pool of the same layout to repeat this one."""
+        """Root of all seeds. Another pool of the same layout with this seed repeats this one."""
         return self._session.plan.job.seed
 
     @property
     def policy_version(self) -> int:
-        """The newest version; 0 is the policy the pool was made with."""
+        """Newest version. 0 is the policy that the pool was made with."""
         return self._session.version
 
     @property
     def policy_versions(self) -> dict[str, int]:
-        """Where policies have names: the newest version of each."""
+        """Newest version of each named policy."""
         return self._session.versions.named().numbers
 
     @overload
@@ -208,33 +212,33 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     @overload
     def rollouts(self, stop: Stop | None = None, *, wait: Callable[[], bool]) -> Iterator[Rollout | None]: ...
 
-    @names_their_home
+    @names_option_objects
     def rollouts(self, stop: Stop | None = None, *, wait: Callable[[], bool] | None = None) -> Iterator[Any]:
-        """Rollouts, until a criterion holds; for ever without one.
+        """Yield rollouts until a criterion is met, or for ever without one.
 
-        Asking for the next rollout says that the learner is done with the one before. What is under way when a stream
-        ends is not lost: the next stream yields it.
+        When the loop requests the next rollout, the learner is done with the one before. Rollouts in progress at the
+        end of a stream are not lost, because the next stream yields them.
 
         Args:
-            stop: criteria, counted from here on.
-            wait: asked before each; where it says no, ``None`` is yielded if no rollout is there yet, for learners that
-                have something else to do, as in :func:`parenv.learning.pipeline`.
+            stop: Criteria, counted from this call on.
+            wait: Function that is called before each rollout. If it returns ``False`` and no rollout has arrived, the
+                stream yields ``None``. It is for learners with other work, as in :func:`parenv.learning.pipeline`.
         """
         return self._stream("experience", "rollouts", PoolSession.next_rollout, stop, wait)
 
-    @names_their_home
+    @names_option_objects
     def gradients(self, stop: Stop | None = None) -> Iterator[Gradient]:
-        """Gradients, until a criterion holds; for ever without one.
+        """Yield gradients until a criterion is met, or for ever without one.
 
-        sync: one per round, reduced over all workers and computed by one version. async: one per arrival, or reduced
-        over the next ``num_arrivals``. As with :meth:`rollouts`, asking for the next one says that the learner is done
-        with the one before.
+        With ``mode="sync"`` there is one gradient per round, reduced over all workers and computed with one version.
+        With ``mode="async"`` there is one per arrival, or one reduced over the next ``num_arrivals``. When the loop
+        requests the next gradient, the learner is done with the one before.
 
         Args:
-            stop: criteria, counted from here on.
+            stop: Criteria, counted from this call on.
 
         Raises:
-            GradientError: ``loss_fn`` gave nothing to learn from, or a gradient is not finite.
+            GradientError: ``loss_fn`` returned nothing to learn from, or a gradient is not finite.
         """
         return self._stream("gradient", "gradients", PoolSession.next_gradient, stop)
 
@@ -247,69 +251,71 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         settings: Mapping[str, Any] | None = None,
         **more_settings: Any,
     ) -> int:
-        """Make a new version, by which every rollout that begins from now on acts.
+        """Send a new version of the policy to all workers.
+
+        Rollouts that begin after this call use the new version. If the call raises, nothing has changed.
 
         Args:
-            policy: a policy like the one the pool was made with, its module, or the module's state dict; where policies
-                have names, a dict of some of them: the others keep their versions.
-            min_kl: publish only if the policy has moved by so much from what acted in the rollout ``on``, by an
-                estimate of the mean Kullback-Leibler divergence, or if there are settings; otherwise it is counted in
-                ``statistics().skipped_publishes``. The rollout needs the extra ``log_prob``, the policy a method
-                ``log_prob(observations, actions)``, which a :class:`~parenv.TorchPolicy` has if its method takes
-                ``action``. Where policies have names, those are published that have moved.
-            on: the rollout for ``min_kl``.
-            settings: by name, what reaches the workers as ``policy.settings`` with this version, and stays until it is
-                changed.
-            **more_settings: the same as keywords. A new name that looks like one of the options above is warned of.
+            policy: Policy like the one that the pool was made with, its module, or the state dict of the module. With
+                named policies, a dict of some of them. The others keep their versions.
+            min_kl: Minimum mean Kullback-Leibler divergence from the version that acted in the rollout ``on``, in nats.
+                The divergence is estimated. If it is smaller and there are no settings, nothing is published, and
+                ``statistics().skipped_publishes`` counts it. The rollout needs the extra ``log_prob``. The policy needs
+                a method ``log_prob(observations, actions)``, which a :class:`~parenv.TorchPolicy` has if its method
+                takes ``action``. Of named policies, those that have moved are published. Default: always publish.
+            on: Rollout for ``min_kl``.
+            settings: Changes of ``policy.settings`` on the workers by name. They stay until they are changed.
+            **more_settings: Further settings as keywords. A new name that looks like an option above causes a warning.
 
         Returns:
-            The number of the version, which is that of the one before where nothing was published; where policies have
-            names, how many times something was published, while :attr:`policy_versions` has the number of each.
+            Number of the newest version. With named policies this is the number of publishes, and
+            :attr:`policy_versions` has the version of each.
 
         Raises:
-            ConfigurationError: names, shapes or dtypes are not those of the pool's policy, or ``min_kl`` cannot be
-                computed.
-            PolicyLagError: rollouts under way would become older than ``max_policy_lag``.
+            ConfigurationError: Names, shapes or dtypes differ from those of the policy of the pool, or ``min_kl``
+                cannot be computed.
+            PolicyLagError: Rollouts in progress would become older than ``max_policy_lag``.
         """
         with self._using() as session:
             sets = settings_of_publish(settings, more_settings, session.versions.setting_names)
             return session.publish(policy, sets, min_kl, on)
 
     def freeze(self, name: str) -> str:
-        """Keep the newest version of a policy as an opponent, say: ``policy_of`` may return the name of it, for good.
+        """Keep the newest version of a policy, for example as an opponent.
 
-        Its weights stay where they are, in memory that all workers share.
+        ``policy_of`` may return the name of the frozen version until it is released. The weights stay in memory that
+        all workers share.
 
         Args:
-            name: of the policy.
+            name: Name of the policy.
 
         Returns:
-            The name of the frozen version, such as ``"runner@12"``.
+            Name of the frozen version, such as ``"runner@12"``.
 
         Raises:
-            ConfigurationError: there is no such policy, or ``max_frozen`` are frozen already.
+            ConfigurationError: There is no such policy, or ``max_frozen`` versions are frozen already.
         """
         with self._using() as session:
             return session.versions.named().freeze(name)
 
     def release(self, name: str) -> None:
-        """Give a frozen version up: no episode that begins from now on may have it.
+        """Release a frozen version, which no new episode may use.
 
-        Its memory is free once no episode has it any more.
+        Its memory is free when no episode uses it any more.
 
         Args:
-            name: what :meth:`freeze` returned.
+            name: Return value of :meth:`freeze`.
 
         Raises:
-            ConfigurationError: it is not frozen.
+            ConfigurationError: It is not frozen.
         """
         with self._using() as session:
             session.versions.named().release(name)
 
     def synchronize(self) -> int:
-        """Have every worker load the newest version now, and wait until all have; its number.
+        """Have every worker load the newest version, wait until all have, and return its number.
 
-        In ``mode="async"`` rollouts that are under way are still collected by the versions that they were asked for by.
+        With ``mode="async"``, rollouts in progress still use the versions that they were requested with.
         """
         with self._using() as session:
             return session.synchronize()
@@ -330,31 +336,31 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
     def evaluate(
         self, episodes: int, deterministic: bool = True, *, wait: bool = True, in_place: bool = False
     ) -> EpisodeStatistics | PendingEvaluation:
-        """Run whole episodes by the newest version, on the workers, in sub-environments made for it.
+        """Run whole episodes with the newest version, on the workers, in sub-environments of their own.
 
-        The training environments, their random states and the policy's carry are not touched, except with ``in_place``.
+        The training environments, their random states and the recurrent state of the policy stay as they are, except
+        with ``in_place``.
 
         Args:
-            episodes: how many.
-            deterministic: what ``policy.settings["deterministic"]`` says meanwhile.
-            wait: ``False``: beside the training. Workers play by a copy of this version while they wait for a credit,
-                and for a tenth of their time where they never do; the stream goes on. Once the stream has heard of the
-                result it is in :meth:`statistics`. There is one at a time: while it is under way, nothing more is begun
-                and the one under way is returned.
-
-            in_place: whether to play in the training environments, for those of which a process may have only one.
-                Their episodes under way are cut: what a worker collects next has ``restarted``.
+            episodes: Number of episodes.
+            deterministic: Value of ``policy.settings["deterministic"]`` during the evaluation.
+            wait: Whether to wait for the episodes. With ``False`` they run beside the training, with a copy of this
+                version. Workers run them while they wait for a rollout request, or in a tenth of their time if they
+                never wait. When the stream has received the result, it is in :meth:`statistics`. If such an evaluation
+                is in progress, no other one begins, and that one is returned.
+            in_place: Whether to use the training environments, if a process may have only one. Their episodes are cut,
+                and the next rollout of a worker has ``restarted``.
 
         Returns:
-            The episodes; with ``wait=False``, what will have them.
+            Episodes, or with ``wait=False`` the pending evaluation.
 
         Raises:
-            ConfigurationError: ``in_place`` with ``wait=False``, with policies by name, or in a recorded run.
+            ConfigurationError: ``in_place`` with ``wait=False``, with named policies, or in a recorded run.
         """
         at_least("episodes", episodes, 1)
         if in_place and not wait:
             raise ConfigurationError(
-                "in_place=True must wait, since the training cannot go on meanwhile, got wait=False"
+                "in_place=True must wait, because the training cannot continue meanwhile, got wait=False"
             )
         with self._using() as session:
             if wait:
@@ -362,7 +368,7 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
             return PendingEvaluation(session.evaluator.begin(episodes, deterministic), self._finish_evaluation)
 
     def statistics(self) -> PoolStatistics:
-        """The figures so far."""
+        """Return the statistics so far."""
         return self._session.statistics()
 
     def advice(self) -> Advice:
@@ -390,14 +396,15 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         return facts_of(self.statistics(), setting, plan.max_policy_lag)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a timeline of workers and driver from now on until the pool is closed: who did what and when.
+        """Write a timeline of the workers and the main process from now on until the pool is closed.
 
         Args:
-            path: a file in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev; a file
-                there is replaced, missing directories are made. Rank 1 writes to ``run-rank1.json`` for ``run.json``.
+            path: Path of a file in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev. An
+                existing file is replaced, and missing folders are made. Rank 1 writes to ``run-rank1.json`` for
+                ``run.json``.
 
         Raises:
-            ConfigurationError: the file cannot be written.
+            ConfigurationError: The file cannot be written.
         """
         from parenv.records import trace_of
 
@@ -406,39 +413,40 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
             session.observe(trace_of(session, path))
 
     def call(self, name: str, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of sub-environments, found through their wrappers, between two rollouts.
+        """Call a method of sub-environments between two rollouts. It is found through their wrappers.
 
         Args:
-            name: of the method; the value of an attribute that is not callable.
-            *args: for the method.
-            env_ids: which sub-environments; all by default.
-            **kwargs: for the method.
+            name: Name of the method, or of an attribute, whose value is returned.
+            *args: Arguments of the method.
+            env_ids: Sub-environments to call. Default: all.
+            **kwargs: Keyword arguments of the method.
 
         Returns:
-            What they returned, in the order of ``env_ids``: plain data only.
+            Return values in the order of ``env_ids``, which must be plain data.
         """
         return self._ask("call", env_ids, name, args, kwargs)
 
     def get_attr(self, name: str, *, env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """An attribute of sub-environments, found through their wrappers: plain data only; see :meth:`call`."""
+        """Return an attribute of sub-environments, which must be plain data, see :meth:`call`."""
         return self._ask("get_attr", env_ids, name)
 
     def set_attr(self, name: str, values: Any, *, env_ids: Sequence[int] | None = None) -> None:
         """Set an attribute of sub-environments, on the wrapper that has it.
 
         Args:
-            name: of the attribute.
-            values: one for all, or a list or tuple with one for each.
-            env_ids: which sub-environments; all by default.
+            name: Name of the attribute.
+            values: One value for all sub-environments, or a list or tuple with a value for each.
+            env_ids: Sub-environments to change. Default: all.
         """
         self._ask("set_attr", env_ids, name, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run needs to go on later, beside the policy and the optimizer: versions, counts, seeds, environments.
+        """Return versions, counters, seeds and environments, with which another pool continues the run.
 
-        Plain data and arrays, for :func:`parenv.save_checkpoint`. The state of a sub-environment is part of it if the
-        environment has ``get_state() -> data`` and ``set_state(data)``; then a sync run goes on as if it had not been
-        interrupted. Rollouts that are under way are not part of it: take it between rounds, or expect gaps.
+        The state is plain data and arrays, for :func:`parenv.save_checkpoint`. Save the policy and the optimizer beside
+        it. The state has a sub-environment if that has ``get_state() -> data`` and ``set_state(data)``. A sync run then
+        continues as if it had not been interrupted. The state has no rollouts in progress: call this between rounds, or
+        expect gaps.
         """
         from parenv.records import pool_state
 
@@ -446,15 +454,16 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
             return pool_state(session)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Go on where a pool was that had this state.
+        """Continue from the state of another pool.
 
-        For a pool that has just been made, with the same arguments, the same seed, and the policy as it was then.
+        This pool must be new, with the same arguments, the same seed, and the policy of that time.
 
         Returns:
-            What could not be restored, in words; the columns concerned begin with ``Rollout.restarted``.
+            Sentences about everything that could not be restored. The columns concerned begin with
+            ``Rollout.restarted``.
 
         Raises:
-            ConfigurationError: the state is of a pool with another layout or seed.
+            ConfigurationError: The state is from a pool with another layout, other policies or another seed.
         """
         from parenv.records import resume_pool
 
@@ -495,4 +504,4 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
 
 
 ByName: TypeAlias = AsyncWorkerPool[Mapping[str, Any]]
-"""A pool whose policies have names."""
+"""Pool with named policies."""

@@ -37,7 +37,7 @@ _OPTIONS_OF_PUBLISH = ("min_kl", "on", "settings")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pool is to be.
+    """Checked arguments of a pool, and the job of its workers.
 
     Args:
         job: Job of the workers.
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def is_named(self) -> bool:
-        """Whether policies have names."""
+        """Whether the policies have names."""
         return UNNAMED not in self.policies
 
     @property
@@ -237,7 +237,7 @@ def _part(given: PoolArguments, options: WorkerOptions, num_envs: int | None) ->
 
 
 def _stepped(factories: Factories, options: WorkerOptions, shares: Sequence[int], first_env_id: int) -> Factories:
-    """The factories as they are, or those of vector envs whose sub-environments other processes step."""
+    """Return the factories, or factories of vector envs whose sub-environments other processes step."""
     if options.step_workers is None:
         return factories
     from parenv.vector.step_workers import SteppedFactories
@@ -304,7 +304,7 @@ def _recorder(given: PoolArguments) -> Observer:
 
 
 def _factories(given: PoolArguments) -> tuple[Factories, int | None]:
-    """What makes sub-environments, and how many there are of them, if that is said."""
+    """Return the factories, and the number of sub-environments if the user gave it."""
     factories, num_envs = as_factories(given.env_fn), given.num_envs
     if num_envs is not None:
         at_least("num_envs", num_envs, 1)
@@ -324,7 +324,7 @@ def _max_policy_lag(given: PoolArguments) -> int | None:
 
 
 def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Parallelism, postprocess: Any) -> int:
-    """Check the length of a rollout; ``T``, or :data:`~parenv.memory.layout.WHOLE_EPISODES`."""
+    """Return the length of a rollout, ``T`` or :data:`~parenv.memory.layout.WHOLE_EPISODES`."""
     if isinstance(rollout_length, str):
         if rollout_length != "episode":
             raise ConfigurationError(f'rollout_length must be an integer or "episode", got {rollout_length!r}')
@@ -332,9 +332,10 @@ def _rows(rollout_length: int | Literal["episode"], mode: Mode, parallelism: Par
             raise ConfigurationError('rollout_length="episode": whole episodes are for parallelism="gradient"')
         if mode == "async":
             raise ConfigurationError(
-                'Monte-Carlo policy gradient is on-policy: a gradient over whole episodes (rollout_length="episode") '
-                "is only right for the version that played them, and in an asynchronous pool there is a newer one by "
-                'the time it arrives. Use mode="sync", or a rollout_length with a critic (A3C)'
+                'rollout_length="episode" must have mode="sync", because Monte-Carlo policy gradient is on-policy: a '
+                "gradient over whole episodes is only right for the version that played them. In an asynchronous pool "
+                'a newer version exists when the gradient arrives. Use mode="sync", or a rollout_length with a critic '
+                "(A3C)"
             )
         if postprocess is not None:
             raise ConfigurationError('rollout_length="episode" leaves postprocess nothing to do: put it into loss_fn')
@@ -349,12 +350,12 @@ def _settings(settings: Any) -> Mapping[str, Any]:
 
 
 def settings_of_publish(settings: Any, keywords: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
-    """The settings of a publish; warns of keywords that are probably misspelt options.
+    """Return the settings of a publish, and warn of keywords that are probably misspelt options.
 
     Args:
-        settings: what was given as such.
-        keywords: the others.
-        known: names of settings that there are already.
+        settings: Argument of that name.
+        keywords: Other keyword arguments.
+        known: Names of settings that exist already.
     """
     for name in [name for name in keywords if name not in known]:
         like = [option for option in _OPTIONS_OF_PUBLISH if {*option.split("_")} <= {*name.split("_")}]
@@ -368,7 +369,7 @@ def settings_of_publish(settings: Any, keywords: Mapping[str, Any], known: Colle
 
 
 def _infos(infos: Any) -> dict[str, Any]:
-    """By name, the default of an info or ``None``."""
+    """Return the default of each info, or ``None``, by its name."""
     is_collection = isinstance(infos, Sequence | Mapping) and not isinstance(infos, str)
     if not is_collection or not all(isinstance(name, str) for name in infos):
         raise ConfigurationError(

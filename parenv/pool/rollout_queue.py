@@ -1,4 +1,4 @@
-"""From credits to rollouts: a scheduler of :mod:`parenv.pool.dispatch` decides, the queue carries it out."""
+"""Queue of rollouts, which carries out the decisions of a scheduler of :mod:`parenv.pool.dispatch`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class RolloutQueue:
     """Rollouts in slots of shared memory, from the credit that lets workers fill one to the arrival that is yielded.
 
     Args:
-        scheduler: who may fill a slot, and which one is yielded next.
-        arrival_of: makes an arrival of what lies in a slot.
-        room: the slots.
-        drop_lag: drop what is older than this at its turn, in publishes, or ``None``.
-        supervisor: the workers.
-        versions: the versions they act by.
-        counters: counts.
+        scheduler: Scheduler that decides which worker may fill a slot, and which rollout is yielded next.
+        arrival_of: Function that makes an arrival from the arrays of a slot.
+        room: Slots.
+        drop_lag: Policy lag in publishes above which a rollout is dropped when its turn comes. ``None``: never.
+        supervisor: Supervisor of the workers.
+        versions: Versions of the policies.
+        counters: Counters of the pool.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class RolloutQueue:
         self._slots, self._max_leases = room.slots, room.leases
         self._drop_lag = drop_lag
         self._supervisor, self._versions, self._counters = supervisor, versions, counters
-        # Both by the credit that stands for the rollout.
+        # The key of both is the credit that represents the rollout.
         self._slot_of: dict[CreditKey, int] = {}
         self._commits: defaultdict[CreditKey, dict[int, Commit]] = defaultdict(dict)
         self._in_hand: CreditKey | None = None
 
     def next(self, deadline: float) -> Arrival | None:
-        """The next rollout, or ``None`` if there is none until the deadline on the monotonic clock."""
+        """Return the next rollout, or ``None`` if none arrives until the deadline on the monotonic clock."""
         while (key := self._chosen(deadline)) is not None:
             lag = self.scheduler.version - self.scheduler.version_of(key)
             slot, commits = self._slot_of.pop(key), self._commits.pop(key)
@@ -67,12 +67,12 @@ class RolloutQueue:
         return None
 
     def listen(self, timeout_s: float = FOREVER_S) -> None:
-        """Wait until a rollout comes in, which may free the version it was made by."""
+        """Wait until a rollout is committed, which may free the version that acted in it."""
         self._note(self._supervisor.events(timeout_s))
 
     def _chosen(self, deadline: float) -> CreditKey | None:
-        """What to yield now; to ask for it says that the learner is done with the one before."""
-        # Whoever is interrupted while waiting, as by Ctrl-C in a notebook, has said so once.
+        """Return the credit of the rollout to yield. The learner is done with the rollout before."""
+        # Ctrl-C may interrupt the waiting, and the next call must not report the same rollout again.
         in_hand, self._in_hand = self._in_hand, None
         if in_hand is not None:
             self.scheduler.done(in_hand)
@@ -95,7 +95,7 @@ class RolloutQueue:
             self._give(key)
 
     def _give(self, key: CreditKey) -> None:
-        """Let a worker fill its columns of a slot."""
+        """Send a worker the credit to fill its columns of a slot."""
         rollout = self.scheduler.rollout_of(key)
         if rollout not in self._slot_of:
             self._slot_of[rollout] = self._slots.claim()
@@ -117,7 +117,7 @@ class RolloutQueue:
                     self._give(key)
 
     def _take(self, key: CreditKey, slot: int, commits: Sequence[Commit], lag: int) -> Arrival:
-        """The rollout in a slot: over the slot itself, or a copy if the user holds too many."""
+        """Return the rollout in a slot, over the slot itself, or as a copy if the user holds too many."""
         block, version = self._blocks[key.worker], self.scheduler.version_of(key)
         lend = self._slots.leased < self._max_leases
         root = self._slots.lease(slot) if lend else self._slots.peek(slot)

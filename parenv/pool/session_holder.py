@@ -1,4 +1,4 @@
-"""What pools and populations have in common as public classes: a session for one thread, closed with its holder."""
+"""Base of the public classes of pools and populations: it holds a session for one thread, and closes it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from parenv.transport.interrupts import Deferred
 
 
 class StreamKey:
-    """Stands for a stream for as long as that is not over."""
+    """Key of a stream that has not ended."""
 
 
 class OneIterator(OneThread):
-    """Lets the thread that iterates use a pool, or any thread while none iterates, one at a time."""
+    """Admits the thread that iterates over a pool, or one thread at a time while no thread iterates."""
 
     def __init__(self, holder: object, what: str, session: _Session) -> None:
         closing = session.closing
@@ -34,10 +34,10 @@ class OneIterator(OneThread):
         """Begin a call, until :meth:`end`.
 
         Args:
-            stream: for which, whose thread this is from now on; ``None`` for another call.
+            stream: Key of the stream that this thread iterates over from now on. ``None`` for another call.
 
         Raises:
-            PoolBusyError: another thread iterates, or is in a call.
+            PoolBusyError: Another thread iterates, or is in a call.
         """
         me = threading.current_thread()
         for other, thread in list(self._streams.items()):
@@ -50,7 +50,7 @@ class OneIterator(OneThread):
         try:
             if stream is not None:
                 self._streams[stream] = me
-        except BaseException:  # Of a signal handler.
+        except BaseException:  # A signal handler may raise here.
             self.end()
             raise
 
@@ -77,11 +77,11 @@ S = TypeVar("S", bound=_Session)
 
 
 class SessionHolder(Generic[S]):
-    """Holds what is open, for a thread at a time, and closes it when nobody has the holder any more.
+    """Holds a session for one thread at a time, and closes the session when the holder is garbage.
 
     Args:
-        what: it is, in words.
-        open_session: opens it.
+        what: Name of the session in messages, such as ``the pool``.
+        open_session: Function that opens the session.
     """
 
     def __init__(self, what: str, open_session: Callable[[], S]) -> None:
@@ -94,7 +94,7 @@ class SessionHolder(Generic[S]):
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """Whether the workers have been ended."""
         return self._session.workers.stopped is not None
 
     def close(self) -> None:
@@ -123,9 +123,9 @@ class SessionHolder(Generic[S]):
 
 
 class _Use(Generic[S]):
-    """A session for the length of a call: for one thread, with Ctrl-C put off, and what is raised shortened.
+    """Context in which one thread uses the session, with Ctrl-C deferred and tracebacks shortened.
 
-    No generator, as contextlib would make one of it: a stream uses the session for every rollout, however short.
+    It is a class, because a generator of contextlib would take longer and every rollout enters this context.
     """
 
     def __init__(self, session: S, one_thread: OneIterator, stream: StreamKey | None) -> None:
@@ -133,7 +133,7 @@ class _Use(Generic[S]):
         self._deferred = Deferred()
 
     def __enter__(self) -> S:
-        # First: a Ctrl-C in between would leave the session to this thread for ever.
+        # This comes first, because a Ctrl-C after begin() would leave the session to this thread for ever.
         self._deferred.__enter__()
         try:
             self._one_thread.begin(self._stream)
@@ -158,10 +158,10 @@ class _Use(Generic[S]):
 
 
 def _shorten(error: BaseException) -> None:
-    """Shorten the traceback of what is raised, unless it may be this package's own fault.
+    """Shorten the traceback of an exception, unless it may be a bug of this package.
 
-    Frames of the user's stay, such as those of an environment in this process; so do causes. What came before on the
-    way, such as the end of a worker that was killed for what is raised now, is not shown.
+    Frames of the user stay, such as those of an environment in this process, and so do causes. The context is hidden,
+    such as the end of a worker that was killed because of this exception.
     """
     said = isinstance(error, ParenvError) or isinstance(error.__cause__, ParenvError)
     if said and not isinstance(error, ProtocolError):

@@ -1,4 +1,4 @@
-"""Statistics of a pool, and the counters behind them."""
+"""Statistics of a pool, and the counters that they are made from."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class PoolStatistics(Summarized):
 
 
 def _rows(figures: PoolStatistics) -> dict[str, str]:
-    """Return each row of the table in a few words, empty if there is nothing to show."""
+    """Return the text of each row of the table. A row without text is left out."""
     lags = ", ".join(f"{count} of lag {lag}" for lag, count in figures.policy_lag.items())
     odd = {name: getattr(figures, f"{name}_rollouts") for name in ("copied", "dropped")}
     odd["gradients skipped"] = figures.skipped_gradients

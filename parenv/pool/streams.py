@@ -1,4 +1,4 @@
-"""Streams: what a pool or a population yields, one after the other, until a criterion holds."""
+"""Streams of rollouts, gradients or reports, which end when a criterion is met."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parenv.pool.session_holder import S, StreamKey
 from parenv.supervision.warning import Warner
 
 ITEMS_BEFORE_WARNING = 100
-"""Rollouts without an evaluation before a stream that only an evaluation ends warns of that."""
+"""Number of items without an evaluation after which a stream that only an evaluation ends warns."""
 
 
 def stream(
@@ -27,14 +27,16 @@ def stream(
     mean_return: Callable[[Any], float],
     wait: Callable[[], bool] | None = None,
 ) -> Iterator[Any]:
-    """Yield until a criterion holds.
+    """Yield items until a criterion is met.
 
     Args:
-        stop: criteria, counted from here on.
-        using: lets nobody else use the session meanwhile, and no other thread while this stream is not over.
-        take: takes the next item, or ``None`` where there is none until a deadline on the monotonic clock.
-        mean_return: what the criterion of that name is to be compared with, from an item and those before it.
-        wait: asked before each; where it says no, ``None`` is yielded if there is none yet.
+        stop: Criteria, counted from the first request on.
+        using: Function that returns the context of a session. No other thread may use the session until this stream
+            ends.
+        take: Function that returns the next item, or ``None`` at a deadline on the monotonic clock.
+        mean_return: Function of each item that returns the mean return so far, for the criterion of that name.
+        wait: Function that is called before each item. If it returns ``False`` and no item has arrived, the stream
+            yields ``None``.
     """
     key, began = StreamKey(), time.monotonic()
     deadline = began + min(stop.seconds, threading.TIMEOUT_MAX)
@@ -83,7 +85,7 @@ def _has_no_other_end(stop: Stop) -> bool:
 
 
 def mean_over(window: int) -> Callable[[Any], float]:
-    """A function of one item after the other: the mean return of the last episodes, NaN while there are fewer."""
+    """Return a function of each item that returns the mean return of the last episodes, NaN while there are fewer."""
     returns: deque[float] = deque(maxlen=window)
 
     def mean_return(item: Any) -> float:
