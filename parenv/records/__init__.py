@@ -1,6 +1,6 @@
-"""What is written down of a run, and read back: recordings, timelines, checkpoints, states to go on from.
+"""Records of a run: recordings and replays, timelines, checkpoints, and states to continue from.
 
-The core imports this door and nothing behind it, and only once somebody asks for one of these.
+The pool imports this module only if one of them is used, and no other module of the package.
 """
 
 from parenv.records.checkpoint import load_checkpoint as load_checkpoint

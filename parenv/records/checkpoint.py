@@ -1,4 +1,4 @@
-"""Checkpoint files: plain data, arrays and tensors, written at once or not at all, and never unpickled."""
+"""Checkpoint files of plain data, arrays and tensors, which are written completely or not at all, and never pickled."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LENGTH = struct.Struct("<Q")
 
 
 def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
-    """Write a file that replaces the one before only when it is complete.
+    """Write a checkpoint file. It replaces an existing file only when it is complete.
 
     The file ends in a digest of its content, by which :func:`load_checkpoint` notices damage.
 
     Args:
-        path: path of the file; a missing folder is made.
-        data: numbers, strings, bytes, numpy arrays and torch tensors in dicts, lists and tuples, such as
+        path: Path of the file. A missing folder is made.
+        data: Numbers, strings, bytes, numpy arrays and torch tensors in dicts, lists and tuples, such as
             ``{"pool": pool.state_dict(), "agent": agent.state_dict(), "optimizer": optimizer.state_dict()}``.
 
     Raises:
-        NotDataError: there is something else in it; the message says where.
-        ConfigurationError: the folder cannot be made.
-        OSError: it cannot be written; the file before is as it was.
+        NotDataError: The data has another type. The message says where.
+        ConfigurationError: The folder cannot be made.
+        OSError: The file cannot be written. An existing file stays as it was.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -56,10 +56,10 @@ def save_checkpoint(path: str | os.PathLike[str], data: Any) -> None:
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Any:
-    """Read what :func:`save_checkpoint` has written; tensors are on the CPU.
+    """Read a file of :func:`save_checkpoint`. Tensors are on the CPU.
 
     Raises:
-        ConfigurationError: the file is not a checkpoint, or is damaged.
+        ConfigurationError: The file is not a checkpoint, or is damaged.
     """
     try:
         content = _checked(memoryview(Path(path).read_bytes()))

@@ -1,9 +1,9 @@
-"""What a run did, in the order in which it did it, written down so that it can be done again.
+"""Recorder of the decisions of a run, with which the run can be repeated.
 
-An asynchronous run depends on time in three things only: which rollout comes next, when a worker gets a credit, and
-between which of its rollouts a worker answers a call. A recording has these, with the publishes between them, one line
-of JSON each, and a digest of every rollout. Each line ends in a digest, by which a replay notices damage. In a run
-that is recorded, calls wait until no rollout is under way.
+Three things in an asynchronous run depend on time: which rollout comes next, when a worker gets a credit, and between
+which of its rollouts a worker answers a call. A recording has these and the publishes in their order, one line of JSON
+each, and a digest of every rollout. Each line ends in a digest, by which a replay notices damage. In a recorded run,
+calls wait until no rollout is in progress.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _DERIVED = {"shifted_observations", "resetting"}
 
 
 class Recorder(Observer):
-    """Writes an asynchronous run's decisions, and a digest of every rollout, as they happen.
+    """Writes the decisions of an asynchronous run, and a digest of every rollout, as they happen.
 
     Args:
-        path: path of the file, which is replaced if it exists; a missing folder is made.
+        path: Path of the file, which is replaced if it exists. A missing folder is made.
     """
 
     orders = True
@@ -54,7 +54,7 @@ class Recorder(Observer):
         """Open the file and describe the pool.
 
         Raises:
-            ConfigurationError: another run is being recorded there, or the folder cannot be made.
+            ConfigurationError: Another run is recorded there, or the folder cannot be made.
         """
         make_folder_of(self._path)
         self._file = self._path.open("a", buffering=1, encoding="utf-8")
@@ -72,11 +72,11 @@ class Recorder(Observer):
         self.write({"parenv journal": FORMAT, **about, "made with": versions()})
 
     def dispatch(self, *arguments: Any, **more: Any) -> Dispatch:
-        """What decides as ever, and writes it down."""
+        """Return a scheduler that records its decisions."""
         return _RecordedDispatch(self, *arguments, **more)
 
     def hear(self, event: Event) -> None:
-        """Write it down, where it is not the dispatch that does."""
+        """Record an event that is not a decision of the scheduler."""
         match event:
             case Questioned(method):
                 self.write(["call", method])
@@ -97,7 +97,7 @@ class Recorder(Observer):
         if self._file is None or self._file.closed:
             return
         with contextlib.suppress(OSError):
-            # A child that the user has forked meanwhile has the file too.
+            # A child process that the user has forked has the file too.
             fcntl.flock(self._file, fcntl.LOCK_UN)
         # Each line was flushed when it was written. A line that failed has raised its error already.
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ class _RecordedDispatch(Dispatch):
 
 
 def digest(arrival: Arrival) -> dict[str, Any]:
-    """The version of a rollout, and for each of its fields a hash of every value in it."""
+    """Return the version of a rollout, and a hash of all values of each field."""
     rollout: Any = arrival.rollout
     if isinstance(rollout, RolloutsByPolicy):
         return {name: digest(arrival._replace(rollout=rows)) for name, rows in rollout.items()} | {
@@ -165,6 +165,6 @@ def _hash(tree: Any) -> str:
 
 
 def versions() -> str:
-    """What a run depends on beside its own code."""
+    """Return the versions of Python and libraries that a run depends on."""
     libraries = [f"{name} {installed_version(name)}" for name in ("numpy", "gymnasium", "torch")]
     return ", ".join([f"Python {platform.python_version()} on {platform.machine()}", *libraries])

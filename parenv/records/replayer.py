@@ -1,4 +1,4 @@
-"""A run that was recorded, done once more step by step."""
+"""Replayer of a recorded run."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _WORDS = {
 
 
 class Replayer(Observer):
-    """Has a run do what was recorded.
+    """Has a pool repeat a recorded run.
 
     Args:
-        path: of the recording.
+        path: Path of the recording.
 
     Raises:
-        ConfigurationError: there is no recording, or it is damaged.
+        ConfigurationError: There is no recording, or it is damaged.
     """
 
     orders = True
@@ -54,19 +54,19 @@ class Replayer(Observer):
 
     @property
     def is_over(self) -> bool:  # type: ignore[override]
-        """Whether everything has been done again."""
+        """Whether all of the recorded run has been repeated."""
         return self._at == len(self._events)
 
     @property
     def next(self) -> Sequence[Any]:
-        """The event that comes now."""
+        """Next event of the recorded run."""
         return ["end"] if self.is_over else self._events[self._at]
 
     def follow(self, *event: Any) -> None:
-        """Do what comes now.
+        """Take an event of this run as the next one.
 
         Raises:
-            ReplayError: that is something else.
+            ReplayError: The recorded run has another event there.
         """
         if list(self.next) != list(event):
             raise ReplayError(
@@ -80,7 +80,7 @@ class Replayer(Observer):
         """Compare the layout of a pool with the recorded one.
 
         Raises:
-            ConfigurationError: they differ.
+            ConfigurationError: The layouts differ.
         """
         for name, mine in about.items():
             if self._about.get(name) != mine:
@@ -89,14 +89,14 @@ class Replayer(Observer):
                 )
 
     def dispatch(self, *arguments: Any, **more: Any) -> Dispatch:
-        """What decides as it was decided then."""
+        """Return a scheduler that repeats the recorded decisions."""
         return _ReplayedDispatch(self, *arguments, **more)
 
     def hear(self, event: Event) -> None:
-        """Compare.
+        """Compare an event with the recorded one.
 
         Raises:
-            ReplayError: it is something else, or a part of a rollout is not what it was.
+            ReplayError: The events or the rollouts differ.
         """
         match event:
             case Questioned(method):

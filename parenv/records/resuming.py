@@ -1,4 +1,4 @@
-"""Going on where another pool was: a pool's state as plain data, and what becomes of it in another one."""
+"""State of a pool as plain data, and its restoration in another pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("parenv")
 
 
 def pool_state(session: PoolSession) -> dict[str, Any]:
-    """Everything but the policy that a resumed run needs, as plain data."""
+    """Return everything but the policy that a resumed run needs, as plain data."""
     everybody = dict.fromkeys(range(len(session.workers.shares)), ())
     states, under_way = session.ask_workers("get_state", everybody), session.under_way()
     return {
@@ -30,10 +30,10 @@ def pool_state(session: PoolSession) -> dict[str, Any]:
 
 
 def resume_pool(session: PoolSession, state: Mapping[str, Any]) -> list[str]:
-    """Have a pool that has just been made go on where another was; what could not be restored, in words.
+    """Have a new pool continue from a state, and return sentences about everything that could not be restored.
 
     Raises:
-        ConfigurationError: the state is of another kind of pool, or the pool has been asked for something already.
+        ConfigurationError: The state is from another kind of pool, or the pool is not new.
     """
     _check(state, session.identity)
     session.resume(state)

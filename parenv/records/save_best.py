@@ -1,4 +1,4 @@
-"""Keeping the agent that is best for sure, and not the one that was luckiest."""
+"""SaveBest, which keeps the agent with the highest lower bound of its return."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from parenv.errors import ConfigurationError
 from parenv.experience.agent_rollouts import AgentEpisodes
 from parenv.experience.episodes import EvaluationResult
 from parenv.experience.summary import Summarized
+from parenv.policy.assignment import UNNAMED
 from parenv.policy.snapshots import module_of
 from parenv.process.cores import own_file
 from parenv.protocol.data import pack
@@ -31,30 +32,30 @@ _KIND = "parenv best agent"
 
 
 class SaveBest(Summarized):
-    """Evaluates versions of the policy beside the training, and keeps the best in a file.
+    """Evaluates versions of the policy beside the training, and keeps the best one in a file.
 
-    The best is the one whose return is highest for sure: by the lower bound of a one-sided confidence interval of its
-    mean, so that one of few lucky episodes does not count for more than one that is good. Call :meth:`update` once per
-    rollout, and :meth:`finish` behind the loop.
+    The best version has the highest lower bound of a one-sided confidence interval of its mean return. A few lucky
+    episodes therefore do not make a version the best. Call :meth:`update` once per rollout, and :meth:`finish` after
+    the loop.
 
     Args:
-        path: of the file, for :func:`~parenv.load_checkpoint`: ``weights``, ``policy_version``, ``env_steps``,
-            ``returns``, ``lengths``, ``lower_bound``, ``confidence``, ``pool`` and ``arguments``. It is replaced at
-            once or not at all, so that it is whole whenever the run is killed; one that is there already only by a
-            better one: delete it to begin anew. Rank 1 writes to ``best-rank1.ckpt`` for ``best.ckpt``.
-        episodes: of each evaluation, at least 5: the bound of fewer says nothing.
-        every: env steps from the beginning of one evaluation to that of the next, at least.
-        confidence: that the mean return is above the bound.
-        deterministic: as in :meth:`~parenv.AsyncWorkerPool.evaluate`.
-        policy: where policies have names, that of the one to keep. The return of an episode is then the mean of those
-            of its agents that acted by it, and ``policy_version`` in the file that of all together.
-        arguments: of your script, plain data such as ``vars(arguments)``; kept in the file.
+        path: Path of the file, for :func:`~parenv.load_checkpoint`. It has ``weights``, ``policy_version``,
+            ``env_steps``, ``returns``, ``lengths``, ``lower_bound``, ``confidence``, ``pool`` and ``arguments``. A
+            version is written completely or not at all, even if the run is killed. Only a better version replaces an
+            existing file; delete it to start again. Rank 1 writes to ``best-rank1.ckpt`` for ``best.ckpt``.
+        episodes: Number of episodes of each evaluation, at least 5.
+        every: Minimum number of env steps between the beginnings of two evaluations.
+        confidence: Confidence that the mean return is above the bound.
+        deterministic: As in :meth:`~parenv.AsyncWorkerPool.evaluate`.
+        policy: Name of the policy to keep, with named policies. The return of an episode is then the mean over its
+            agents with this policy, and ``policy_version`` in the file is the number of publishes.
+        arguments: Arguments of your script to store in the file, plain data such as ``vars(arguments)``.
 
     Attributes:
-        lower_bound: that of the agent in the file; minus infinity where there is none.
+        lower_bound: Lower bound of the agent in the file. Minus infinity without a file.
 
     Raises:
-        ConfigurationError: an argument is wrong, or there is another file.
+        ConfigurationError: An argument is wrong, or the file is of another kind.
         NotDataError: ``arguments`` are not plain data.
 
     >>> import tempfile, torch
@@ -101,11 +102,11 @@ class SaveBest(Summarized):
         self._due, self._evaluated = -math.inf, -1
 
     def update(self, pool: AsyncWorkerPool[Any]) -> None:
-        """Look at the evaluation under way, and begin one if it is time.
+        """Take the result of the pending evaluation, and begin another one if it is time.
 
         Raises:
-            ConfigurationError: the pool's policy has no torch module, or the file is of another agent.
-            Exception: what an environment raised in the evaluation.
+            ConfigurationError: The policy of the pool has no torch module, or the file has another agent.
+            Exception: Exception of an environment in the evaluation.
         """
         self._look(pool)
         env_steps = pool.statistics().env_steps
@@ -113,7 +114,7 @@ class SaveBest(Summarized):
             self._begin(pool, env_steps)
 
     def finish(self, pool: AsyncWorkerPool[Any]) -> None:
-        """Wait for the evaluation under way, and evaluate the newest version. Raises what :meth:`update` does."""
+        """Wait for the pending evaluation, and evaluate the newest version. It raises the errors of :meth:`update`."""
         if self._pending is not None:
             self._pending.result()
             self._look(pool)
@@ -126,7 +127,7 @@ class SaveBest(Summarized):
         return {"path": repr(str(self._path)), "lower_bound": f"{self.lower_bound:.6g}", **kept}
 
     def _begin(self, pool: AsyncWorkerPool[Any], env_steps: float) -> PendingEvaluation:
-        if module_of(self._chosen(pool._session.plan.job.policy)) is None:
+        if module_of(self._chosen(pool._session.plan.policies)) is None:
             raise ConfigurationError(
                 "SaveBest keeps the weights of a policy with a torch module: an nn.Module, a TorchPolicy, or a Policy "
                 "with a module attribute, which this pool does not have"
@@ -135,20 +136,17 @@ class SaveBest(Summarized):
         self._pending = pool.evaluate(self._episodes, self._deterministic, wait=False)
         return self._pending
 
-    def _chosen(self, policies: Any) -> Any:
-        """The policy to keep, of a pool's."""
-        if not isinstance(policies, Mapping):
-            if self._policy is not None:
-                raise ConfigurationError(
-                    f"the pool's policy has no name: leave policy={self._policy!r} out of SaveBest"
-                )
-            return policies
-        if self._policy not in policies:
-            raise ConfigurationError(
-                f"the pool has the policies {list(policies)}: say which one to keep, "
-                f"SaveBest(path, policy={next(iter(policies))!r}); got policy={self._policy!r}"
-            )
-        return policies[self._policy]
+    def _chosen(self, policies: Mapping[str, Any]) -> Any:
+        """Return the policy to keep."""
+        name = UNNAMED if self._policy is None else self._policy
+        if name in policies:
+            return policies[name]
+        if UNNAMED in policies:
+            raise ConfigurationError(f"the pool's policy has no name: leave policy={self._policy!r} out of SaveBest")
+        raise ConfigurationError(
+            f"the pool has the policies {list(policies)}: say which one to keep, "
+            f"SaveBest(path, policy={next(iter(policies))!r}); got policy={self._policy!r}"
+        )
 
     def _look(self, pool: AsyncWorkerPool[Any]) -> None:
         pending = self._pending
@@ -156,7 +154,7 @@ class SaveBest(Summarized):
             return
         self._pending = None
         found = pending.result()
-        if len(found.episodes) < self._episodes:  # Somebody else's, that was under way.
+        if len(found.episodes) < self._episodes:  # Another part of the program began this evaluation.
             self._due = -math.inf
             return
         self._evaluated = found.policy_version
@@ -188,8 +186,8 @@ def lower_bound(returns: Sequence[float], confidence: float) -> float:
     """Lower bound of a one-sided confidence interval of the mean: ``mean - t * s / sqrt(n)``.
 
     Args:
-        returns: of ``n`` episodes.
-        confidence: that the mean is above the bound, if returns were normally distributed.
+        returns: Returns of ``n`` episodes.
+        confidence: Confidence that the mean is above the bound, if returns are normally distributed.
 
     >>> lower_bound([9.0, 10.0, 11.0, 10.0, 10.0], 0.95)
     9.3259...
@@ -201,7 +199,7 @@ def lower_bound(returns: Sequence[float], confidence: float) -> float:
 
 
 def _t(confidence: float, freedom: int) -> float:
-    """Quantile of Student's t distribution: Abramowitz and Stegun 26.7.5, within 0.1 % from 4 degrees of freedom on."""
+    """Return a quantile of Student's t distribution (Abramowitz and Stegun 26.7.5), within 0.1 % from 4 degrees on."""
     z = NormalDist().inv_cdf(confidence)
     terms = (
         (z**3 + z) / 4,
@@ -213,26 +211,26 @@ def _t(confidence: float, freedom: int) -> float:
 
 
 def _kept(path: Path) -> Mapping[str, Any]:
-    """What is in the file, if there is one."""
+    """Return the content of the file, empty if there is none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         found = load_checkpoint(path) if path.exists() else {}
     except OSError as error:
         raise ConfigurationError(f"cannot keep an agent in {path}: {error.strerror}") from error
     if path.exists() and not (isinstance(found, Mapping) and found.get(_KIND) == FORMAT):
-        raise ConfigurationError(f"{path} is there already, and no file of SaveBest: name another one")
+        raise ConfigurationError(f"{path} exists already, and is not a file of SaveBest. Give another path")
     return found
 
 
 def _returns_by(policy: str, episodes: Any) -> Any:
-    """Of each episode in which somebody acted by a policy, the mean return of those who did, float64 ``[n]``."""
+    """Return the mean return of the agents with a policy, of each episode in which there were any, float64 ``[n]``."""
     parts = episodes.by_policy.get(policy, AgentEpisodes.together([[[]] * 6]))
     ids = np.stack([np.asarray(parts.env_ids, np.int64), parts.numbers])
     found, which = np.unique(ids, axis=1, return_inverse=True)
     if found.shape[1] < MIN_EPISODES:
         raise ConfigurationError(
-            f"in {found.shape[1]} of {len(episodes)} episodes somebody acted by policy {policy!r}, which is too few to "
-            f"judge it: have policy_of name it in at least {MIN_EPISODES} of an evaluation"
+            f"an agent acted by policy {policy!r} in {found.shape[1]} of {len(episodes)} episodes, but SaveBest needs "
+            f"at least {MIN_EPISODES} of an evaluation. Have policy_of return it more often, or raise episodes="
         )
     return np.bincount(which.reshape(-1), parts.returns) / np.bincount(which.reshape(-1))
 

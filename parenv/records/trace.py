@@ -1,8 +1,8 @@
-"""A timeline of a run in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev.
+"""Timeline of a run in the trace format of Chrome, for ``parenv report`` and https://ui.perfetto.dev.
 
-Workers say with each rollout when it began and how long its parts took; the driver writes it down as the rollout is
-yielded, with what else the report is made of: env steps, lag, the episodes that ended, and who was lost and replaced.
-Acting and stepping alternate at every row of a rollout: here each is one piece, as long as all of it together.
+Each rollout has the time of its beginning and the durations of its parts. The main process writes them when the rollout
+is yielded, with env steps, lag, ended episodes, and lost and replaced workers. Acting and stepping alternate at every
+row of a rollout. The timeline shows each as one piece, as long as all of its parts together.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 PROCESS = DRIVER = 1
-"""Counted from 1: Perfetto takes process and thread 0 for the kernel's idle thread."""
+"""Numbers begin with 1, because Perfetto takes process and thread 0 for the idle thread of the kernel."""
 TICKS = 8
-"""Parts of a microsecond to which times are rounded: whole nanoseconds, and floating point adds them up exactly."""
+"""Parts of a microsecond that times are rounded to. Floating point adds them up exactly."""
 FLUSH_S = 1.0
 
 _log = logging.getLogger("parenv")
 
 
 class TraceWriter(Observer):
-    """Writes events as they happen, one in a line; a file that was not closed can be read all the same.
+    """Writes events as they happen, one per line. A file that was not closed can still be read.
 
     Args:
-        path: where to; what is there is replaced, and directories that are missing are made.
-        num_workers: how many workers.
-        about: what the pool is, and ``env_steps`` before the first rollout.
-        finishing: what workers do behind the last step of a rollout: ``"commit"``, or ``"postprocess"`` and that.
+        path: Path of the file, which is replaced if it exists. Missing folders are made.
+        num_workers: Number of workers.
+        about: Description of the pool, and ``env_steps`` before the first rollout.
+        finishing: Name of the last part of a rollout: ``"commit"``, or ``"postprocess"`` if it includes that.
 
     Raises:
-        ConfigurationError: the file cannot be written.
+        ConfigurationError: The file cannot be written.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TraceWriter(Observer):
         self._back: dict[int, float] = {}
         self._ended: dict[int, int] = {}
         self._file = _opened(Path(path))
-        # Not the file's own buffer, which a child that the user forks would write once more at its exit.
+        # A buffer of the file would be written a second time by a child process that the user forks.
         self._unwritten = [f'[\n{{"name": "process_name", "ph": "M", "pid": {PROCESS}, "args": {{"name": "parenv"}}}}']
         date = datetime.now().isoformat(" ", "seconds")
         self._learning_since = self._waiting_since = self._flushed = now = time.perf_counter()
@@ -72,7 +72,7 @@ class TraceWriter(Observer):
         self._flush()
 
     def hear(self, event: Event) -> None:
-        """Write it down."""
+        """Write an event."""
         now = time.perf_counter()
         match event:
             case Asked():
@@ -84,7 +84,7 @@ class TraceWriter(Observer):
                 self._piece(DRIVER, "publish", since, now, f'{{"policy_version": {version}}}')
             case Evaluated(result, since, beside):
                 about: dict[str, Any] = {"policy_version": result.policy_version}
-                if not beside:  # One beside the training takes nothing of the driver's time.
+                if not beside:  # An evaluation beside the training takes no time of the main process.
                     self._piece(DRIVER, "evaluate", since, now, json.dumps(about))
                 about |= {"env_steps": result.env_steps, "mean return": _number(result.mean_return)}
                 self._event("evaluated", "i", DRIVER, now, s="t", args=about)
@@ -108,7 +108,7 @@ class TraceWriter(Observer):
         self._piece(DRIVER, "wait", self._waiting_since, now)
         if arrival is not None:
             self._arrived(now, arrival)
-        # Somebody may want to see how a run goes on whose rollouts are long.
+        # The file of a run with long rollouts may be read before the run ends.
         if now - self._flushed > FLUSH_S:
             self._flushed = now
             self._flush()
@@ -136,7 +136,7 @@ class TraceWriter(Observer):
         began, ended = commit["began_s"], commit["ended_s"]
         acted = began + commit["acting_s"]
         stepped, learning_since = acted + commit["environment_s"], ended - commit["learning_s"]
-        # A process that takes another's place waits from before the driver has heard of it.
+        # A new process waits from a time on at which the main process does not know it yet.
         back = self._back.get(track, 0.0)
         floor = max(self._ended.get(track, 0), _ticks(back) if back <= began else 0)
         times = (began - commit["waiting_s"], began, acted, stepped, learning_since, ended)
@@ -150,7 +150,7 @@ class TraceWriter(Observer):
         self._ticked(track, name, _ticks(since), _ticks(until), args)
 
     def _ticked(self, track: int, name: str, since: int, until: int, args: str) -> None:
-        # Formatted by hand: there are several in each rollout, and json.dumps takes four times as long.
+        # Each rollout has several of these lines, and json.dumps would take four times as long.
         times = f'"ts": {since / TICKS:.3f}, "dur": {(until - since) / TICKS:.3f}'
         place = f'"pid": {PROCESS}, "tid": {track}'
         self._unwritten.append(f',\n{{"name": "{name}", "ph": "X", {place}, {times}, "args": {args}}}')
@@ -166,7 +166,7 @@ class TraceWriter(Observer):
             self._file.write(text)
             self._file.flush()
         except OSError as error:
-            # A full disk ends the trace, and not the training that it is of.
+            # A full disk ends the trace, but not the training.
             _log.warning("the trace %s ends here: %s", self._file.name, str(error))
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -174,7 +174,7 @@ class TraceWriter(Observer):
 
 
 def trace_of(session: PoolSession, path: str | os.PathLike[str]) -> TraceWriter:
-    """A timeline of a pool from now on."""
+    """Return a timeline of a pool from now on."""
     layout, env_steps = session.identity["layout"], session.statistics().env_steps
     about = {"env_steps": env_steps, "in processes": not session.plan.inline, **layout}
     finishing = "commit" if session.plan.job.postprocess is None else "postprocess"
@@ -198,5 +198,5 @@ def _ticks(seconds: float) -> int:
 
 
 def _number(value: float) -> float | None:
-    """``None`` for what JSON has no number for."""
+    """Return a number that JSON can have, or ``None``."""
     return value if math.isfinite(value) else None

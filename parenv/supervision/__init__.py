@@ -1,1 +1,1 @@
-"""What pool and vector env share on the driver's side: the workers, how they fail, what they are sent."""
+"""Supervision of the workers of a pool, a vector env or a population: start, calls, failures, restarts, end."""

@@ -1,4 +1,4 @@
-"""Calls on workers by number, and what has been answered."""
+"""Numbered calls on workers, and their answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parenv.supervision.failures import raise_all
 
 
 class Calls:
-    """Every call that somebody waits for."""
+    """All calls whose answers are awaited."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -18,13 +18,13 @@ class Calls:
         self._errors: dict[int, list[Exception]] = {}
 
     def number(self) -> int:
-        """The number of one more call."""
+        """Return the number of a further call."""
         self._count += 1
         self._pending.add(self._count)
         return self._count
 
     def answer(self, call: int, value: Any) -> bool:
-        """Note an answer; whether it was awaited, and not there before."""
+        """Note an answer. Return ``False`` if it was not awaited."""
         if call not in self._pending:
             return False
         self._pending.remove(call)
@@ -32,26 +32,26 @@ class Calls:
         return True
 
     def fail(self, call: int, error: Exception) -> None:
-        """Note what was raised, one of several perhaps. That is not yet the answer."""
+        """Note an exception of a call, which may have several. The answer comes after them."""
         if call in self._pending:
             self._errors.setdefault(call, []).append(error)
 
     def is_answered(self, call: int) -> bool:
-        """Whether the answer is there."""
+        """Return whether the answer has arrived."""
         return call in self._answers
 
     def answers(self, calls: Mapping[int, int]) -> dict[int, Any]:
-        """The answers to calls by worker, which nobody asks for again.
+        """Return the answers to calls by worker, and forget the calls.
 
         Raises:
-            Exception: what was raised instead.
+            Exception: Exception of a call.
         """
         answers = {worker: self._answers.pop(call, None) for worker, call in calls.items()}
         raise_all([error for call in calls.values() for error in self._errors.pop(call, [])])
         return answers
 
     def forget(self, *calls: int) -> None:
-        """Nobody will ask for the answers to these any more."""
+        """Forget calls, whose answers are not awaited any more."""
         for call in calls:
             self._pending.discard(call)
             self._errors.pop(call, None)

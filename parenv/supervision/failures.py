@@ -1,4 +1,4 @@
-"""From what a worker says or how it ends to the exception that the user sees."""
+"""Exceptions that the user sees, made from the failures and ends of workers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from parenv.placement.base import Ended
 from parenv.protocol.messages import Failure
 
 NOT_STARTED = "being started"
-"""What a worker is doing that has no process."""
+"""Operation of a worker that has no process."""
 
 
 def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]) -> Exception:
-    """The worker's exception in its own type, with where it happened as its cause.
+    """Return the exception of a worker in its own type, with its place as the cause.
 
-    The type is looked up among what this process has imported already, never imported. One that cannot be made of a
-    text and attributes becomes its nearest base that can. ``SystemExit`` and its like, and types that are not found
-    here, become :class:`~parenv.errors.WorkerError`.
+    The type must be imported in this process already. A type that cannot be made from a text and attributes becomes its
+    nearest base that can. ``SystemExit``, ``KeyboardInterrupt`` and types that are not found here become
+    :class:`~parenv.errors.WorkerError`.
     """
     env_id = failure.env_id if failure.env_id >= 0 else None
     cause = where_it_happened(worker, pid, env_id, failure.doing, failure.traceback)
@@ -43,7 +43,7 @@ def from_failure(failure: Failure, worker: int, pid: int, env_ids: Sequence[int]
 
 
 def raise_all(errors: Sequence[BaseException]) -> None:
-    """Raise one exception as it is; of several of one type the first, because of the group; of other ones the group."""
+    """Raise one exception as it is, the first of several of one type with the group as its cause, or else the group."""
     if not errors:
         return
     if len(errors) == 1:
@@ -55,7 +55,7 @@ def raise_all(errors: Sequence[BaseException]) -> None:
 
 
 def _twin(error: BaseException) -> BaseException:
-    """The same exception once more, so that the one in the group keeps a cause of its own."""
+    """Return a copy of an exception, so that the one in the group keeps its own cause."""
     kind = type(error)
     try:
         twin = kind.__new__(kind, *error.args)
@@ -68,7 +68,7 @@ def _twin(error: BaseException) -> BaseException:
 def where_it_happened(
     worker: int, pid: int, env_id: int | None, doing: str, remote_traceback: str = ""
 ) -> SubEnvironmentError:
-    """The cause that says where an exception comes from."""
+    """Return the cause of an exception, which has its place."""
     place = f"worker {worker} (pid {pid})" + (f", env_id {env_id}" if env_id is not None else "")
     return SubEnvironmentError(
         f"in {place}, {during(doing)}",
@@ -80,7 +80,7 @@ def where_it_happened(
 
 
 def say_where(error: BaseException, cause: SubEnvironmentError) -> None:
-    """Give an exception of this process its cause, and one of ours the env_id too, as if it had travelled."""
+    """Give an exception of this process the cause, and perhaps the env_id, that one of a worker process has."""
     error.__cause__ = cause
     if isinstance(error, SubEnvironmentError) and error.env_id is None and cause.env_id is not None:
         error.worker, error.env_id, error.doing = cause.worker, cause.env_id, cause.doing
@@ -88,22 +88,22 @@ def say_where(error: BaseException, cause: SubEnvironmentError) -> None:
 
 
 def failing_worker(error: BaseException) -> tuple[int, str]:
-    """The worker that an error from :meth:`~parenv.supervision.workers.Workers.listen` is about, and its operation.
+    """Return the worker and the operation of an error from :meth:`~parenv.supervision.workers.Workers.listen`.
 
-    -1 and nothing where it is about none.
+    They are -1 and empty if the error is about no worker.
     """
     about = error if isinstance(error, WorkerError) else error.__cause__
     return (about.worker, about.doing) if isinstance(about, WorkerError | SubEnvironmentError) else (-1, "")
 
 
 def not_started(worker: int, env_ids: Sequence[int], why: str) -> WorkerError:
-    """The error for a worker of which there is no process, and why there is none."""
+    """Return the error for a worker without a process, and the reason."""
     message = f"worker {worker} (env_ids {span(env_ids)}) could not be started: {why.rstrip('.')}."
     return WorkerError(message, worker=worker, env_ids=env_ids, doing=NOT_STARTED)
 
 
 def from_end(end: Ended, env_ids: Sequence[int], doing: str) -> Exception:
-    """The error for a process that ended without being asked to."""
+    """Return the error for a process that ended by itself."""
     worker = end.sender.worker
     if end.refused:
         error = not_started(worker, env_ids, end.refused.strip().rpartition("\n")[2])
@@ -120,7 +120,7 @@ def _find_exception(failure: Failure) -> type[Exception] | None:
     module, name = failure.kind
     found: Any = sys.modules.get(str(module))
     for part in str(name).split("."):
-        # Not getattr: a module may import for it, and whatever is found runs the code that it has for it.
+        # getattr could import a module or run a descriptor, at the wish of the worker that names the type.
         found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
     if not (isinstance(found, type) and issubclass(found, Exception)):
         return None

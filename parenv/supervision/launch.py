@@ -1,4 +1,4 @@
-"""What worker processes get when they are started, and where those on other machines join."""
+"""Launches of worker processes, and their placements on this machine and on others."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from parenv.worker.process import WORKER_ENTRY
 from parenv.worker.worker import Worker
 
 PRELOAD = (WORKER_ENTRY.partition(":")[0], "gymnasium.envs.classic_control")
-"""What is imported once for all workers, beside what they ask for: what each would import for CartPole takes it longer
-than to make one."""
+"""Modules that the fork server imports once for all workers. Each worker would need longer to import those of CartPole
+than to make the environment."""
 
 
 def local_launch(
     job: WorkerJob, named: Mapping[str, Any], *, inline: bool = False, torch: bool = False, optimizers: bool = False
 ) -> Callable[[int], Launch]:
-    """Pickle a job; a function that makes the launch from the descriptor of the shared memory, to be made after this.
+    """Pickle a job, and return a function that makes the launch from the descriptor of the shared memory.
 
     Args:
-        job: of the workers.
-        named: what the user gave that is in it beside the options, by the names of the arguments.
-        inline: whether the only worker runs in this process, and needs nothing of all that.
-        torch: whether workers need torch even though the job does not mention it.
-        optimizers: whether they make optimizers of torch, if it does.
+        job: Job of the workers.
+        named: Arguments of the user in the job by name, without the options.
+        inline: Whether the only worker runs in this process, which needs no pickle.
+        torch: Whether workers need torch even if the job does not mention it.
+        optimizers: Whether workers make optimizers of torch if the job mentions it.
 
     Raises:
-        NotPicklableError: something of the user's cannot travel.
-        OSError: this process may not open as many descriptors as the workers need.
+        NotPicklableError: An argument cannot be pickled.
+        OSError: This process may not open as many descriptors as the workers need.
     """
     options = job.options
     if inline:
@@ -48,7 +48,7 @@ def local_launch(
     occupy_standard_descriptors()
     has_torch = _mentions_torch(payload)
     with_torch = ("torch",) if torch or has_torch else ()
-    # The first optimizer of a process imports it, which takes seconds; so do workers that are restarted.
+    # The first optimizer of a process imports torch._dynamo, which takes seconds, also in a restarted worker.
     with_dynamo = ("torch._dynamo",) if optimizers and has_torch else ()
     on_cpu = {*options.devices, options.rollout_device or "cpu"} == {"cpu"}
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
@@ -64,32 +64,32 @@ def local_launch(
 
 
 def _mentions_torch(payload: bytes) -> bool:
-    """Whether a job has something of torch, or of a module that imports it, which workers would do one by one."""
+    """Return whether a job refers to torch or to a module that imports it, which each worker would have to import."""
     if b"torch" in payload or (torch := sys.modules.get("torch")) is None:
         return b"torch" in payload
-    # What is in the script itself travels by value.
+    # Objects of the script itself are pickled by value.
     modules = [module for name, module in list(sys.modules.items()) if name != "__main__" and name.encode() in payload]
     return any(value is torch for module in modules for value in list(getattr(module, "__dict__", {}).values()))
 
 
 def _shared_device() -> dict[str, str]:
-    """Unless the user says otherwise, XLA takes what it needs of a GPU, where each worker would take most of it."""
+    """Keep XLA from preallocating most of the GPU in each worker, unless the user has set the variable."""
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     return {} if name in os.environ else {name: "false"}
 
 
 def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptions) -> SteppingPlacement:
-    """Where worker processes run: on this machine, or where hosts join.
+    """Return the placement of worker processes on this machine or on hosts.
 
-    This is the only way from one machine to many. What that takes is imported when it is wanted.
+    This is the only place that imports :mod:`parenv.remote`, and only if hosts are used.
 
     Args:
-        placing: the user's.
-        weights: the policy's, or ``None``.
-        options: the user's.
+        placing: Placement that the user gave.
+        weights: Places of the weights of the policies, or ``None``.
+        options: Options of the workers.
 
     Raises:
-        ConfigurationError: a key cannot be read, or nobody can listen at that address.
+        ConfigurationError: A key cannot be read, or the address cannot be used.
     """
     if placing is None:
         return LocalPlacement()
@@ -99,7 +99,7 @@ def worker_placement(placing: Placing, weights: AnyWeights, options: WorkerOptio
 
 
 def inline_placement(load_job: Callable[[], Any]) -> InlinePlacement:
-    """The only worker, in this process, with the job that a function gives it."""
+    """Return the placement of the only worker in this process, which gets its job from a function."""
     return InlinePlacement(
         lambda sender, launch, say: Worker(
             sender, SharedMemory(fd=os.dup(launch.memory_fd)), load_job, say, owns_process=False

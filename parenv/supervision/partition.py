@@ -1,4 +1,4 @@
-"""Which worker gets how many sub-environments."""
+"""Partition of sub-environments and workers among learners, and of sub-environments among workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from parenv.process.cores import Learner, recommended_num_workers
 
 
 def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelism = "experience") -> tuple[int, ...]:
-    """Sub-environments of each worker, as even as can be.
+    """Return the number of sub-environments of each worker, as even as possible.
 
     Raises:
-        ConfigurationError: fewer sub-environments than workers.
+        ConfigurationError: There are fewer sub-environments than workers.
 
     >>> split(7, 3), split(None, 2), split(5, 0)
     ((3, 2, 2), (1, 1), (5,))
@@ -34,12 +34,12 @@ def split(num_envs: int | None, num_workers: int | None, parallelism: Parallelis
 
 
 class Part(NamedTuple):
-    """What one learner's pool has of all workers.
+    """Part of all workers that the pool of one learner has.
 
     Args:
-        shares: sub-environments of each of its workers.
-        first_worker: how many workers the learners before it have.
-        first_env_id: how many sub-environments they have.
+        shares: Number of sub-environments of each of its workers.
+        first_worker: Number of workers of the learners before it.
+        first_env_id: Number of sub-environments of the learners before it.
     """
 
     shares: tuple[int, ...]
@@ -48,10 +48,10 @@ class Part(NamedTuple):
 
 
 def part_of(learner: Learner, num_envs: int | None, num_workers: int | None, parallelism: Parallelism) -> Part:
-    """Split sub-environments and workers, counted over all learners, so that together they are as one pool would be.
+    """Return the part of a learner. All parts together have the workers of a single pool.
 
     Raises:
-        ConfigurationError: there is not a sub-environment, or not a worker, for each learner.
+        ConfigurationError: There are fewer sub-environments or workers than learners.
 
     >>> part_of(Learner(1, 2), 8, 4, "experience")
     Part(shares=(2, 2), first_worker=2, first_env_id=4)
@@ -72,47 +72,37 @@ def part_of(learner: Learner, num_envs: int | None, num_workers: int | None, par
     return Part(shares[first:stop], first, sum(shares[:first]))
 
 
-def by_worker(
-    env_ids: Sequence[int], shares: Sequence[int], first_env_id: int = 0
-) -> dict[int, tuple[list[int], list[int]]]:
-    """Some sub-environments by the worker that has them: their env_ids, and their columns there.
-
-    >>> by_worker([6, 4, 5], shares=(2, 2), first_env_id=4)
-    {1: ([6], [0]), 0: ([4, 5], [0, 1])}
-    """
-    stops = np.cumsum(shares)
-    found: dict[int, tuple[list[int], list[int]]] = {}
-    for env_id in env_ids:
-        worker = int(np.searchsorted(stops, env_id - first_env_id, "right"))
-        ids, columns = found.setdefault(worker, ([], []))
-        ids.append(env_id)
-        columns.append(int(env_id - first_env_id - stops[worker] + shares[worker]))
-    return found
-
-
 def each_worker(
     env_ids: Sequence[int], shares: Sequence[int], each: Sequence[Any], shared: Sequence[Any], first_env_id: int = 0
 ) -> dict[int, tuple[Any, ...]]:
-    """The arguments of a call on every worker that it concerns.
+    """Return the arguments of a call by worker: the columns that are called, and the values for them.
 
     Args:
-        env_ids: whom it is for.
-        shares: sub-environments of each worker.
-        each: arguments with one value for each sub-environment there is; a worker gets those of its own.
-        shared: arguments that are the same for all.
-        first_env_id: of the first worker.
+        env_ids: Sub-environments to call.
+        shares: Sub-environments of each worker.
+        each: Arguments with a value per sub-environment, by env_id. A worker gets the values of its own.
+        shared: Arguments that are the same for all.
+        first_env_id: First sub-environment of the first worker.
+
+    >>> each_worker([6, 4, 5], (2, 2), [{4: "a", 5: "b", 6: "c"}], ["name"], first_env_id=4)
+    {1: ([0], ['c'], 'name'), 0: ([0, 1], ['a', 'b'], 'name')}
     """
-    return {
-        worker: (columns, *([values[env_id] for env_id in ids] for values in each), *shared)
-        for worker, (ids, columns) in by_worker(env_ids, shares, first_env_id).items()
-    }
+    stops = np.cumsum(shares)
+    columns: dict[int, list[int]] = {}
+    values: dict[int, list[list[Any]]] = {}
+    for env_id in env_ids:
+        worker = int(np.searchsorted(stops, env_id - first_env_id, "right"))
+        columns.setdefault(worker, []).append(int(env_id - first_env_id - stops[worker] + shares[worker]))
+        for found, one in zip(values.setdefault(worker, [[] for _ in each]), each, strict=True):
+            found.append(one[env_id])
+    return {worker: (columns[worker], *values[worker], *shared) for worker in columns}
 
 
 def placed_workers(placement: Any, num_workers: Any) -> Any:
-    """How many workers there are to be with a placement.
+    """Return the number of workers with a placement.
 
     Raises:
-        ConfigurationError: it is no placement, or does not fit the number of workers.
+        ConfigurationError: The value is not a placement, or does not fit the number of workers.
     """
     if placement is None:
         return num_workers
@@ -124,14 +114,14 @@ def placed_workers(placement: Any, num_workers: Any) -> Any:
 
 
 def leave_to_pools(options: WorkerOptions, reasons: Mapping[str, str]) -> None:
-    """Refuse fields that mean something in pools only, unless they are as by default.
+    """Refuse options that only pools have, unless they have their defaults.
 
     Args:
-        options: of the workers of something else.
-        reasons: by field, why it means nothing there.
+        options: Options of the workers of a vector env or a population.
+        reasons: Reason for the refusal, by name of the option.
 
     Raises:
-        ConfigurationError: one of them is set.
+        ConfigurationError: One of the options is set.
     """
     for name, why in reasons.items():
         if getattr(options, name) != getattr(WorkerOptions, name):

@@ -1,4 +1,4 @@
-"""What travels to the workers, pickled, and what to say where it cannot be."""
+"""Pickles for the workers, and messages about objects that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_DEPTH = 6
 
 
 def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
-    """Pickle a whole whose parts have these names.
+    """Pickle an object whose parts have these names.
 
     Raises:
-        NotPicklableError: the message names the part, and the object in it, that cannot be pickled.
+        NotPicklableError: The message names the part, and the object in it, that cannot be pickled.
     """
     try:
         return dumps(whole)
@@ -36,7 +36,7 @@ def pickled(named: Mapping[str, Any], whole: Any) -> bytes:
 
 
 def find_unpicklable(value: Any, where: str, above: tuple[Any, ...] = ()) -> str | None:
-    """The deepest named part of a value that cannot be pickled, such as ``env_fn, variable 'lock' (_thread.lock)``."""
+    """Return the innermost part that cannot be pickled, such as ``env_fn, variable 'lock' (_thread.lock)``."""
     with contextlib.suppress(Exception):
         cloudpickle.dumps(value)
         return None

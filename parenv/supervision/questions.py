@@ -1,4 +1,4 @@
-"""Questions to several workers at once, through deaths: whoever is being replaced is asked when it is back."""
+"""Questions to several workers at once. A worker that is being replaced is asked when it is back."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from parenv.supervision.workers import Workers
 
 NO_WEIGHTS = (-1, -1)
 _REPEATABLE = {"load", "evaluate", "reset"}
-"""Calls that mean no environment that is gone with its worker, and so are asked again."""
+"""Calls that are asked again after a restart, because they do not concern the lost environments."""
 
 
 @dataclass
 class Question:
-    """A call on several workers at once.
+    """Call on several workers at once.
 
     Args:
-        method: as in :class:`~parenv.protocol.messages.Call`.
-        arguments: by worker.
-        weights: the version that the method uses, and where its weights lie.
+        method: Method as in :class:`~parenv.protocol.messages.Call`.
+        arguments: Arguments by worker.
+        weights: Version that the method uses, and the place of its weights.
 
     Attributes:
-        numbers: of the call, by worker, as far as they could be asked.
+        numbers: Number of the call by worker, for each worker that was asked.
     """
 
     method: str
@@ -35,11 +35,11 @@ class Question:
 
 
 class Questions:
-    """All that workers were asked and somebody waits for.
+    """All questions whose answers are awaited.
 
     Args:
-        workers: the workers.
-        away: those that are being replaced at the time.
+        workers: Workers.
+        away: Workers that are being replaced.
     """
 
     def __init__(self, workers: Workers, away: Collection[int]) -> None:
@@ -49,33 +49,33 @@ class Questions:
     def begin(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
     ) -> Question:
-        """Ask; see :class:`Question`."""
+        """Ask a question, see :class:`Question`."""
         question = Question(method, arguments, weights)
         self._put(question, [worker for worker in arguments if worker not in self._away])
         self._open.append(question)
         return question
 
     def answered(self, question: Question) -> bool:
-        """Whether all have answered, or are gone with the environments that were to answer."""
+        """Return whether all workers have answered, or are lost with the environments that were to answer."""
         return all(self._answered_by(question, worker) for worker in question.arguments)
 
     def answers(self, question: Question) -> dict[int, Any]:
-        """What they answered, by worker.
+        """Return the answers by worker.
 
         Raises:
-            Exception: what they raised instead; an ``ExceptionGroup`` of several types.
-            WorkerError: a worker died or hung that was to answer for environments that are gone with it.
+            Exception: Exception of a worker, or an ``ExceptionGroup`` if their types differ.
+            WorkerError: A worker was lost with the environments that were to answer.
         """
         self._open.remove(question)
         return self._workers.calls.answers(question.numbers)
 
     def forget(self, question: Question) -> None:
-        """Nobody will ask for these answers any more."""
+        """Forget a question, whose answers are not awaited any more."""
         self._open.remove(question)
         self._workers.calls.forget(*question.numbers.values())
 
     def lost(self, worker: int, error: Exception) -> None:
-        """A worker is gone: its successor is asked what it has not answered, or nobody can answer that any more."""
+        """Note the end of a worker. Its successor is asked again, unless the lost environments were to answer."""
         calls = self._workers.calls
         for question in self._open:
             if worker not in question.numbers or self._answered_by(question, worker):
@@ -89,7 +89,7 @@ class Questions:
                 calls.answer(number, None)
 
     def back(self, worker: int) -> None:
-        """Another process is in its place."""
+        """Ask the new process of a worker."""
         for question in self._open:
             if worker in question.arguments and worker not in question.numbers:
                 self._put(question, [worker])

@@ -1,4 +1,4 @@
-"""What a worker that does not answer is doing: its stack, even while it holds the GIL."""
+"""Stacks of workers that do not answer, which they write even while they hold the GIL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OURS = re.compile(rf'  File "({re.escape(str(Path(__file__).parent.parent))}/|<
 
 
 def timeout_error(workers: Workers, worker: int, limit: str) -> WorkerTimeoutError:
-    """The error for a worker that has not answered within a limit, given as the user set it."""
+    """Return the error for a worker that has not answered within a limit of the user."""
     about = workers.about(worker)
     return WorkerTimeoutError(
         f"worker {worker} (pid {about['pid']}, env_ids {span(about['env_ids'])}) did not answer within {limit} s "
@@ -22,7 +22,7 @@ def timeout_error(workers: Workers, worker: int, limit: str) -> WorkerTimeoutErr
 
 
 def shown_stack(workers: Workers, worker: int) -> str:
-    """The stack of a worker, which it writes when it is asked for it, as a sentence for an error message."""
+    """Request the stack of a worker, and return it as a sentence for an error message."""
     text = workers.stack(worker)
     if not text:
         return "It gave no stack: the process was stopped, or stuck in the kernel."
@@ -30,7 +30,7 @@ def shown_stack(workers: Workers, worker: int) -> str:
 
 
 def _of_the_user(stack: str) -> str:
-    """A stack, most recent call first, without the frames of this package that led to the user's code."""
+    """Return a stack, most recent call first, without the frames of this package below those of the user."""
     lines = stack.splitlines()
     while lines and _OURS.match(lines[-1] or '  File "<string>"'):
         lines.pop()

@@ -1,4 +1,4 @@
-"""The workers of a pool or a vector env, each of them replaced when it dies, hangs or fails."""
+"""Supervisor of the workers, which replaces each one that dies, hangs or fails."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _log = logging.getLogger("parenv")
 
 
 class Lost(NamedTuple):
-    """A worker is gone with everything that it had not committed."""
+    """A worker has ended, and everything that it had not committed is lost."""
 
     worker: int
     reason: Exception
 
 
 class Back(NamedTuple):
-    """There is another process in the place of a worker that was lost; its sub-environments begin anew."""
+    """A new process has replaced a lost worker, and its sub-environments begin again."""
 
     worker: int
     generation: int
@@ -56,16 +56,17 @@ Event = Committed | Lost | Back
 
 
 class Product(NamedTuple):
-    """What a pool or a vector env adds to the supervision of its workers.
+    """Part of the supervision that differs between pools, vector envs and populations.
 
     Args:
-        launch: what all get when they are started, called with ``None``; or one that is started in place of another.
-        briefing: what such a one is told as soon as it is ready.
-        tell: is told at once of who is lost, also while it starts, and of who is back and knows where everything lies.
-        asked: what changes with every answer to what a worker was asked other than by messages, or ``None`` if there is
-            nothing to be answered.
-        processes: whether they are processes, which can be killed.
-        await_hosts: whether one that is restarted waits for a host for as long as there is none.
+        launch: Function of a worker that returns the launch of its new process, and of ``None`` the launch of all.
+        briefing: Function of a worker that returns the messages for its new process.
+        tell: Function that receives the event of a lost worker at once, also while it starts, and the event of its
+            return after the briefing.
+        asked: Function of a worker that returns a value that changes with every answer to a request by wake-up, or
+            ``None`` if no answer is due.
+        processes: Whether the workers are processes, which can be killed.
+        await_hosts: Whether a worker that is restarted waits for a host without a limit.
     """
 
     launch: Callable[[int | None], Launch]
@@ -77,17 +78,17 @@ class Product(NamedTuple):
 
 
 class Supervisor:
-    """Workers whose dead are replaced, up to a limit. One that hangs or fails is killed, and is then dead like others.
+    """Replaces workers that have ended, up to a limit. It kills workers that hang or fail, which are then replaced too.
 
     Args:
-        workers: not yet started.
-        options: how long they may take, and what becomes of them.
-        product: what they work for.
+        workers: Workers, which are not started yet.
+        options: Options of the workers, with their limits.
+        product: Part that differs between pools, vector envs and populations.
 
     Attributes:
-        next_s: when :meth:`events` is to be called again even if nothing happens, on the monotonic clock.
-        restarts: how many there were.
-        over: whether a worker is gone, or has given up, that is not replaced.
+        next_s: Time on the monotonic clock at which :meth:`events` must be called even if nothing happens.
+        restarts: Number of restarts.
+        over: Whether a worker has ended or given up and will not be replaced.
     """
 
     def __init__(self, workers: Workers, options: WorkerOptions, product: Product) -> None:
@@ -107,7 +108,7 @@ class Supervisor:
         self.over = False
 
     def start(self) -> list[Any]:
-        """Start all and wait until they are ready."""
+        """Start all workers, wait until they are ready, and return the message of each."""
         try:
             self._ready = self.workers.start(self._product.launch(None), self._options.start_timeout_s)
         except WorkerTimeoutError as error:
@@ -117,23 +118,23 @@ class Supervisor:
         return self._ready
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What has happened; waits up to the limit if nothing has.
+        """Return the events, and wait for one up to the limit if there are none.
 
         Raises:
-            RestartLimitError: a worker has died too often.
+            RestartLimitError: A worker has died too often.
         """
         if not self._events:
             self._listen(timeout_s)
         return self.past_events()
 
     def past_events(self) -> list[Event]:
-        """What has happened meanwhile. Before a credit is given it must be known who was lost and who is back."""
+        """Return the events so far. The queue takes them before it gives a credit to a worker that may be lost."""
         return drained(self._events)
 
     def ask(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], weights: tuple[int, int] = NO_WEIGHTS
     ) -> dict[int, Any]:
-        """Ask several workers something and wait for every answer, as :attr:`questions` does without waiting."""
+        """Ask several workers a question, and wait for all answers. :attr:`questions` asks without waiting."""
         question = self.questions.begin(method, arguments, weights)
         try:
             while not self.questions.answered(question):
@@ -144,29 +145,29 @@ class Supervisor:
         return self.questions.answers(question)
 
     def time_out(self, worker: int, limit: str) -> None:
-        """Kill a worker that has not answered within a limit, given as the user set it."""
+        """Kill a worker that has not answered within a limit of the user."""
         if self._product.processes and worker not in self._away:
             self._kill(worker, timeout_error(self.workers, worker, limit))
 
     def close(self, timeout_s: float) -> None:
-        """End all, by themselves within the limit or by force after it. Idempotent."""
+        """End all workers, by force after the limit. Idempotent."""
         if self.workers.closed:
             return
         try:
             self.workers.close(timeout_s)
         finally:
-            # They lead back to whoever has this, and so would keep its memory until garbage is collected.
+            # They refer to the session that has this, and would keep its memory until the next garbage collection.
             del self._product, self._watch
 
     def _listen(self, timeout_s: float) -> None:
-        """Hear what there is, start who is due, and end who hangs."""
+        """Receive messages, start workers that are due, and kill workers that hang."""
         failure: Exception | None = None
         try:
             self.workers.listen(max(0.0, min(timeout_s, self.next_s - time.monotonic())))
         except Exception as error:
             failure = error
         except BaseException:
-            # A worker in this process that was interrupted in the middle of a step, as by Ctrl-C, takes no other.
+            # Ctrl-C may interrupt a worker in this process in the middle of a step, after which it cannot continue.
             self.over = self.over or not (self._product.processes or self.workers.placement.alive())
             raise
         finally:
@@ -180,7 +181,7 @@ class Supervisor:
             for worker, limit in self._watch.hung(now):
                 self._late(worker, limit)
         finally:
-            # Its traceback leads here, and holds what the frames on the way hold.
+            # Its traceback refers to this frame, and keeps the objects of all frames between.
             del failure
             self.next_s = min([self._watch.next_s, *self._due.values()])
 
@@ -202,7 +203,7 @@ class Supervisor:
             raise error
 
     def _ends_only_its_worker(self, error: Exception, operation: str) -> bool:
-        """Whether what a worker said is its own trouble, and not the user's to mend before anything can go on."""
+        """Return whether a restart of the worker can help, so that the user need not see the error."""
         if isinstance(error, ProtocolError) or (isinstance(error, MemoryError) and self._options.max_memory_bytes):
             return True
         return self._options.on_env_error == "restart_worker" and operation in _IN_ENVIRONMENT
@@ -220,8 +221,8 @@ class Supervisor:
         )
 
     def _kill(self, worker: int, reason: Exception) -> None:
-        # Remembered without a traceback, whose frames would keep the pool's memory for as long. The first counts:
-        # what a worker says while it is being killed comes of it.
+        # The traceback is removed, because its frames would keep the memory of the pool. The first reason counts:
+        # further errors of a worker that is being killed result from the kill.
         self._away.add(worker)
         self._killed.setdefault(worker, reason.with_traceback(None))
         self.workers.signal(worker, signal.SIGKILL, alone=False)
@@ -229,9 +230,9 @@ class Supervisor:
     def _lost(self, worker: int, error: Exception) -> None:
         lost = Lost(worker, error)
         self._product.tell(lost)
-        # Commits that came before the end are events before it.
+        # Commits that arrived before the end are events before it.
         self._take_commits()
-        # That a host is gone is no fault of the worker's, and there must be another first.
+        # The loss of a host is not a fault of the worker, which waits for another host anyway.
         is_without_fault = isinstance(error, HostLostError) and self._options.restart is not None
         wait_s = 0.0 if is_without_fault else self._restart_limit.died(worker, time.monotonic())
         deaths = self.deaths[worker]
@@ -255,7 +256,7 @@ class Supervisor:
             try:
                 self.workers.restart(self._product.launch(worker), worker)
             except OSError as failure:
-                # No process, descriptor or memory is left, which may be different in a moment.
+                # Processes, descriptors or memory are used up, which may change in a moment.
                 self._lost(worker, not_started(worker, self.workers.env_ids(worker), str(failure)))
             except Exception as failure:
                 raise self._given_up(self.deaths[worker].pop()) from failure
@@ -300,7 +301,7 @@ class Supervisor:
         )
 
     def _is_as_before(self, worker: int, ready: Ready | StepReady) -> bool:
-        """Whether a worker has the spaces that it had before its restart. If it has others, its host is ended."""
+        """Return whether a worker has the same spaces as before its restart. If not, end its host."""
         before = self._ready[worker]
         if pack([ready.spaces, ready.num_envs]) == pack([before.spaces, before.num_envs]):
             return True

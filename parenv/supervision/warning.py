@@ -1,4 +1,4 @@
-"""Warnings of workers, given to the user once, as of the line of the user's that led to them."""
+"""Warnings of workers, which the user gets once, at the line of the user that caused them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 import warnings
 
 MAX_WARNINGS = 100
-"""Different ones in all, since a host may say anything."""
+"""Maximum number of different warnings, because a host may send any number."""
 
 
 class Warner:
-    """Warns once of the same thing, whichever worker says it.
+    """Gives each warning once, even if several workers send it.
 
     Attributes:
-        is_silent: whether it never warns, for a library that casts observations without a warning.
+        is_silent: Whether all warnings are ignored, for a library that casts observations without a warning.
     """
 
     def __init__(self) -> None:
@@ -21,14 +21,14 @@ class Warner:
         self.is_silent = False
 
     def __call__(self, text: str, about: str = "") -> None:
-        """Warn, unless that was said before, or something else about the same."""
+        """Warn, unless the same text was given before, or another text about the same subject."""
         if not self.is_silent and (about or text) not in self._said and len(self._said) < MAX_WARNINGS:
             self._said.add(about or text)
             warnings.warn(text, UserWarning, stacklevel=_frames_of_ours())
 
 
 def _frames_of_ours() -> int:
-    """How many frames to go up from a call of ``warn`` in our caller to the first that is not of this package."""
+    """Return the stack level, for ``warn`` in the caller, of the first frame outside this package."""
     count, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "parenv":
         count, frame = count + 1, frame.f_back

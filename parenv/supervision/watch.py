@@ -1,4 +1,4 @@
-"""Which workers hang, by what is asked of them and what they show of themselves."""
+"""Detection of workers that hang, from their status slots and the requests that they have not answered."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class Watch:
     """Looks at all workers from time to time.
 
     Args:
-        workers: the workers.
-        options: how long they may take.
-        asked: see :class:`~parenv.supervision.supervisor.Product`.
-        changing: whether a process is to end, :data:`KILLED`, or to begin, :data:`STARTING`; empty where it is at work.
-        processes: whether they are processes; one that is not cannot be watched.
+        workers: Workers.
+        options: Options of the workers, with their limits.
+        asked: See :class:`~parenv.supervision.supervisor.Product`.
+        changing: Function that returns :data:`KILLED` for a worker that must end, :data:`STARTING` for one that starts,
+            and an empty text for others.
+        processes: Whether the workers are processes. The worker in this process cannot be watched.
 
     Attributes:
-        next_s: when to look again, on the monotonic clock.
+        next_s: Time of the next look on the monotonic clock.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Watch:
         self.next_s = -math.inf if processes else math.inf
 
     def hung(self, now: float) -> list[tuple[int, str]]:
-        """The workers that hang, each with its limit as the user set it."""
+        """Return the workers that hang, each with its limit in words of the user."""
         if now < self.next_s:
             return []
         self.next_s = now + self._watchdog.interval_s
@@ -53,7 +54,7 @@ class Watch:
         doing = changing or self._workers.busy_with(worker, asked is not None)
         name, limit_s = _LIMITS.get(doing, "step_timeout_s"), math.inf
         if doing == KILLED:
-            # Of one on a host that says nothing it is known once the host is lost.
+            # The end of a worker on a silent host is known only when the host is lost.
             limit_s = KILL_TIMEOUT_S + 2.0 * self._workers.placement.silence_s
         elif doing:
             limit_s = getattr(self._options, name) or math.inf

@@ -1,4 +1,4 @@
-"""Which worker makes no progress, from what it shows of itself: pure decisions."""
+"""Watchdog that decides which worker makes no progress. It is pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ MIN_INTERVAL_S = 0.01
 
 
 class Watchdog:
-    """Remembers for how long each worker has shown the same liveness token.
+    """Measures for how long each worker has shown the same liveness token.
 
-    Only time during which somebody looked counts, so that a driver that learns for a minute, or a machine that was
-    suspended, makes nobody hung.
+    Only the time between frequent looks counts. A main process that learns for a minute, or a machine that was
+    suspended, does not make a worker appear hung.
 
     Args:
-        num_workers: how many workers.
-        shortest_limit_s: the shortest limit there will be.
+        num_workers: Number of workers.
+        shortest_limit_s: Shortest limit in seconds.
 
     >>> watchdog = Watchdog(num_workers=1, shortest_limit_s=1.0)
     >>> [watchdog.look(0, now_s, "step 5", 1.0) for now_s in (0.0, 0.05, 60.0)]
@@ -32,13 +32,13 @@ class Watchdog:
         self._same_s = [0.0] * num_workers
 
     def look(self, worker: int, now_s: float, liveness_token: object, limit_s: float) -> bool:
-        """Look at a worker; whether it hangs.
+        """Look at a worker, and return whether it hangs.
 
         Args:
-            worker: which.
-            now_s: on a clock that only goes forward.
-            liveness_token: changes with whatever it begins.
-            limit_s: seconds that what it is doing may take; infinite where nothing is asked of it.
+            worker: Worker.
+            now_s: Time in seconds on a clock that only goes forward.
+            liveness_token: Value that changes with each operation of the worker.
+            limit_s: Limit in seconds for the present operation. Infinite if no request is open.
         """
         passed_s, self._looked_s[worker] = now_s - self._looked_s[worker], now_s
         if liveness_token != self._tokens[worker] or limit_s == math.inf:

@@ -1,4 +1,4 @@
-"""Workers as the driver speaks with them: starting them, telling them, hearing them, ending them."""
+"""Workers as the main process sees them: their start, messages in both directions, signals and end."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ FOREVER_S = 3600.0
 
 
 class Committed(NamedTuple):
-    """A worker has produced the rollout of a credit."""
+    """A worker has committed the rollout of a credit."""
 
     worker: int
     commit: Commit
 
 
 class _Process:
-    """The present process of a worker.
+    """Present process of a worker.
 
     Attributes:
-        warn: shows what workers warn of.
-        stands_for: its generation, counted on from those of the run that this one resumes.
-        is_done: whether it is gone, or does nothing any more but wait for its end.
+        stands_for: Generation, counted on from the run that this one resumes.
+        is_done: Whether the process has ended, or only waits for its end.
     """
 
     def __init__(self, sender: Sender) -> None:
@@ -51,24 +50,26 @@ class _Process:
 
 
 class Workers:
-    """All workers of a pool or a vector env, by their present processes.
+    """Present processes of all workers of a pool, a vector env or a population.
 
     Args:
-        placement: where they run.
-        progress: their status slots in shared memory.
-        shares: how many sub-environments each is to have.
-        first_env_id: of the first worker's first sub-environment, if they have as many as that.
-        first_worker: how many workers of other learners come before; each has as many as these, if these have others.
+        placement: Placement of the workers.
+        progress: Status slots of the workers in shared memory.
+        shares: Number of sub-environments that each worker must have.
+        first_env_id: First sub-environment of the first worker.
+        first_worker: Number of workers of other learners before these. If a factory makes whole vector envs, each of
+            those workers has as many sub-environments as each of these.
 
     Attributes:
-        placement: as given.
-        calls: what was asked of them.
-        commits: rollouts that have come, until somebody takes them.
-        side_data: what workers of a vector env had to say beside the step buffer, until somebody takes it.
-        step_errors: exceptions of single environments in steps on the step buffer, likewise.
-        warn: shows what workers warn of.
-        heard: by worker, messages of its present process.
-        stopped: makes the exception that :meth:`listen` raises from now on, because somebody else closes the workers.
+        placement: Placement of the workers.
+        calls: Open calls.
+        commits: Committed rollouts that have not been taken.
+        side_data: Data of workers of a vector env that does not fit into the step buffer and has not been taken.
+        step_errors: Exceptions of sub-environments in steps of a vector env that have not been taken.
+        warn: Function that shows warnings of workers.
+        heard: Number of messages of the present process of each worker.
+        stopped: Function that returns the exception of every further :meth:`listen`, or ``None``. Another thread or a
+            signal handler sets it to close the workers.
     """
 
     stopped: Callable[[], BaseException] | None = None
@@ -96,38 +97,38 @@ class Workers:
         self.closed = False
 
     def pid(self, worker: int) -> int:
-        """Process id of a worker, or -1 while it is not known."""
+        """Return the process id of a worker, or -1 if it is not known."""
         return self.placement.pid(self._processes[worker].sender)
 
     def doing(self, worker: int) -> str:
-        """What a worker is doing, in words."""
+        """Return the operation of a worker in words."""
         return self._progress[worker].describe()
 
     def about(self, worker: int) -> dict[str, Any]:
-        """What an error says of the worker that it is about."""
+        """Return the attributes of an error about a worker."""
         return {"worker": worker, "env_ids": self.env_ids(worker), "pid": self.pid(worker), "doing": self.doing(worker)}
 
     def liveness_token(self, worker: int) -> tuple[Any, ...]:
-        """What changes with whatever a worker begins, and with whatever is asked of it and answered."""
+        """Return a value that changes with each operation of a worker, each request and each answer."""
         process = self._processes[worker]
         return (*self._progress[worker].liveness_token, len(process.credits), len(process.open_calls))
 
     def busy_with(self, worker: int, asked: bool) -> str:
-        """One of :data:`~parenv.memory.status_slot.DOING`; empty while nothing is asked of it, by messages or else."""
+        """Return one of :data:`~parenv.memory.status_slot.DOING`, empty if the worker has no open request."""
         process = self._processes[worker]
         return self._progress[worker].doing if asked or process.credits or process.open_calls else ""
 
     def env_ids(self, worker: int) -> range:
-        """The sub-environments of a worker."""
+        """Return the sub-environments of a worker."""
         first = self.first_env_id + sum(self.shares[:worker])
         return range(first, first + self.shares[worker])
 
     def start(self, launch: Launch, timeout_s: float) -> list[Any]:
-        """Start all and wait until they are ready; what each has said of itself, of the kind that its task has.
+        """Start all workers, wait until they are ready, and return the message of each.
 
         Raises:
-            WorkerTimeoutError: some are not, in time.
-            ProtocolError: they have neither as many sub-environments as planned nor all equally many.
+            WorkerTimeoutError: Some are not ready in time.
+            ProtocolError: They have other numbers of sub-environments than planned, and these differ.
         """
         self.placement.start(launch, [process.sender for process in self._processes])
         watchdog, suspected = Watchdog(1, timeout_s), set[int]()
@@ -148,12 +149,12 @@ class Workers:
         return ready
 
     def _expel_odd_hosts(self, suspected: set[int]) -> bool:
-        """End hosts that describe sub-environments otherwise than most workers do; whether there were any.
+        """End hosts whose workers describe sub-environments differently from most, and return whether there were any.
 
-        A worker that does so on another host too is right: its sub-environments are others.
+        A worker that does so on a second host is right, because its sub-environments do differ.
 
         Args:
-            suspected: workers that did so before; added to.
+            suspected: Workers that did so before, added to.
         """
         ready: list[Any] = [process.ready for process in self._processes]
         numbers = [one.num_envs for one in ready]
@@ -167,27 +168,27 @@ class Workers:
         return any(expelled)
 
     def restart(self, launch: Launch, worker: int) -> None:
-        """Start another process in the place of one that is gone; what the old one still says is refused."""
+        """Start another process of a worker. Late messages of the former process are refused."""
         process = self._processes[worker] = _Process(Sender(worker, self._processes[worker].stands_for + 1))
         self.heard[worker] = 0
         self.placement.start(launch, [process.sender])
 
     def skip_generations(self, worker: int, generation: int) -> int:
-        """Go on counting behind the processes of another run; the generation that the present one stands for."""
+        """Count generations from those of another run on, and return the generation of the present process."""
         process = self._processes[worker]
         process.stands_for = max(generation, process.stands_for) + 1
         return process.stands_for
 
     def ready(self, worker: int) -> Ready | StepReady | None:
-        """What the present process of a worker has said of itself when it was ready; ``None`` before that."""
+        """Return the message of the present process of a worker when it was ready, ``None`` before that."""
         return self._processes[worker].ready
 
     def is_done(self, worker: int) -> bool:
-        """Whether the present process of a worker is gone, or does nothing any more but wait for its end."""
+        """Return whether the present process of a worker has ended, or only waits for its end."""
         return self._processes[worker].is_done
 
     def generation(self, worker: int) -> int:
-        """How often the process of a worker has been restarted."""
+        """Return the number of restarts of a worker."""
         return self._processes[worker].sender.generation
 
     def say(self, worker: int, message: Message) -> None:
@@ -203,7 +204,7 @@ class Workers:
                 process.open_calls.add(message.sequence)
 
     def signal(self, worker: int, signum: int, alone: bool) -> None:
-        """Send a signal to a worker, alone or with all that it has started."""
+        """Send a signal to a worker, alone or with the processes that it has started."""
         self.placement.signal(self._processes[worker].sender, signum, alone)
 
     def expel(self, worker: int, why: str, if_room: bool = False) -> bool:
@@ -211,11 +212,11 @@ class Workers:
         return self.placement.expel(self._processes[worker].sender, why, if_room)
 
     def stack(self, worker: int) -> str:
-        """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
+        """Request the Python stack of a worker, wait for it and return it, empty if it cannot be had."""
         return self.placement.stack(self._processes[worker].sender)
 
     def close(self, timeout_s: float) -> None:
-        """End all, by themselves within the limit or by force after it. To be called once."""
+        """End all workers, by force after the limit. It must be called once only."""
         self.closed = True
         try:
             self._progress[0].closing[0] = True
@@ -226,11 +227,11 @@ class Workers:
             self.placement.close(timeout_s)
 
     def listen(self, timeout_s: float) -> None:
-        """Hear what has been said; waits up to the limit if there is nothing.
+        """Receive messages, and wait for one up to the limit if none has arrived.
 
         Raises:
-            WorkerDiedError: a worker is gone. What else has happened is heard the next time.
-            BaseException: what :attr:`stopped` makes.
+            WorkerDiedError: A worker has ended. The next call receives the messages after that.
+            BaseException: Exception that :attr:`stopped` returns.
         """
         if self.stopped is not None:
             raise self.stopped()
@@ -275,10 +276,10 @@ class Workers:
                 self._hear_failure(process, message)
 
     def _hear_commit(self, process: _Process, message: Commit) -> None:
-        """Note a rollout; they come in the order of their credits, and one that is left out is not made up for.
+        """Note a rollout. Rollouts of a worker arrive in the order of their credits.
 
         Raises:
-            ProtocolError: one before it is missing.
+            ProtocolError: A rollout before it is missing.
         """
         if message.sequence not in process.credits:
             self.refused_messages += 1
@@ -311,7 +312,7 @@ class Workers:
 
     def _late(self, timeout_s: float) -> WorkerTimeoutError:
         late = [process.sender.worker for process in self._processes if not process.ready]
-        # The error shows the stack of the first one, and one that waits for a host has none.
+        # The error shows the stack of the first worker, and a worker that waits for a host has none.
         late.sort(key=lambda worker: self.doing(worker) == WAITING_FOR_A_HOST)
         return WorkerTimeoutError(
             f"{len(late)} of {len(self._processes)} workers are not ready after {timeout_s:g} s: "
@@ -323,5 +324,5 @@ class Workers:
 
 
 def _spaces(ready: Any) -> bytes:
-    """The spaces of a worker, if all workers must have the same: those of a vector env may differ."""
+    """Return the spaces of a worker of a pool. Workers of a vector env may have different ones."""
     return pack(ready.spaces)[0] if isinstance(ready, Ready) else b""

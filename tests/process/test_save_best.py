@@ -306,7 +306,7 @@ def test_a_policy_by_which_nobody_acts_cannot_be_judged(tmp_path: Path) -> None:
     policies = {"a": Payer(), "b": Payer()}
     with (
         AsyncWorkerPool(Rivals, policies, policy_of=lambda agent, episode: "a", num_workers=0) as pool,
-        pytest.raises(ConfigurationError, match="in 0 of 5 episodes somebody acted by policy 'b'"),
+        pytest.raises(ConfigurationError, match="an agent acted by policy 'b' in 0 of 5 episodes, but SaveBest needs"),
     ):
         SaveBest(tmp_path / "best.ckpt", episodes=5, policy="b").finish(pool)
 
