@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> Curve:
         if args.save:
             torch.save(population.member(best).policy.module.state_dict(), args.save)
     if args.plot:
-        from parenv.cli.lineage import lineage
+        from parenv.bench import lineage
 
         lineage(args.lineage, args.plot)
     return curve

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if _sys.platform != "linux":
     raise ImportError(
-        f"parenv runs on Linux and not on {_sys.platform}, which lacks what its workers need: memory without "
-        "a name, and descriptors of processes and events. Use it in a container, or on Windows in WSL 2"
+        f"parenv needs Linux, got {_sys.platform}: its workers use memfd, pidfd and eventfd. "
+        "Run it in a container, or on Windows in WSL 2."
     )
 
 from parenv.errors import (
@@ -53,6 +53,7 @@ from parenv.worker.member import Fitness, Member
 
 if TYPE_CHECKING:
     from parenv import adapters as adapters
+    from parenv import bench as bench
     from parenv import cli as cli
     from parenv import exporting as exporting
     from parenv import learning as learning
@@ -125,19 +126,19 @@ __all__ = [
     "recommended_num_workers",
     "save_checkpoint",
 ]
-_MODULES = ("adapters", "cli", "exporting", "learning", "progress", "returns", "testing")
-_WING_OF = {"SaveBest": "records", "load_checkpoint": "records", "save_checkpoint": "records", "export": "exporting"}
+_MODULES = ("adapters", "bench", "cli", "exporting", "learning", "progress", "returns", "testing")
+_PACKAGE_OF = {"SaveBest": "records", "load_checkpoint": "records", "save_checkpoint": "records", "export": "exporting"}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """What is imported when somebody asks for it: some modules need torch, or a library of an extra."""
+        """Import a module when it is used, because some modules need torch or an optional library."""
         if name in _MODULES:
             return import_module(f"parenv.{name}")
-        if name in _WING_OF:
-            return getattr(import_module(f"parenv.{_WING_OF[name]}"), name)
+        if name in _PACKAGE_OF:
+            return getattr(import_module(f"parenv.{_PACKAGE_OF[name]}"), name)
         raise AttributeError(f"module 'parenv' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_WING_OF})
+    return sorted({*globals(), *_MODULES, *_PACKAGE_OF})

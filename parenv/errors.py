@@ -1,30 +1,29 @@
-"""The errors parenv raises, in one tree.
+"""Errors that parenv raises, in one tree.
 
 ::
 
     ParenvError
-    ├── ConfigurationError (ValueError)      yours: an argument is wrong, nothing has started
-    │   ├── NotPicklableError                yours: an object cannot travel to a worker
-    │   └── PolicyOutputError                yours: what the policy returns does not fit
-    ├── GradientError                        yours: a loss or a gradient cannot be learned from
-    ├── SubEnvironmentError                  yours: where in which sub-environment an exception began
-    │   └── ObservationError                 yours: an observation does not fit its space
-    ├── WorkerError                          the world's: a process did not do what it should
-    │   ├── WorkerDiedError                  it is gone, with exit code or signal
-    │   │   └── HostLostError                its machine is gone, or the connection to it
-    │   ├── WorkerTimeoutError               it did not answer in time
-    │   ├── WorkerMemoryError                it has likely reached its limit of memory
-    │   └── RestartLimitError                it died more often than ``RestartPolicy`` allows
-    ├── PolicyLagError                       yours: a publish would break ``max_policy_lag``
-    ├── ReplayError                          yours: a replayed run does not do what was recorded
-    ├── NotDataError (TypeError)             yours: a value is not plain data
-    ├── ProtocolError                        ours: a message that may not be said now, or is malformed
-    ├── PoolBusyError                        another thread is using the pool
-    └── PoolClosedError                      the pool was closed before
+    ├── ConfigurationError (ValueError)      an argument is wrong
+    │   ├── NotPicklableError                an object cannot be sent to a worker
+    │   └── PolicyOutputError                the policy's output does not fit
+    ├── GradientError                        a loss or a gradient cannot be used
+    ├── SubEnvironmentError                  origin of an exception in a worker
+    │   └── ObservationError                 an observation does not fit its space
+    ├── WorkerError                          a worker process failed
+    │   ├── WorkerDiedError                  the process ended
+    │   │   └── HostLostError                its machine or the connection is lost
+    │   ├── WorkerTimeoutError               the process did not answer in time
+    │   ├── WorkerMemoryError                the process has reached its memory limit
+    │   └── RestartLimitError                a worker died too often
+    ├── PolicyLagError                       a publish would exceed max_policy_lag
+    ├── ReplayError                          a replayed run differs from the recorded one
+    ├── NotDataError (TypeError)             a value is not plain data
+    ├── ProtocolError                        a message is malformed or not allowed
+    ├── PoolBusyError                        another thread uses the pool
+    └── PoolClosedError                      the pool is closed
 
-An exception raised inside a sub-environment is raised again in the driver in its own type; its
-``__cause__`` is the :class:`SubEnvironmentError` or :class:`WorkerError` that says where it happened and
-carries the remote traceback.
+parenv raises an exception of a sub-environment again in the main process, in its own type. Its ``__cause__`` is a
+:class:`SubEnvironmentError` or a :class:`WorkerError`, which contains its origin and the remote traceback.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from types import TracebackType
 
 
 class ParenvError(Exception):
-    """Base class of every error that parenv itself raises.
+    """Base class of all errors of parenv.
 
     >>> issubclass(ConfigurationError, ParenvError)
     True
@@ -44,7 +43,9 @@ class ParenvError(Exception):
 
 
 class ConfigurationError(ParenvError, ValueError):
-    """An argument is wrong; nothing has been started and nothing is lost.
+    """Raised if an argument is wrong. Nothing has been started or lost.
+
+    The message contains the argument, its value and the fix.
 
     >>> from parenv import Stop
     >>> Stop(env_steps=0)
@@ -54,7 +55,9 @@ class ConfigurationError(ParenvError, ValueError):
 
 
 class NotPicklableError(ConfigurationError):
-    """An object that must travel to the workers cannot be pickled; the message names the offending part.
+    """Raised if an object that must be sent to workers cannot be pickled.
+
+    The message names the part. Create it in the worker, for example in the environment's constructor.
 
     >>> import threading
     >>> from parenv import AsyncWorkerPool
@@ -66,7 +69,9 @@ class NotPicklableError(ConfigurationError):
 
 
 class PolicyOutputError(ConfigurationError):
-    """What the policy returned does not fit the action space or the layout of the rollout.
+    """Raised if the policy's output does not fit the action space or the layout of the rollout.
+
+    The message contains shape and dtype of both. Change the policy's return value.
 
     >>> from parenv import AsyncWorkerPool
     >>> AsyncWorkerPool("CartPole-v1", lambda observations: observations, num_workers=0)
@@ -76,7 +81,10 @@ class PolicyOutputError(ConfigurationError):
 
 
 class GradientError(ParenvError):
-    """A ``loss_fn`` returned nothing that has a gradient, or the gradient is not finite.
+    """Raised if the result of ``loss_fn`` has no gradient, or if the gradient is not finite.
+
+    Return a loss that depends on the policy's parameters. ``GradientOptions(on_nonfinite="skip")`` leaves out gradients
+    with NaN or infinity.
 
     >>> import torch
     >>> from parenv import AsyncWorkerPool, TorchPolicy
@@ -94,13 +102,15 @@ class GradientError(ParenvError):
 
 
 class SubEnvironmentError(ParenvError):
-    """Where an exception in a worker happened.
+    """Origin of an exception in a worker, as the ``__cause__`` of this exception.
+
+    The cause is in the code of the sub-environment, the policy or a callback. ``remote_traceback`` names the line.
 
     Attributes:
-        worker: index of the worker.
-        env_id: index of the sub-environment in the whole pool, or ``None`` where none was at work.
-        doing: what it was doing, such as ``"step"``.
-        remote_traceback: the traceback in the worker, as text.
+        worker: Index of the worker.
+        env_id: Index of the sub-environment in the whole pool, or ``None`` if no sub-environment was involved.
+        doing: Activity of the worker, such as ``"step"``.
+        remote_traceback: Traceback in the worker, as text.
 
     >>> import gymnasium as gym
     >>> from parenv import AsyncWorkerPool
@@ -130,7 +140,9 @@ class SubEnvironmentError(ParenvError):
 
 
 class ObservationError(SubEnvironmentError):
-    """A sub-environment returned an observation whose shape, dtype or structure is not that of its space.
+    """Raised if shape, dtype or structure of an observation differ from those of the observation space.
+
+    Change the environment's observation space, or wrap the environment.
 
     >>> import gymnasium as gym
     >>> from parenv import AsyncWorkerPool
@@ -146,13 +158,13 @@ class ObservationError(SubEnvironmentError):
 
 
 class WorkerError(ParenvError):
-    """A worker process failed.
+    """Base class of errors of worker processes.
 
     Attributes:
-        worker: index of the worker.
-        env_ids: the sub-environments it was stepping.
-        pid: its process id.
-        doing: what it was doing, as far as shared memory tells.
+        worker: Index of the worker.
+        env_ids: Indices of its sub-environments.
+        pid: Process id.
+        doing: Last activity that the worker has written to shared memory, such as ``"step"``.
 
     >>> error = WorkerError("worker 1 failed", worker=1, env_ids=[2, 3], pid=4321, doing="step")
     >>> error.worker, error.env_ids
@@ -170,11 +182,13 @@ class WorkerError(ParenvError):
 
 
 class WorkerDiedError(WorkerError):
-    """A worker process ended without being asked to.
+    """Raised if a worker process ends unexpectedly.
+
+    The message contains the likely cause. ``RestartPolicy`` decides whether a new process replaces the worker.
 
     Attributes:
-        exit_code: its exit code, or ``None`` where a signal ended it.
-        signal: the number of the signal that ended it, or ``None``.
+        exit_code: Exit code, or ``None`` if a signal ended the process.
+        signal: Number of the signal that ended the process, or ``None``.
 
     >>> print(WorkerDiedError(worker=1, env_ids=[2, 3], pid=4321, doing="step", signal=11))
     worker 1 (pid 4321, env_ids 2-3) was killed by SIGSEGV during env.step(). Native code crashed: ...
@@ -201,7 +215,9 @@ class WorkerDiedError(WorkerError):
 
 
 class HostLostError(WorkerDiedError):
-    """A worker on another machine is gone with its host: the host ended, or the connection to it.
+    """Raised if a worker on another machine is lost because its host or the connection has ended.
+
+    Check that ``parenv worker`` runs on the host and that the network is up.
 
     >>> print(HostLostError("the connection to node1 ended", worker=1, env_ids=[2, 3], pid=4321, doing="step"))
     worker 1 (pid 4321, env_ids 2-3) is lost during env.step(): the connection to node1 ended.
@@ -213,7 +229,9 @@ class HostLostError(WorkerDiedError):
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """A worker did not answer within its limit.
+    """Raised if a worker does not answer within its time limit.
+
+    Increase the limit, such as ``WorkerOptions(step_timeout_s=...)``, if the environment or the policy is only slow.
 
     >>> issubclass(WorkerTimeoutError, TimeoutError)
     True
@@ -221,7 +239,9 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
 
 
 class WorkerMemoryError(WorkerError, MemoryError):
-    """A worker has likely reached ``WorkerOptions.max_memory_bytes``.
+    """Raised if a worker has likely reached ``WorkerOptions.max_memory_bytes``.
+
+    Increase the limit, or look for a memory leak in the environment.
 
     >>> issubclass(WorkerMemoryError, MemoryError)
     True
@@ -229,10 +249,12 @@ class WorkerMemoryError(WorkerError, MemoryError):
 
 
 class RestartLimitError(WorkerError):
-    """A worker has died, or had to be ended, more often than its ``RestartPolicy`` allows.
+    """Raised if a worker has died or was killed more often than its ``RestartPolicy`` allows.
+
+    Fix the cause of the deaths, or allow more of them with ``RestartPolicy(max_restarts=...)``.
 
     Attributes:
-        deaths: why, each time, in order; of thousands the last.
+        deaths: Errors of the deaths, in order. Only the last ones are kept.
 
     >>> deaths = [WorkerDiedError(worker=1, env_ids=[2, 3], pid=pid, doing="step", signal=9) for pid in (4321, 4330)]
     >>> error = RestartLimitError(1, [2, 3], deaths)
@@ -252,7 +274,9 @@ class RestartLimitError(WorkerError):
 
 
 class PolicyLagError(ParenvError):
-    """Publishing now would make rollouts that are under way older than ``max_policy_lag`` allows.
+    """Raised if a publish would make rollouts in progress older than ``max_policy_lag`` allows.
+
+    Consume rollouts before the next publish, or increase ``max_policy_lag``.
 
     >>> from parenv import AsyncWorkerPool
     >>> def lean(observations):
@@ -267,10 +291,12 @@ class PolicyLagError(ParenvError):
 
 
 class ReplayError(ParenvError):
-    """A run with ``replay`` does something else than the recorded one.
+    """Raised if a run with ``replay`` differs from the recorded run.
+
+    The environment, the policy or the arguments have changed, or one of them is not deterministic.
 
     Attributes:
-        rollout: number of the first rollout that differs, counted from 0, or of the one that was to come.
+        rollout: Number of the first rollout that differs or is missing, counted from 0.
 
     >>> ReplayError("rollout 3 has other rewards than were recorded", rollout=3).rollout
     3
@@ -282,9 +308,9 @@ class ReplayError(ParenvError):
 
 
 class NotDataError(ParenvError, TypeError):
-    """A value is not plain data, so that it can neither travel from a worker nor be saved in a checkpoint.
+    """Raised if a value is not plain data, so that a worker cannot send it and a checkpoint cannot contain it.
 
-    Nothing that a worker sends, and nothing in a file, is ever unpickled.
+    parenv never unpickles messages or files. Convert the value to numbers, texts, arrays, tensors, lists or dicts.
 
     >>> from parenv import save_checkpoint
     >>> save_checkpoint("run.ckpt", {"agent": object()})
@@ -294,7 +320,9 @@ class NotDataError(ParenvError, TypeError):
 
 
 class ProtocolError(ParenvError):
-    """A message was malformed, of another protocol version, or not allowed in the present state.
+    """Raised if a message is malformed, has another protocol version, or is not allowed in the present state.
+
+    Check that all machines have the same version of parenv. Otherwise, this is a bug in parenv.
 
     >>> issubclass(ProtocolError, ParenvError)
     True
@@ -302,7 +330,7 @@ class ProtocolError(ParenvError):
 
 
 class PoolBusyError(ParenvError):
-    """Another thread is using the pool: one pool, one thread.
+    """Raised if another thread uses the pool. Only one thread can use a pool at a time.
 
     >>> issubclass(PoolBusyError, ParenvError)
     True
@@ -310,7 +338,7 @@ class PoolBusyError(ParenvError):
 
 
 class PoolClosedError(ParenvError):
-    """The pool is closed.
+    """Raised if the pool is closed. Make a new pool.
 
     >>> from parenv import AsyncWorkerPool
     >>> pool = AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0, num_workers=0)
@@ -322,7 +350,7 @@ class PoolClosedError(ParenvError):
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package, which say nothing of what the user has done."""
+    """Return a traceback without the frames of parenv, which do not help users to find their error."""
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -335,14 +363,14 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _without_message(trace: str) -> str:
-    """A traceback as text up to its last frame: the exception that it belongs to repeats type and message."""
+    """Return a traceback as text up to its last frame. Type and message are printed with the exception."""
     before, header, last = trace.rpartition("Traceback (most recent call last):\n")
     frames = takewhile(lambda line: line.startswith(" "), last.splitlines(keepends=True))
     return f"{before}{header}{''.join(frames).rstrip()}" if header else trace
 
 
 def span(env_ids: Sequence[int]) -> str:
-    """Write sorted, adjacent env_ids as a range.
+    """Return sorted, adjacent env_ids as a range.
 
     >>> span([4, 5, 6]), span([7]), span([])
     ('4-6', '7', 'none')
@@ -353,7 +381,7 @@ def span(env_ids: Sequence[int]) -> str:
 
 
 def _named(error: Exception) -> str:
-    """An error as text, with its type where its text does not say what happened."""
+    """Return an error as text. A worker's error is complete without its type."""
     return str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
 
 
@@ -380,7 +408,7 @@ _PHRASES = {
 
 
 def during(doing: str) -> str:
-    """Say in a sentence what a worker was doing, given as its status is: a code, perhaps with an env_id.
+    """Return the words for an activity, given as a code with or without an env_id.
 
     >>> during("step of env_id 3"), during("loss_fn")
     ('during env.step() of env_id 3', 'in loss_fn')
@@ -390,7 +418,7 @@ def during(doing: str) -> str:
 
 
 def describe_exit(exit_code: int | None, signal: int | None) -> str:
-    """Say in words how a process ended.
+    """Return the words for the end of a process.
 
     >>> describe_exit(3, None), describe_exit(None, 9)
     ('exited with code 3', 'was killed by SIGKILL')
@@ -406,9 +434,9 @@ def describe_exit(exit_code: int | None, signal: int | None) -> str:
 
 def _likely_cause(exit_code: int | None, signal: int | None) -> str:
     if signal == _signal.SIGKILL:
-        return "SIGKILL usually means the kernel ran out of memory (see dmesg), or somebody's kill -9."
+        return "SIGKILL usually means that the kernel ran out of memory (see dmesg), or that a user ran kill -9."
     if signal in (_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGABRT, _signal.SIGILL, _signal.SIGFPE):
         return "Native code crashed: run with num_workers=0 under a debugger to find where."
     if signal is None and exit_code is not None:
-        return "Something called os._exit or sys.exit: look in the environment and the libraries under it."
-    return "Run with num_workers=0 to see it happen in this process."
+        return "The environment or one of its libraries has called os._exit or sys.exit."
+    return "Run with num_workers=0 to find the cause in this process."

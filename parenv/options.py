@@ -1,4 +1,4 @@
-"""Frozen option objects: what a user may set beyond the few arguments that matter most."""
+"""Frozen option objects for settings beyond the main arguments of a pool."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 
 
 def tcp_address(address: str, ports: range = range(65536)) -> Any:
-    """The host of an address: a name, ``"*"``, or an ``IPv4Address`` or ``IPv6Address``.
+    """Return the host of an address: a name, ``"*"``, or an ``IPv4Address`` or ``IPv6Address``.
 
-    Other ways to write a number, such as ``0`` for ``0.0.0.0``, are refused, so that nobody means one address and gets
-    another.
+    Other spellings of a number, such as ``0`` for ``0.0.0.0``, are refused, because a user can mean another address.
 
     Args:
-        address: such as ``tcp://192.0.2.7:5555``.
-        ports: that it may have; ``*`` is port 0.
+        address: TCP address, such as ``tcp://192.0.2.7:5555``.
+        ports: Allowed ports. ``*`` counts as port 0.
 
     Raises:
-        ConfigurationError: it is not an address of TCP.
+        ConfigurationError: The text is not a TCP address.
 
     >>> tcp_address("tcp://192.0.2.7:5555"), tcp_address("tcp://head-node:*")
     (IPv4Address('192.0.2.7'), 'head-node')
@@ -54,7 +53,7 @@ def tcp_address(address: str, ports: range = range(65536)) -> Any:
 
 
 def _check(check: Callable[..., object], options: Any, *names: str, or_none: bool = False, **more: Any) -> None:
-    """Check some fields, of which ``None`` means something where that is said."""
+    """Check fields of an option object. With ``or_none``, ``None`` is allowed."""
     for name in names:
         value = getattr(options, name)
         if value is not None or not or_none:
@@ -63,14 +62,15 @@ def _check(check: Callable[..., object], options: Any, *names: str, or_none: boo
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often, and how soon, another process takes the place of a worker that is gone.
+    """Limits and delays of worker restarts.
 
     Args:
-        max_restarts: of one worker within ``window_s``; one death more ends the pool with all of them in the error.
-        window_s: seconds.
-        backoff_s: seconds before the second restart within the window, doubled for each further one; the first is
-            made at once.
-        max_backoff_s: the longest of these.
+        max_restarts: Maximum number of restarts of one worker within ``window_s``. Default: 5. One more death ends the
+            pool with :class:`~parenv.RestartLimitError`, which lists all deaths.
+        window_s: Length of the window in seconds. Default: 60.
+        backoff_s: Delay before the second restart within the window, in seconds. Default: 0.5. Each further restart
+            doubles it. The first restart has no delay.
+        max_backoff_s: Maximum delay in seconds. Default: 10.
 
     >>> WorkerOptions(restart=RestartPolicy(max_restarts=20, window_s=600.0)).restart.max_restarts
     20
@@ -82,49 +82,57 @@ class RestartPolicy:
     max_backoff_s: float = 10.0
 
     def __post_init__(self) -> None:
-        _check(at_least, self, "max_restarts", least=1, hint="; WorkerOptions(restart=None) restarts nobody")
+        _check(at_least, self, "max_restarts", least=1, hint="; WorkerOptions(restart=None) disables restarts")
         _check(positive, self, "window_s", "backoff_s", "max_backoff_s", unit=" seconds")
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """How a worker process is set up and how long it may take.
+    """Setup, limits and failure handling of worker processes.
 
     Args:
-        device: torch device on which a worker acts, and computes its gradients or has its members learn; of several,
-            as in ``("cuda:0", "cuda:1")``, each worker has one, in turns. With ``"cpu"`` GPUs are hidden from workers.
-        rollout_device: for pools: where rollouts lie: in shared memory of the host (``None``), or on a CUDA device,
-            such as the learner's. Then they are of tensors there: observations, actions and extras are written there
-            by the worker, without a way through the host where it has them on a GPU; the rest is copied on arrival.
-        threads: intra-op threads per worker (OpenMP, BLAS, torch), set before anything is imported.
-        environment: environment variables, set before anything is imported.
-        preload: modules imported once and shared by all workers: slow ones, that start no threads of their own.
-        start_method: ``"fork"``: workers are forked, in milliseconds, from a small process that has imported what all
-            need; ``"spawn"``: each is a fresh interpreter that imports everything for itself, ``preload`` or not: for
-            what must not be forked once it is loaded, such as JAX.
-        step_workers: for pools: processes that step the sub-environments of each worker, which acts for all of them, in
-            two half batches that take turns; ``None``: it steps them itself. For policies of which one forward for all
-            costs less than one in every worker, as on a GPU. ``num_workers`` is 1 by default.
-        setup_fn: called as ``setup_fn(worker)`` in each worker before its sub-environments are made; workers are
-            counted over all learners, so that ports and files chosen by them are different.
-        cleanup_fn: called as ``cleanup_fn(worker)`` in each worker after its sub-environments are closed.
-        restart: what happens when a worker dies or hangs; ``None``: that ends the pool. A vector env restarts its
-            workers so only with ``on_worker_death="restart"``.
-        on_env_error: for pools: what happens when a sub-environment raises after the start. ``"raise"``: the pool is
-            closed and raises it; ``"restart_env"``: another one takes its place, as often as ``restart`` allows, and
-            its episode ends as truncated; ``"restart_worker"``: as if the worker had died.
-        step_timeout_s: seconds that a worker may take for an env step, for acting, for ``postprocess``, for
-            ``loss_fn``, or for a call, before it counts as hung; ``None``: no limit.
-        reset_timeout_s: the same for a reset, or for making an environment after the start.
-        start_timeout_s: seconds that all workers together, or one that is restarted, may take until they are ready.
-        close_timeout_s: seconds that a worker may take to end by itself before it is killed.
-        max_memory_bytes: bytes that a worker process may allocate beyond what it began with; ``None``: no limit. One
-            that dies of it does so by :class:`~parenv.WorkerMemoryError`. Linux only.
-        strict_dtype: whether observations and actions in another dtype of the same kind are errors, and not cast.
-        check_finite: whether NaN or infinity in an observation or action is an error, which says whose and when.
-        step_threads: for pools: how many sub-environments a worker steps and resets at once, in threads. For those
-            that wait, for a socket or a clock, and share nothing; what computes in Python gains nothing. Rollouts are
-            the same whatever the number. They are made, and called by ``call``, in the main thread.
+        device: Torch device on which a worker acts, computes gradients and trains its members. Workers take the
+            devices of a tuple such as ``("cuda:0", "cuda:1")`` in turn. Default: ``"cpu"``, which also hides GPUs from
+            workers.
+        rollout_device: CUDA device of rollouts, such as the learner's (pools only). Default: ``None``, shared memory of
+            the host. Rollouts on a device consist of tensors. A worker on a GPU writes observations, actions and
+            extras there directly; the other fields are copied on arrival.
+        threads: Number of intra-op threads per worker (OpenMP, BLAS, torch), set before any import. Default: 1.
+        environment: Environment variables of workers, set before any import. Default: none.
+        preload: Names of modules that are imported once for all workers. They should be slow to import and must not
+            start threads. Default: none.
+        start_method: ``"fork"`` (default) forks workers within milliseconds from a small process that has imported
+            their modules. ``"spawn"`` starts a new interpreter for each worker, without ``preload``. Use it for
+            libraries that must not be forked after their import, such as JAX.
+        step_workers: Number of processes that step the sub-environments of each worker (pools only). The worker acts
+            for all of them, in two alternating halves (double buffering). Centralized inference is worth it if one
+            large batch is cheaper than a small batch per worker, as on a GPU. ``num_workers`` is then 1 by default.
+            Default: ``None``, each worker steps its sub-environments itself.
+        setup_fn: Function that each worker calls as ``setup_fn(worker)`` before it makes its sub-environments. Worker
+            indices are unique over all learners, so that ports and files can depend on them. Default: ``None``.
+        cleanup_fn: Function that each worker calls as ``cleanup_fn(worker)`` after it has closed its sub-environments.
+            Default: ``None``.
+        restart: Policy for workers that die or hang. Default: ``RestartPolicy()``. With ``None``, such a worker ends
+            the pool. A vector env uses it only with ``on_worker_death="restart"``.
+        on_env_error: Reaction to an exception of a sub-environment after the start (pools only). ``"raise"`` (default)
+            closes the pool and raises the exception. ``"restart_env"`` replaces the sub-environment and truncates its
+            episode, as often as ``restart`` allows. ``"restart_worker"`` restarts the worker.
+        step_timeout_s: Time limit in seconds for an env step, for acting, for ``postprocess``, for ``loss_fn`` and for
+            a call. A worker that exceeds it counts as hung. Default: 600. ``None`` sets no limit.
+        reset_timeout_s: Time limit in seconds for a reset, and for a new environment after the start. Default: 600.
+            ``None`` sets no limit.
+        start_timeout_s: Time limit in seconds for the start of all workers, or for a restart. Default: 120.
+        close_timeout_s: Time limit in seconds for the end of a worker. A slower worker is killed. Default: 5.
+        max_memory_bytes: Maximum number of bytes that a worker allocates beyond those of its start. A worker that
+            reaches it and dies raises :class:`~parenv.WorkerMemoryError`. Default: ``None``, no limit.
+        strict_dtype: Whether to refuse observations and actions in another dtype of the same kind. Default: ``False``,
+            they are cast.
+        check_finite: Whether to refuse NaN and infinity in observations and actions. The error contains the
+            sub-environment and the step. Default: ``False``.
+        step_threads: Number of threads in which a worker steps and resets its sub-environments (pools only). Threads
+            help sub-environments that wait, for a socket or a clock, and that share no state. They do not help
+            computation in Python. Rollouts do not depend on the number. Sub-environments are made, and called by
+            ``call``, in the main thread. Default: 1.
 
     >>> options = WorkerOptions(threads=2, step_timeout_s=30.0, on_env_error="restart_env", preload=("numpy.linalg",))
     >>> options.reset_timeout_s
@@ -175,32 +183,34 @@ class WorkerOptions:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Those that workers have in turns."""
+        """Devices that workers take in turn."""
         return self.device if isinstance(self.device, tuple) else (self.device,)
 
 
 @dataclass(frozen=True)
 class RemotePlacement:
-    """Workers on other machines, where ``parenv worker --connect tcp://HOST:PORT --key FILE --num-workers N`` runs.
+    """Workers on other machines, which run ``parenv worker --connect tcp://HOST:PORT --key FILE --num-workers N``.
 
-    Hosts may come and go at any time. A worker that has no place waits for one, up to ``WorkerOptions.start_timeout_s``
-    at the start; one whose host is gone is started again on another, or when one comes. All traffic is encrypted and
-    authenticated (CURVE); keys are made by ``parenv keys create``.
+    Hosts can join and leave at any time. A worker without a host waits for one, at the start for up to
+    ``WorkerOptions.start_timeout_s``. A worker whose host is lost restarts on another host, or when a host joins. All
+    traffic is encrypted and authenticated (CURVE). ``parenv keys create`` makes the keys.
 
     Args:
-        listen: where hosts connect to, ``tcp://ADDRESS:PORT`` with an address of this machine.
-        key: the driver's key file.
-        hosts: public keys of the hosts that may join: the file ``hosts.pub``, which is read again when it changes, or
-            the keys themselves.
-        num_local: how many of the workers, the first ones, run on this machine.
-        weights: how the policy's weights cross: ``"exact"``, or ``"bfloat16"``, half as many bytes, by which workers
-            act on float32 weights rounded by at most 0.4 % each.
-        any_interface: has to be true for ``0.0.0.0``, ``[::]`` and ``*``, which are all networks of this machine.
-        silence_s: seconds without a sign of life after which a host counts as lost. A host looks for its driver anew
-            after 5 s.
-        max_message_bytes: what a host may send in one message, and a sixteenth of it beside arrays and bytes; rollouts
-            are sent in small pieces and may be larger.
-        max_connections: how many hosts may be connected at once; by one key half as many, where several are listed.
+        listen: Address for hosts, ``tcp://ADDRESS:PORT``, with an address of this machine.
+        key: Path of the driver's key file.
+        hosts: Public keys of the hosts that may join: path of ``hosts.pub``, or the keys. The file is read again when
+            it changes.
+        num_local: Number of workers on this machine, which are the first ones. Default: 0.
+        weights: Encoding of the policy's weights on the network. ``"exact"`` (default) sends all bits. ``"bfloat16"``
+            sends half as many bytes; workers then act with float32 weights rounded by at most 0.4 %.
+        any_interface: Whether to permit ``0.0.0.0``, ``[::]`` and ``*``, which listen on all networks of this machine.
+            Default: ``False``.
+        silence_s: Time without a sign of life after which a host counts as lost, in seconds. Default: 5. A host that
+            has lost its driver looks for it again after 5 s.
+        max_message_bytes: Maximum size of a message from a host, in bytes. Default: 64 MiB. The part beside arrays and
+            bytes has a sixteenth of it. Rollouts are sent in small pieces and can be larger.
+        max_connections: Maximum number of connected hosts. Default: 256. If several keys are listed, one key can have
+            half of them.
 
     >>> RemotePlacement("tcp://192.0.2.7:5555", key="keys/driver.key", hosts="keys/hosts.pub", num_local=2).silence_s
     5.0
@@ -225,7 +235,7 @@ class RemotePlacement:
         if (host == "*" or getattr(host, "is_unspecified", False)) and not self.any_interface:
             raise ConfigurationError(
                 f"listen={self.listen!r} is reachable from every network that this machine is on: name one address, or "
-                "say any_interface=True"
+                "set any_interface=True"
             )
         _check(one_of, self, "weights", allowed=get_args(WeightsEncoding))
         for name, least in (("num_local", 0), ("max_message_bytes", 1 << 16), ("max_connections", 1)):
@@ -234,10 +244,11 @@ class RemotePlacement:
             raise ConfigurationError(f"RemotePlacement.silence_s must be 0.5 to 3600 seconds, got {self.silence_s}")
 
     def count_workers(self, num_workers: Any) -> int:
-        """How many workers there are, here and on hosts: as many as the user says."""
+        """Return the number of workers on this machine and on hosts, which the user must give."""
         if not num_workers or isinstance(num_workers, str):
             raise ConfigurationError(
-                f"with a RemotePlacement, num_workers says how many workers there are on all hosts, got {num_workers!r}"
+                f"with a RemotePlacement, num_workers must be the number of workers on all hosts together, "
+                f"got {num_workers!r}"
             )
         if self.num_local > num_workers:
             raise ConfigurationError(f"num_local={self.num_local} is more than num_workers={num_workers}")
@@ -246,23 +257,25 @@ class RemotePlacement:
 
 @dataclass(frozen=True)
 class GradientOptions:
-    """How the gradients of the workers become one, for ``parallelism="gradient"``.
+    """Reduction of the workers' gradients to one, for ``parallelism="gradient"``.
 
     Args:
-        reduction: ``"weighted_mean"`` weights each gradient by its samples, which is right for a loss that is a mean
-            over env steps. ``"mean"`` weights all gradients alike, for a loss that is a mean over something else, such
-            as episodes. ``"sum"`` is for a loss that is a sum. Or a function of tensors
-            ``(gradients [K, P], weights [K]) -> gradient [P]``, whose weights are samples times ``lag_weight``.
-        num_arrivals: async: how many gradients, in the order of arrival, are reduced to one.
-        batch_size: samples (env steps) to accumulate before a gradient is yielded, over as many rounds or arrivals as
-            that takes; ``None``: one round, or ``num_arrivals``.
-        worker_max_norm: bound on the 2-norm of each worker's gradient, clipped on the worker.
-        max_norm: bound on the 2-norm of what is yielded; of a single arrival, the smaller of the two decides.
-        lag_weight: weight of a gradient by its policy lag in publishes, such as ``lambda lag: 0.9**lag``. A weight of 0
-            leaves a gradient out; if all are left out, the result is zeros.
-        keep_rollouts: whether ``Gradient.rollouts`` holds the samples, in place; not for whole episodes.
-        on_nonfinite: what to do with a gradient that holds NaN or infinity: ``"raise"``
-            :class:`~parenv.GradientError`, or ``"skip"`` it and count it.
+        reduction: ``"weighted_mean"`` (default) weights each gradient by its samples, for a loss that is a mean over
+            env steps. ``"mean"`` weights all gradients alike, for a loss that is a mean over something else, such as
+            episodes. ``"sum"`` is for a loss that is a sum. A function of tensors
+            ``(gradients [K, P], weights [K]) -> gradient [P]`` gets samples times ``lag_weight`` as weights.
+        num_arrivals: Number of gradients, in the order of arrival, in one reduction (async only). Default: 1.
+        batch_size: Number of samples (env steps) to accumulate over rounds or arrivals before a gradient is yielded.
+            Default: ``None``, one round or ``num_arrivals``.
+        worker_max_norm: Maximum 2-norm of each worker's gradient, which the worker clips. Default: ``None``.
+        max_norm: Maximum 2-norm of the yielded gradient. With a single arrival, the smaller of both limits applies.
+            Default: ``None``.
+        lag_weight: Weight of a gradient by its policy lag in publishes, such as ``lambda lag: 0.9**lag``. Weight 0
+            leaves a gradient out. If all are left out, the result is zero. Default: ``None``, no weighting.
+        keep_rollouts: Whether ``Gradient.rollouts`` contains the samples, as views. Not available for whole episodes.
+            Default: ``False``.
+        on_nonfinite: Reaction to NaN or infinity in a gradient. ``"raise"`` (default) raises
+            :class:`~parenv.GradientError`. ``"skip"`` leaves the gradient out and counts it.
 
     >>> GradientOptions(batch_size=2048, max_norm=0.5, lag_weight=lambda lag: 0.9**lag).reduction
     'weighted_mean'
@@ -288,23 +301,25 @@ class GradientOptions:
 
 @dataclass(frozen=True)
 class RayPlacement:
-    """Workers where a Ray cluster has room for them: Ray decides which node, and finds another when one is lost.
+    """Workers on the nodes of a Ray cluster. Ray chooses the node, and another one if a node is lost.
 
-    The cluster is the one that ``ray.init(...)`` has connected this process to, or else the one that a plain
-    ``ray.init()`` finds or starts. Each worker host is a Ray actor. Rollouts and weights do not pass through Ray: they
-    are encrypted and go through parenv's own connections, with keys made anew for each pool. These keys reach the nodes
-    as an argument of the actors and are as safe as the Ray cluster: whoever may run code in it, or read its memory or
-    where it stores its state, has them; so has whoever listens to its network, unless Ray is set up with
-    ``RAY_USE_TLS=1``.
+    parenv uses the cluster to which ``ray.init(...)`` has connected this process, or the cluster that a plain
+    ``ray.init()`` finds or starts. Each worker host is a Ray actor.
 
-    The same version of parenv must be installed on every node. Actors, and the workers with them, run at low priority
-    (nice 15) unless the nodes were started with ``RAY_worker_niceness=0``.
+    Rollouts and weights go through parenv's own encrypted connections and not through Ray. Each pool makes new keys,
+    which reach the nodes as an argument of the actors. The keys are as safe as the Ray cluster. A person who can run
+    code in the cluster, or read its memory or its stored state, can read them. So can a person who can read its network
+    traffic, unless Ray uses ``RAY_USE_TLS=1``.
+
+    All nodes need the same version of parenv. Actors and their workers run at low priority (nice 15) unless the nodes
+    were started with ``RAY_worker_niceness=0``.
 
     Args:
-        num_workers: how many workers.
-        workers_per_host: how many of them share an actor, and with it a node, the imports and one copy of the weights.
-        resources: what a worker takes, as Ray counts it: ``"CPU"``, ``"GPU"``, ``"memory"`` in bytes, or a name of your
-            own. An actor asks for that of all its workers.
+        num_workers: Number of workers.
+        workers_per_host: Number of workers in one actor. They share a node, the imports and one copy of the weights.
+            Default: 1.
+        resources: Resources of one worker, as Ray counts them: ``"CPU"``, ``"GPU"``, ``"memory"`` in bytes, or a custom
+            name. An actor requests those of all its workers. Default: one CPU.
 
     >>> RayPlacement(num_workers=5, workers_per_host=2).shares
     (2, 2, 1)
@@ -326,7 +341,7 @@ class RayPlacement:
                 )
 
     def count_workers(self, num_workers: Any) -> int:
-        """How many workers there are: it says so itself."""
+        """Return the number of workers, and check that the argument of a pool agrees."""
         if num_workers not in (None, self.num_workers):
             raise ConfigurationError(
                 f"num_workers={num_workers}, but RayPlacement has num_workers={self.num_workers}: leave one out"
@@ -335,13 +350,13 @@ class RayPlacement:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """How many workers each host has."""
+        """Number of workers of each host."""
         full, rest = divmod(self.num_workers, self.workers_per_host)
         return (self.workers_per_host,) * full + ((rest,) if rest else ())
 
     def needed(self, share: int) -> dict[str, float]:
-        """What a host with so many workers takes."""
-        # Ray counts in ten-thousandths.
+        """Return the resources of a host with a number of workers."""
+        # Ray rounds amounts to ten-thousandths.
         return {name: round(float(amount) * share, 4) for name, amount in self.resources.items()}
 
 
@@ -350,15 +365,17 @@ Placing = RemotePlacement | RayPlacement | None
 
 @dataclass(frozen=True)
 class Stop:
-    """When a stream ends: at the first criterion that holds. Counted from the start of that stream.
+    """Criteria for the end of a stream of rollouts. The first criterion that is met ends it.
+
+    Counts begin at the start of the stream. By default, no criterion is set.
 
     Args:
-        env_steps: env steps delivered.
-        episodes: episodes ended.
-        mean_return: mean return of the last ``window`` episodes, once there are that many.
-        window: episodes over which the mean return is taken.
-        seconds: wall-clock seconds.
-        evaluation_return: mean return of an evaluation. The stream evaluates nothing itself: call
+        env_steps: Number of delivered env steps.
+        episodes: Number of finished episodes.
+        mean_return: Mean return of the last ``window`` episodes. It is not met before so many episodes have finished.
+        window: Number of episodes in the mean return. Default: 100.
+        seconds: Wall-clock time in seconds.
+        evaluation_return: Mean return of an evaluation. The stream does not evaluate by itself: call
             ``pool.evaluate(...)`` or :meth:`SaveBest.update() <parenv.SaveBest.update>` in the loop.
 
     >>> Stop(env_steps=1000).reason(env_steps=1024, episodes=3, mean_return=9.5, seconds=0.1)
@@ -386,14 +403,14 @@ class Stop:
         seconds: float,
         evaluation_return: float = math.nan,
     ) -> str | None:
-        """Name the first criterion that holds, or ``None``.
+        """Return the name of the first criterion that is met, or ``None``.
 
         Args:
-            env_steps: env steps so far.
-            episodes: episodes so far.
-            mean_return: mean return over the window, NaN while there are fewer than ``window`` episodes.
-            seconds: seconds so far.
-            evaluation_return: mean return of the last evaluation, NaN while there is none.
+            env_steps: Env steps so far.
+            episodes: Episodes so far.
+            mean_return: Mean return of the window, or NaN if fewer than ``window`` episodes have finished.
+            seconds: Seconds so far.
+            evaluation_return: Mean return of the last evaluation, or NaN before the first.
         """
         reached = {
             "env_steps": env_steps >= self.env_steps,
@@ -402,4 +419,4 @@ class Stop:
             "seconds": seconds >= self.seconds,
             "evaluation_return": evaluation_return >= self.evaluation_return,
         }
-        return next((name for name, holds in reached.items() if holds), None)
+        return next((name for name, is_met in reached.items() if is_met), None)

@@ -1,6 +1,6 @@
-"""A pool's figures while it runs: a live display in a terminal, lines of text or JSON elsewhere, TensorBoard's curves.
+"""Figures of a running pool: a live display, lines of text or JSON, and curves for TensorBoard.
 
-The display needs the extra ``progress``, the curves ``tensorboard``.
+The display needs the extra ``progress``, the curves need ``tensorboard``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ LINE_EVERY_S = 5.0
 
 
 class ProgressDisplay:
-    """Shows a pool's figures while it runs. Call :meth:`update` once per rollout. Of several learners only rank 0 does.
+    """Display of a pool's figures: live in a terminal, and lines of text in other files.
+
+    Call :meth:`update` once per rollout. With several learners, only rank 0 writes.
 
     Args:
-        pool: whose figures.
-        stop: the criteria of the stream, for what is left.
-        title: the heading.
-        file: where to; standard error by default.
-        as_json: lines of JSON with :func:`scalars` instead.
+        pool: Pool to display.
+        stop: Criteria of the stream, which are shown as targets. Default: no targets.
+        title: Heading. Default: ``"parenv"``.
+        file: File to write to. Default: standard error.
+        as_json: Whether to write lines of JSON with the names of :func:`scalars`. Default: ``False``.
 
     Raises:
         ConfigurationError: ``rich`` is not installed.
@@ -80,7 +82,7 @@ class ProgressDisplay:
             self._live.stop()
 
     def update(self) -> None:
-        """Show the figures of now, unless they were shown just before."""
+        """Show the present figures, at most ten times per second in a terminal and every 5 s in other files."""
         now = time.monotonic()
         if now - self._shown >= (REFRESH_S if self._is_live else LINE_EVERY_S):
             self._show(now)
@@ -104,7 +106,7 @@ class ProgressDisplay:
             self._console.print("  ".join(f"{name} {value}" for name, value in figures.items()), soft_wrap=True)
 
     def _clear_after_shrinking(self) -> None:
-        """A terminal that is made narrower wraps what it shows: where the table begins is not known any more."""
+        """Clear a terminal that was made narrower: it wraps the table, and rich cannot find its first line."""
         before, self._width = self._width, self._console.width
         if self._width < before:
             self._console.clear()
@@ -124,21 +126,21 @@ class ProgressDisplay:
             "env steps/s": f"{rate:,.0f}",
             "episodes": f"{statistics.episodes:,}",
             "mean return": f"{statistics.mean_return:.1f}{wanted}",
-            "policy lag": f"{mean_lag(statistics):.1f} (most {max(lags)})" if lags else "none yet",
+            "policy lag": f"{mean_lag(statistics):.1f} (max {max(lags)})" if lags else "none yet",
             "workers alive": f"{statistics.workers_alive} / {self._pool.num_workers}",
             "time": f"{now - self._began:.0f} s{limit}",
         }
 
 
 class TensorBoardWriter:
-    """Writes a pool's figures as curves over env steps. Call :meth:`update` once per rollout.
+    """Writer of a pool's figures for TensorBoard, as curves over env steps.
 
-    Of several learners only rank 0 writes.
+    Call :meth:`update` once per rollout. With several learners, only rank 0 writes.
 
     Args:
-        pool: whose figures.
-        log_dir: a directory for ``tensorboard --logdir``.
-        every_s: seconds between two points.
+        pool: Pool whose figures are written.
+        log_dir: Directory for ``tensorboard --logdir``.
+        every_s: Minimum time between two points, in seconds. Default: 1.
 
     Raises:
         ConfigurationError: ``tensorboard`` is not installed.
@@ -154,7 +156,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, pool: AsyncWorkerPool[Any], log_dir: str | os.PathLike[str], every_s: float = 1.0) -> None:
-        require("torch.utils.tensorboard", "a writer of curves", "tensorboard")
+        require("torch.utils.tensorboard", "TensorBoardWriter", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self._pool, self._every_s, self._written = pool, every_s, -math.inf
@@ -167,14 +169,14 @@ class TensorBoardWriter:
         self.close()
 
     def update(self) -> None:
-        """Write a point, unless one was written just before."""
+        """Write a point if ``every_s`` has passed since the last one."""
         now = time.monotonic()
         if now - self._written >= self._every_s:
             self._written = now
             self._write()
 
     def close(self) -> None:
-        """Write the last point, and everything to disk."""
+        """Write the last point, and flush all points to disk."""
         self._write()
         if self._writer is not None:
             self._writer.close()  # type: ignore[no-untyped-call,unused-ignore]
@@ -187,7 +189,7 @@ class TensorBoardWriter:
 
 
 def scalars(statistics: PoolStatistics) -> dict[str, float]:
-    """A pool's figures under the names that Stable-Baselines3 and its like log them by; NaN where there is none yet."""
+    """Return a pool's figures by the names that Stable-Baselines3 uses in its logs. Unknown figures are NaN."""
     parts = ("environment", "acting", "learning", "waiting")
     seconds = {part: getattr(statistics, f"{part}_seconds") for part in parts}
     total, found = sum(seconds.values()), statistics.evaluation
@@ -210,7 +212,7 @@ def scalars(statistics: PoolStatistics) -> dict[str, float]:
 
 
 def mean_lag(statistics: PoolStatistics) -> float:
-    """Mean policy lag in publishes, NaN if there is none yet."""
+    """Return the mean policy lag in publishes, or NaN before the first rollout."""
     lags = statistics.policy_lag
     return sum(lag * count for lag, count in lags.items()) / sum(lags.values()) if lags else math.nan
 

@@ -20,7 +20,8 @@ FLOORS = [
     {"pool", "vector", "population"},
     {"records", "advice"},
     {"learning"},
-    {"adapters", "cli", "exporting", "progress", "testing"},
+    {"adapters", "bench", "exporting", "progress", "testing"},
+    {"cli"},
     {"__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -163,10 +164,19 @@ def test_the_session_of_a_pool_knows_few_modules() -> None:
     assert len(found) <= 15, sorted(found)
 
 
-def test_what_measures_another_library_needs_nothing_of_parenv() -> None:
-    for path in (PACKAGE / "cli" / "systems").glob("*.py"):
-        of_parenv = [name for name in imports(path) if name.startswith("parenv")]
-        assert not of_parenv or path.stem == "compared", f"{path} cannot be used where only its library is installed"
+def test_other_libraries_are_measured_without_parenv() -> None:
+    for name in ("__init__.py", "other_libraries.py"):
+        needed = [name for name in imports(PACKAGE / "bench" / name, at_top_only=True) if name.startswith("parenv")]
+        assert needed == [], f"bench/{name} cannot be imported where only another library is installed"
+
+
+def test_measuring_and_commands_use_no_private_attribute_of_other_objects() -> None:
+    for path in [*(PACKAGE / "bench").glob("*.py"), *(PACKAGE / "cli").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                assert ast.unparse(node.value) in ("self", "super()"), f"{path} uses {ast.unparse(node)}"
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("parenv"):
+                assert not any(alias.name.startswith("_") for alias in node.names), f"{path} imports a private name"
 
 
 def test_only_workers_unpickle() -> None:
@@ -189,7 +199,7 @@ def test_a_pool_without_a_torch_policy_never_loads_torch() -> None:
 
 MAX_METHODS, MAX_ATTRIBUTES, MAX_LINES = 25, 15, 60
 LARGE_ON_PURPOSE = {
-    "cli/bench.py:bench": "a table of options, one line each",
+    "bench/benchmark.py:bench": "a table of options, one line each",
     "pool/pool.py:AsyncWorkerPool": "the public class: what can be asked of a pool, a few lines each",
     "remote/host.py:HostSession": "a host's side of one connection, which no two parts see alike",
     "remote/net/admission.py:Admission": "admission: what is let in is decided by all that is known of all connections",

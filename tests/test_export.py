@@ -250,10 +250,10 @@ class Tempered(Branching):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Branching, "cannot be exported with format=.*no Python branch on the values of a tensor"),
+        (Branching, "cannot be exported with format=.*without Python branches on the values of a tensor"),
         (WithNumpy, "cannot be exported with format="),
         (Odd, r"cannot be exported with format=\"onnx\".*aten.linalg_eig"),
-        (Drawing, "draws its actions also where .*deterministic_method"),
+        (Drawing, "samples its actions even if .*deterministic_method"),
         (OnArrays, r"OnArrays.act takes numpy arrays.*takes_tensors = True"),
         (lambda: TorchPolicy(Masked(), "act", ("actions",)), r"acts on infos \(action_mask\)"),
         (lambda: TorchPolicy(MaskedIfGiven(), "act", ("actions",)), r"acts on infos \(action_mask\)"),
@@ -401,7 +401,7 @@ def test_a_video_has_a_frame_for_every_step_of_the_first_episode(
     [
         ("none.onnx CartPole-v1", "there is no file"),
         ("text.onnx CartPole-v1", "ONNX Runtime cannot read"),
-        ("other.onnx CartPole-v1", "no file of parenv.export"),
+        ("other.onnx CartPole-v1", "was not written by parenv.export"),
         ("greedy.onnx MountainCar-v0", r"acts on \[4\] float32, but the environment has \[2\] float32"),
         ("greedy.onnx Foo-v7", "Foo"),
         ("greedy.onnx CartPole-v1 --episodes 0", "episodes must be"),

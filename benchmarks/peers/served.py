@@ -18,7 +18,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What a library prints must not get between the answers.
     sys.path.insert(1, str(Path(__file__).parents[1]))
-    # For cli.systems, which needs nothing of parenv; parenv itself cannot be imported where only a peer is installed.
+    # For bench.other_libraries, which imports nothing of parenv: these environments cannot import parenv itself.
     sys.path.append(str(Path(__file__).parents[2] / "parenv"))
     module, function = sys.argv[1:]
     try:

@@ -1,14 +1,24 @@
-"""The command ``parenv``, and what it runs as Python functions, such as :func:`parenv.cli.bench.bench`."""
+"""Command line ``parenv``. Its functions are in :mod:`parenv.bench`."""
 
+import sys
+import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-_MODULES = ("bench", "lineage", "report")
+_MOVED = ("bench", "lineage", "report")
 
-if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
-        """Modules that are imported when somebody asks for them."""
-        if name in _MODULES:
-            return import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+class _MovedModule(ModuleType):
+    """Module ``parenv.cli.bench`` and the like, whose function is now in :mod:`parenv.bench`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # The import system and inspect read such attributes, which must not warn.
+            raise AttributeError(name)
+        found = getattr(import_module("parenv.bench"), name)
+        warnings.warn(f"{self.__name__}.{name} is now parenv.bench.{name}", DeprecationWarning, stacklevel=2)
+        return found
+
+
+for _name in _MOVED:
+    globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _MovedModule(f"{__name__}.{_name}")

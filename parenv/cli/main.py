@@ -1,4 +1,4 @@
-"""The command ``parenv``."""
+"""Command ``parenv``."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parenv.cli.advise import advise
-from parenv.cli.bench import bench
-from parenv.cli.blame import is_of_the_user, users_frames
-from parenv.cli.display import make_display
+from parenv.bench.benchmark import bench
+from parenv.bench.display import make_display
+from parenv.bench.lineage_plot import lineage
+from parenv.bench.output_files import check_plotting, check_writable, write_text
+from parenv.bench.run_report import report
+from parenv.bench.setting_advice import advise
+from parenv.bench.throughput_plot import plot
+from parenv.cli.error_origin import is_from_user_code, user_frames
 from parenv.cli.help import ENV_HELP, add_command, given, with_examples
-from parenv.cli.keys_command import add_keys_command
-from parenv.cli.lineage import lineage
+from parenv.cli.keys import add_keys_command
 from parenv.cli.play import add_play_command
-from parenv.cli.plot import check_plotting, plot
-from parenv.cli.report import report
-from parenv.cli.worker_command import add_worker_command
-from parenv.cli.writable import check_writable, write_text
+from parenv.cli.worker import add_worker_command
 from parenv.errors import ConfigurationError, ParenvError
 
 FAILED = 1
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
-UNREAD = 141
+OUTPUT_CLOSED = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: of the command line, without the name of the command; by default those of this process.
+        arguments: Command line without the name of the command. Default: command line of this process.
 
     Returns:
-        The exit status: 0, 1 where something else failed, such as a worker that died, 2 where an argument is wrong or
-        what it names cannot be used, 130 after Ctrl-C, 141 where nobody reads the output any more; that of
-        ``parenv worker`` is also 1 where there is no driver.
+        Exit status: 0 on success, 1 on a failure such as a worker that died, 2 if an argument is wrong or cannot be
+        used, 130 after Ctrl-C, 141 if the reader of the output has closed it. ``parenv worker`` also returns 1 if it
+        finds no driver.
     """
     options = parser().parse_args(arguments)
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # As with python -m: an installed command does not look here by itself.
+        sys.path.insert(0, os.getcwd())  # An installed command does not search the working directory, unlike python -m.
     try:
         return int(options.run(options) or 0)
     except ParenvError as error:
-        print(f"parenv {options.command}: {error}\n{users_frames(error)}", end="", file=sys.stderr)
+        print(f"parenv {options.command}: {error}\n{user_frames(error)}", end="", file=sys.stderr)
         return WRONG_ARGUMENTS if isinstance(error, ConfigurationError) else FAILED
     except KeyboardInterrupt:
         print(f"parenv {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Who read along has gone, as head does. Python writes what is left as it ends, and would complain again.
+        # The reader of the output has ended, as head does. Python flushes stdout at exit and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
+        return OUTPUT_CLOSED
     except Exception as error:
-        if not is_of_the_user(error):
+        if not is_from_user_code(error):
             raise
-        what = f"this was raised outside of parenv, by code that it was given: {type(error).__name__}: {error}"
-        print(f"parenv {options.command}: {what}\n{users_frames(error)}", end="", file=sys.stderr)
+        message = f"code outside of parenv raised {type(error).__name__}: {error}"
+        print(f"parenv {options.command}: {message}\n{user_frames(error)}", end="", file=sys.stderr)
         return WRONG_ARGUMENTS
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command takes."""
+    """Return the parser of all commands."""
     whole = argparse.ArgumentParser(
         prog="parenv",
         description="Parallel workers for Gymnasium environments.",
@@ -74,12 +74,8 @@ def parser() -> argparse.ArgumentParser:
     version = importlib.metadata.version("parenv")
     whole.add_argument("--version", action="version", version=f"parenv {version}")
     commands = whole.add_subparsers(dest="command", required=True)
-    _add_bench(commands)
-    _add_advise(commands)
-    _add_report(commands)
-    _add_lineage(commands)
-    add_play_command(commands)
-    add_keys_command(commands)
+    for add in (_add_bench, _add_advise, _add_report, _add_lineage, add_play_command, add_keys_command):
+        add(commands)
     add_worker_command(commands)
     return whole
 
@@ -89,8 +85,8 @@ def _add_bench(commands: Any) -> None:
         commands,
         "bench",
         "measure an environment on this machine",
-        "Measure what an environment and a policy cost, and the env steps per second of vector envs and "
-        "pools by number of sub-environments and workers.",
+        "Measure the costs of an environment and a policy, and the env steps per second of vector envs and pools by "
+        "number of sub-environments and workers.",
         [
             "parenv bench CartPole-v1",
             "parenv bench ale_py:ALE/Pong-v5 --num-envs 8 --num-workers 2 --no-pool --plot pong.png",
@@ -102,48 +98,53 @@ def _add_bench(commands: Any) -> None:
     one.add_argument(
         "--agent",
         metavar="MODULE:FACTORY",
-        help="makes the policy of the pools, or the same with learn and loss_fn as for advise (default: a small MLP)",
+        help="Function that makes the policy of the pools, alone or with learn and loss_fn as for advise "
+        "(default: a small MLP).",
     )
     one.add_argument(
         "--seconds",
         type=float,
         default=60.0,
-        help="for measuring; starting all systems may take minutes more (default: 60)",
+        help="Time for measurements in seconds, without the start of the systems (default: 60).",
     )
-    one.add_argument("--num-envs", type=int, nargs="+", default=[8, 64], metavar="N", help="default: 8 64")
-    one.add_argument("--num-workers", type=int, nargs="+", metavar="N", help="default: 1, 2, 4, ... up to the cores")
-    one.add_argument("--repeats", type=int, default=5, help="measurements of each (default: 5)")
-    one.add_argument("--no-pool", dest="pool", action="store_false", help="vector envs only, no policy")
-    one.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
-    one.add_argument("--plot", type=Path, metavar="PATH", help="draw the bars there, such as out.png")
+    one.add_argument(
+        "--num-envs", type=int, nargs="+", default=[8, 64], metavar="N", help="Sub-environments (default: 8 64)."
+    )
+    one.add_argument(
+        "--num-workers", type=int, nargs="+", metavar="N", help="Workers (default: 1, 2, 4, ... up to the cores)."
+    )
+    one.add_argument("--repeats", type=int, default=5, metavar="N", help="Measurements of each system (default: 5).")
+    one.add_argument("--no-pool", dest="pool", action="store_false", help="Measure vector envs only, without a policy.")
+    one.add_argument("--json", type=Path, metavar="PATH", help="File for the report.")
+    one.add_argument("--plot", type=Path, metavar="PATH", help="Picture file for bars, such as out.png.")
 
 
 def _add_report(commands: Any) -> None:
     one = add_command(
         commands,
         "report",
-        "draw what a run did",
-        "Draw what a run did, from the trace that pool.trace(path) wrote: a timeline, where the time of "
-        "every worker went, returns, throughput, policy lag and restarts, as one HTML file.",
+        "draw a run from its trace",
+        "Draw a run from the trace that pool.trace(path) has written: a timeline, the time of each worker, returns, "
+        "throughput, policy lag and restarts, as one HTML file.",
         ["parenv report runs/1", "parenv report runs/1/trace.json --output run.html"],
         lambda options: print(report(options.path, options.output)),
     )
-    one.add_argument("path", type=Path, metavar="RUN_DIR", help="a directory with a trace in it, or the trace")
-    one.add_argument("--output", type=Path, metavar="PATH", help="where to (default: report.html beside the trace)")
+    one.add_argument("path", type=Path, metavar="RUN_DIR", help="Directory with a trace, or the trace.")
+    one.add_argument("--output", type=Path, metavar="PATH", help="HTML file (default: report.html beside the trace).")
 
 
 def _add_lineage(commands: Any) -> None:
     one = add_command(
         commands,
         "lineage",
-        "draw what became of a population",
+        "draw the lineage of a population",
         "Draw scores and hyper-parameters of a population over env steps, coloured by ancestor, from the file that "
-        "Population(lineage=path) wrote.",
+        "Population(lineage=path) has written.",
         ["parenv lineage runs/lineage.jsonl", "parenv lineage runs/lineage.jsonl --output run.svg"],
         lambda options: print(lineage(options.path, options.output)),
     )
-    one.add_argument("path", type=Path, metavar="FILE", help="what the population wrote")
-    one.add_argument("--output", type=Path, metavar="PATH", help="where to (default: a .png beside the file)")
+    one.add_argument("path", type=Path, metavar="FILE", help="Lineage file of a population.")
+    one.add_argument("--output", type=Path, metavar="PATH", help="Picture file (default: a .png beside the lineage).")
 
 
 def _add_advise(commands: Any) -> None:
@@ -162,19 +163,19 @@ def _add_advise(commands: Any) -> None:
     one.add_argument(
         "--agent",
         metavar="MODULE:FACTORY",
-        help="makes a policy, (policy, learn), or (policy, learn, loss_fn), where learn(rollout) is the update "
-        "(default: a small MLP that learns nothing)",
+        help="Function that makes a policy, (policy, learn), or (policy, learn, loss_fn), where learn(rollout) is the "
+        "update (default: a small MLP that learns nothing).",
     )
     one.add_argument(
         "--seconds",
         type=float,
         default=15.0,
-        help="for measuring, without the start of the pools (default: 15)",
+        help="Time for measurements in seconds, without the start of the pools (default: 15).",
     )
-    one.add_argument("--num-envs", type=int, metavar="N", help="at present (default: 8 per worker)")
-    one.add_argument("--num-workers", type=int, metavar="N", help="at present (default: one per core)")
-    one.add_argument("--rollout-length", type=int, metavar="T", help="at present (default: up to 128)")
-    one.add_argument("--json", type=Path, metavar="PATH", help="write everything there")
+    one.add_argument("--num-envs", type=int, metavar="N", help="Present sub-environments (default: 8 per worker).")
+    one.add_argument("--num-workers", type=int, metavar="N", help="Present workers (default: one per core).")
+    one.add_argument("--rollout-length", type=int, metavar="T", help="Present rollout length (default: at most 128).")
+    one.add_argument("--json", type=Path, metavar="PATH", help="File for the report.")
 
 
 def _run_advise(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""``parenv play``: episodes of an agent that was exported, one after the other, without torch."""
+"""Command ``parenv play``: episodes of an exported agent, without torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import gymnasium as gym
 import numpy as np
 
 from parenv.argument_checks import at_least
-from parenv.cli.environment import environment_factory, is_env_id, refused
+from parenv.bench.environment import environment_factory, is_env_id, refused
+from parenv.bench.output_files import check_writable
 from parenv.cli.help import ENV_HELP, add_command, given
-from parenv.cli.writable import check_writable
 from parenv.errors import ConfigurationError
 from parenv.exporting.onnx_policy import OnnxPolicy
 from parenv.libraries import require
@@ -25,23 +25,27 @@ DEFAULT_FPS = 30
 
 
 def add_play_command(commands: Any) -> None:
-    """Add the command to others."""
+    """Add the command."""
     one = add_command(
         commands,
         "play",
-        "have an exported agent play",
-        "Play whole episodes with an agent that parenv.export has written, and say what it reached. Needs no torch.",
+        "play episodes with an exported agent",
+        "Play whole episodes with an agent that parenv.export has written, and print their returns. Needs no torch.",
         [
             "parenv play agent.onnx CartPole-v1 --episodes 20",
             "parenv play agent.onnx my_package.envs:make_env --seed 1 --video agent.gif",
         ],
         _run,
     )
-    one.add_argument("agent", type=Path, metavar="AGENT", help="a file of parenv.export, such as agent.onnx")
+    one.add_argument("agent", type=Path, metavar="AGENT", help="File of parenv.export, such as agent.onnx.")
     one.add_argument("env", help=ENV_HELP)
-    one.add_argument("--episodes", type=int, default=10, metavar="N", help="default: 10")
-    one.add_argument("--seed", type=int, default=0, help="of the first episode; each has the next one (default: 0)")
-    one.add_argument("--video", type=Path, metavar="PATH", help="the first episode, as .gif or what imageio can write")
+    one.add_argument("--episodes", type=int, default=10, metavar="N", help="Number of episodes (default: 10).")
+    one.add_argument(
+        "--seed", type=int, default=0, help="Seed of the first episode. Episode i has seed + i (default: 0)."
+    )
+    one.add_argument(
+        "--video", type=Path, metavar="PATH", help="Video file of the first episode: .gif, or a format of imageio."
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -53,20 +57,20 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def play(agent: Path, env: Any, episodes: int, seed: int, video: Path | None) -> tuple[list[float], list[int]]:
-    """Play episodes, and print what came of each.
+    """Play episodes, and print the return of each.
 
     Args:
-        agent: a file of :func:`parenv.export`.
-        env: an env id, ``module:factory``, or a callable.
-        episodes: how many.
-        seed: of the first one.
-        video: where to write the first one.
+        agent: File of :func:`parenv.export`.
+        env: Env id, ``module:factory``, or a callable.
+        episodes: Number of episodes.
+        seed: Seed of the first episode.
+        video: Video file of the first episode, or ``None``.
 
     Returns:
-        Returns and lengths.
+        Returns and lengths of the episodes.
 
     Raises:
-        ConfigurationError: the agent is not for this environment, or what was asked for cannot be had.
+        ConfigurationError: The agent does not fit this environment, or the video cannot be written.
     """
     at_least("episodes", episodes, 1)
     at_least("seed", seed, 0)
@@ -114,16 +118,16 @@ def _episode(policy: OnnxPolicy, env: Any, seed: int, frames: list[Any] | None) 
 
 
 def _action(space: gym.Space[Any], actions: Any) -> Any:
-    """What the environment takes of a batch of one."""
+    """Convert a batch of one action to an action of the environment."""
     of = leaves(space)
     try:
         values = [np.asarray(one[0]) for one in flatten(of, actions)]
     except (KeyError, IndexError, TypeError) as error:
-        raise ConfigurationError(f"the agent's actions are not nested as {space} is") from error
+        raise ConfigurationError(f"the agent's actions do not have the structure of {space}") from error
     for leaf, value in zip(of, values, strict=True):
         if value.shape != leaf.shape:
             raise ConfigurationError(
-                f"the agent's action{leaf.name} has shape {value.shape}, but {space} is to be acted in"
+                f"the agent's action{leaf.name} has shape {value.shape}, which does not fit {space}"
             )
     cast = [int(value) if leaf.integral else value.astype(leaf.dtype) for leaf, value in zip(of, values, strict=True)]
     return unflatten(of, cast)
@@ -136,5 +140,5 @@ def _write_video(path: Path, frames: Sequence[Any], fps: float) -> None:
         imageio.imwrite(path, np.stack(frames), **timing)
     except Exception as error:
         raise ConfigurationError(
-            f"imageio cannot write {path}: {error}. What always works is a name that ends in .gif"
+            f"imageio cannot write {path}: {error}. A name that ends in .gif always works"
         ) from error

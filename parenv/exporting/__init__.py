@@ -1,4 +1,4 @@
-"""Agents that leave: a policy as a file for ONNX Runtime or ``torch.export``, and such a file as a policy."""
+"""Export of policies to files for ONNX Runtime or ``torch.export``, and policies from such files."""
 
 from parenv.exporting.exporter import ExportReport, export
 from parenv.exporting.onnx_policy import OnnxPolicy

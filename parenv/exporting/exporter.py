@@ -1,4 +1,4 @@
-"""From a policy to a file: what it does to a batch of observations as a graph, compared with the policy itself."""
+"""Export of a policy to a file, with a comparison of both."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from parenv.process.whole_files import make_folder_of, replacing
 
 Format = Literal["onnx", "torch"]
 _STEPS = 8
-"""Of a comparison: what a carry does shows after some."""
+"""Number of steps in a comparison. An error in the recurrent state shows only after some steps."""
 _FAR = 1e3
-"""Observations are drawn from no farther than this: spaces have bounds such as 1e38."""
+"""Largest absolute value of sampled observations, because spaces have bounds such as 1e38."""
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was exported, and how far it is from the policy.
+    """Result of :func:`parenv.export`.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         format: ``"onnx"`` or ``"torch"``.
-        inputs: names of its inputs, in order.
-        outputs: names of its outputs, in order.
-        observations: on how many both were compared.
-        differences: by output the largest relative difference, or absolute where values are below 1; of integers and
-            booleans the fraction of rows that differ.
+        inputs: Names of the file's inputs, in order.
+        outputs: Names of the file's outputs, in order.
+        observations: Number of observations in the comparison of file and policy.
+        differences: Largest difference of each output, by name: relative for values above 1, or else absolute. For
+            integers and booleans it is the fraction of rows that differ.
 
     >>> print(ExportReport(Path("agent.onnx"), "onnx", ("observations",), ("actions",), 1000, {"actions": 2e-7}))
     agent.onnx: observations -> actions, largest difference 2.0e-07 (actions) on 1,000 observations
@@ -76,29 +76,32 @@ def export(
     tolerance: float = 1e-4,
     on: Rollout | None = None,
 ) -> ExportReport:
-    """Write a policy to a file that runs without parenv, and without torch where it is ONNX.
+    """Write a policy to a file that runs without parenv, and as ONNX also without torch.
 
-    The graph is all of ``policy.act`` as ``evaluate(deterministic=True)`` calls it, in evaluation mode: normalising,
-    clipping and squashing that the policy does are part of it. Inputs are ``observations`` and, of a policy with a
-    carry, ``carry``; outputs ``actions``, the policy's extras by name, and ``next_carry``. Nested ones have names with
-    dots, such as ``observations.position``. A parameter with a default, such as ``temperature=1.0``, keeps it. The
-    first dimension of all is the batch, of any size. The file is there only if the comparison went well; one before it
-    is replaced.
+    The file contains all of ``policy.act`` in evaluation mode with ``deterministic=True``, including the policy's
+    normalization and clipping. A parameter with a default, such as ``temperature=1.0``, keeps the default.
+
+    The inputs are ``observations`` and, for a policy with a carry, ``carry``. The outputs are ``actions``, the policy's
+    extras by name, and ``next_carry``. Parts of nested values have names such as ``observations.position``. The first
+    dimension is the batch, of any size. A file that does not act as the policy does is not kept.
 
     Args:
-        policy: a policy with a torch module: an ``nn.Module``, a :class:`~parenv.TorchPolicy`, or a
+        policy: Policy with a torch module: an ``nn.Module``, a :class:`~parenv.TorchPolicy`, or a
             :class:`~parenv.Policy` with ``module`` and ``takes_tensors``.
-        path: path of the file, such as ``agent.onnx`` or ``agent.pt2``; a missing folder is made.
-        observation_space: of one sub-environment, ``pool.single_observation_space``.
-        format: ``"onnx"``, for ONNX Runtime, ``parenv play`` and :class:`~parenv.exporting.OnnxPolicy`; ``"torch"``,
-            for ``torch.export.load``.
-        parity: on how many observations to compare the file with the policy; 0: none.
-        tolerance: how far they may be from each other, see :class:`~parenv.exporting.ExportReport`.
-        on: a rollout from which the observations are taken; ``None``: drawn from the space.
+        path: Path of the file, such as ``agent.onnx`` or ``agent.pt2``. A missing folder is created.
+        observation_space: Observation space of one sub-environment, ``pool.single_observation_space``.
+        format: ``"onnx"`` (default) for ONNX Runtime, ``parenv play`` and :class:`~parenv.exporting.OnnxPolicy`, or
+            ``"torch"`` for ``torch.export.load``.
+        parity: Number of observations for the comparison of file and policy. Default: 1000. 0 skips it.
+        tolerance: Maximum difference of an output, see :class:`~parenv.exporting.ExportReport`. Default: 1e-4.
+        on: Rollout with observations for the comparison. Default: samples from the space.
+
+    Returns:
+        Names of inputs and outputs, and the differences.
 
     Raises:
-        ConfigurationError: it cannot be exported; the message says what cannot, and what would be right.
-        PolicyOutputError: the file acts differently; the message names the output and the difference.
+        ConfigurationError: The policy cannot be exported. The message contains the reason and the fix.
+        PolicyOutputError: The file acts differently. The message contains the output and the difference.
 
     >>> import tempfile, torch
     >>> from gymnasium.spaces import Box
@@ -158,7 +161,7 @@ def _write_onnx(graph: Graph, path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of its own parts and of libraries that are not there."""
+    """Suppress torch's messages about its own parts and about missing libraries."""
     logger = logging.getLogger("torch.onnx")
     with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as undo:
         undo.callback(logger.setLevel, logger.level)
@@ -181,7 +184,7 @@ def _dynamic(graph: Graph) -> Any:
 
 
 def _runner(format: Format, path: Path, graph: Graph) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What runs a file on arrays, one per input; an array per output."""
+    """Return a function that runs a file on one array per input and returns one array per output."""
     if format == "onnx":
         session = opened(path)
         return lambda values: session.run(list(graph.outputs), dict(zip(graph.inputs, values, strict=True)))
@@ -192,7 +195,7 @@ def _runner(format: Format, path: Path, graph: Graph) -> Callable[[Sequence[Any]
 
 
 def _observations(graph: Graph, space: Space[Any], count: int, on: Rollout | None) -> list[list[Any]]:
-    """Steps of batches, one array per leaf."""
+    """Return a batch of observations for each step, as one array per leaf."""
     if not count:
         return []
     if on is not None:
@@ -218,7 +221,7 @@ def _differences(
 
 
 def difference(wanted: Any, found: Any) -> float:
-    """How far two arrays are from each other, see :class:`ExportReport`.
+    """Return the difference of two arrays, as defined in :class:`ExportReport`.
 
     >>> difference(np.array([0.5, 200.0]), np.array([0.5, 201.0]))
     0.005
@@ -240,26 +243,26 @@ def _check(path: Path, differences: Mapping[str, float], tolerance: float) -> No
     if far := {name: size for name, size in differences.items() if size > tolerance}:
         sizes = ", ".join(f"{name} by {size:.3g}" for name, size in far.items())
         raise PolicyOutputError(
-            f"what would be {path} differs from the policy in {sizes}, more than tolerance={tolerance:g}: look at what "
-            "the policy computes there, or allow for it with tolerance=..."
+            f"the exported policy differs from the policy in {sizes}, more than tolerance={tolerance:g}: {path} was "
+            "not written. Check how the policy computes this output, or increase tolerance"
         )
 
 
 def _write(format: Format, graph: Graph, path: Path) -> None:
-    """Write a file; what torch says of a policy that it cannot export, in a sentence."""
+    """Write a file, and turn an exception of torch into a short message."""
     try:
         (_write_onnx if format == "onnx" else _write_torch)(graph, path)
     except ConfigurationError:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f'the policy cannot be exported with format="{format}": {_reason(error)}. What works: operations on '
-            "tensors, no numpy, and no Python branch on the values of a tensor"
+            f'the policy cannot be exported with format="{format}": {_reason(error)}. Use operations on tensors '
+            "only, without numpy and without Python branches on the values of a tensor"
         ) from error
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in one line, with the operator where one is named."""
+    """Return the innermost cause in one line, with the name of the operator if there is one."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)

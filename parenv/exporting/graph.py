@@ -1,4 +1,4 @@
-"""A policy as a module of tensors in, tensors out: what is exported."""
+"""Policies as torch modules from tensors to tensors, which can be exported."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from parenv.policy.snapshots import module_of
 from parenv.worker.acting import carry_of, rows_as_leaves
 
 BATCH = 3
-"""Of the example: sizes 0 and 1 torch takes for constants."""
+"""Batch size of the example inputs. torch treats sizes 0 and 1 as constants."""
 _NO_INFOS = {"action", "actions"}
-"""With which a learner asks how likely actions are."""
+"""Names with which a learner passes actions to get their log-probabilities."""
 
 
 class Graph(NamedTuple):
-    """What is exported.
+    """Policy as a torch module, with names and layout of its inputs and outputs.
 
     Args:
-        module: called with a tensor per input; returns a tensor per output.
-        example: such tensors.
-        inputs: their names.
-        outputs: likewise.
-        observations: leaves of the observation space.
-        actions: leaves of the actions.
-        carry: leaves of the carry.
-        initial_carry: an array per leaf of the carry, of one sub-environment.
+        module: Module that takes a tensor per input and returns a tensor per output.
+        example: Example inputs.
+        inputs: Names of the inputs.
+        outputs: Names of the outputs.
+        observations: Leaves of the observation space.
+        actions: Leaves of the actions.
+        carry: Leaves of the carry.
+        initial_carry: Initial carry of one sub-environment, an array per leaf.
     """
 
     module: Any
@@ -50,7 +50,7 @@ class Graph(NamedTuple):
     initial_carry: Sequence[Any]
 
     def rows_of(self, rollout: Rollout, count: int) -> list[list[Any]]:
-        """Observations of a rollout, step by step, as many as that or as there are."""
+        """Return up to ``count`` observations of a rollout, as one array per leaf for each step."""
         steps = [as_array(values) for values in flatten(self.observations, rollout.observations)]
         length, batch = steps[0].shape[:2]
         wanted = [(batch if self.carry else min(batch, count), *leaf.shape) for leaf in self.observations]
@@ -61,13 +61,13 @@ class Graph(NamedTuple):
         return rows[: -(-count // wanted[0][0])]
 
     def clipped(self, observations: Sequence[Any], far: float) -> list[Any]:
-        """Observations of the space as arrays ``[B, ...]``, one per leaf, numbers no farther from 0 than that."""
+        """Return observations as arrays ``[B, ...]``, one per leaf, with absolute values of at most ``far``."""
         rows = stacked(self.observations, observations)
         return [np.clip(values, -far, far) if values.dtype.kind == "f" else values for values in rows]
 
 
 def run_on_arrays(module: Any, values: Sequence[Any]) -> list[Any]:
-    """What a module of tensors returns for arrays, as arrays."""
+    """Call a module of tensors with arrays, and return its outputs as arrays."""
     import torch
 
     with torch.inference_mode():
@@ -75,15 +75,15 @@ def run_on_arrays(module: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def graph_of(given: Any, observation_space: Space[Any]) -> Graph:
-    """A copy of a policy as a graph.
+    """Return a copy of a policy as a graph.
 
     Raises:
-        ConfigurationError: it is no policy that can be exported; the message says why.
+        ConfigurationError: The policy cannot be exported. The message contains the reason.
     """
     of = leaves(observation_space)
     if any(leaf.dtype is None for leaf in of):
         raise ConfigurationError(
-            f"{observation_space} has parts without a fixed size, which no graph can take: pad them to arrays in the "
+            f"{observation_space} has parts without a fixed size, which cannot be exported: pad them to arrays in the "
             "environment"
         )
     policy = _policy(given)
@@ -118,14 +118,14 @@ def _policy(given: Any) -> Policy:
     policy = copy.deepcopy(as_policy(given))
     if not policy.takes_tensors:
         raise ConfigurationError(
-            f"{type(policy).__name__}.act takes numpy arrays, which no graph can follow: set takes_tensors = True and "
+            f"{type(policy).__name__}.act takes numpy arrays, which cannot be exported: set takes_tensors = True and "
             "compute with tensors"
         )
-    # A parameter with a default keeps it in the file. Without its mask a policy would take forbidden actions, though.
+    # The file keeps the default of a parameter. For action_mask, this default would permit forbidden actions.
     if infos := (infos_needed(policy) | (policy.infos_taken() & {"action_mask"})) - _NO_INFOS:
         raise ConfigurationError(
-            f"the policy acts on infos ({', '.join(sorted(infos))}), which are not among the inputs of an exported "
-            "one: have the environment put them into its observations"
+            f"the policy acts on infos ({', '.join(sorted(infos))}), which an exported policy does not receive: add "
+            "them to the environment's observations"
         )
     policy.module.to("cpu").eval()
     apply_settings(policy, {**policy.settings, "deterministic": True})
@@ -144,7 +144,7 @@ def _dtype(leaf: Leaf) -> Any:
         return torch_dtype(leaf.dtype)
     except TypeError as error:
         raise ConfigurationError(
-            f"torch has no tensors of dtype {leaf.dtype}, as observations{leaf.name} are: cast them in the environment"
+            f"torch has no dtype {leaf.dtype}, which observations{leaf.name} have: cast them in the environment"
         ) from error
 
 
@@ -172,10 +172,10 @@ def _module(policy: Policy, observations: Sequence[Leaf], carry: Sequence[Leaf])
 
 
 def _check_same(of: Sequence[Leaf], first: Any, again: Any) -> None:
-    """An exported policy that drew its actions could not be compared, and would draw the same ones in every run."""
+    """Refuse a policy that samples. It cannot be compared, and its file would sample the same actions in each run."""
     for one, other in zip(flatten(of, first), flatten(of, again), strict=True):
         if not np.array_equal(as_array(one), as_array(other), equal_nan=True):
             raise ConfigurationError(
-                "the policy draws its actions also where settings['deterministic'] is true, which cannot be exported: "
-                'give TorchPolicy(..., deterministic_method="..."), or heed that setting in Policy.act'
+                "the policy samples its actions even if settings['deterministic'] is true, which cannot be exported: "
+                'use TorchPolicy(..., deterministic_method="..."), or read this setting in Policy.act'
             )

@@ -1,4 +1,4 @@
-"""An agent in a file of :func:`parenv.export`, as a policy that needs ONNX Runtime and no torch."""
+"""Policies from files of :func:`parenv.export`, with ONNX Runtime and without torch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from parenv.policy.policy import Action, Policy
 
 FORMAT = 1
 METADATA = "parenv"
-"""Where in the metadata of the file it says what its inputs and outputs are."""
+"""Name of the file's metadata that describe its inputs and outputs."""
 
 
 class OnnxPolicy(Policy):
-    """Acts as the agent that :func:`parenv.export` has written, in pools too.
+    """Policy from an ONNX file of :func:`parenv.export`. Pools can use it, too.
 
     Args:
-        path: the file.
-        threads: of ONNX Runtime.
+        path: Path of the file.
+        threads: Number of threads of ONNX Runtime. Default: 1.
 
     Attributes:
-        observations: leaves of the observation space.
+        observations: Leaves of the observation space.
 
     Raises:
-        ConfigurationError: ONNX Runtime is not installed, or the file is none of these.
+        ConfigurationError: ONNX Runtime is not installed, or :func:`parenv.export` has not written the file.
 
     >>> import tempfile, torch
     >>> from gymnasium.spaces import Box
@@ -55,7 +55,7 @@ class OnnxPolicy(Policy):
         about = json.loads(found) if found else {}
         if about.get("format") != FORMAT:
             raise ConfigurationError(
-                f"{self._path} does not say what it acts on: it is no file of parenv.export in format {FORMAT}"
+                f"{self._path} was not written by parenv.export in format {FORMAT}: export the policy again"
             )
         self.observations, self._actions, self._carry = (
             leaves_from_data(about[name]) for name in ("observations", "actions", "carry")
@@ -68,7 +68,7 @@ class OnnxPolicy(Policy):
         self._outputs = [one.name for one in self._session.get_outputs()]
 
     def act(self, observations: Any, carry: Any) -> Action:
-        """Choose actions; the extras are those of the policy that was exported."""
+        """Choose actions. The extras have the names of the exported policy's extras."""
         values = [*flatten(self.observations, observations), *flatten(self._carry, carry)]
         inputs = zip(self._inputs, values, strict=True)
         found = dict(zip(self._outputs, self._session.run(None, dict(inputs)), strict=True))
@@ -77,22 +77,22 @@ class OnnxPolicy(Policy):
         return Action(actions, found, unflatten(self._carry, following) if following else None)
 
     def initial_carry(self, batch: int) -> Any:
-        """That of the policy that was exported."""
+        """Return the initial carry of the exported policy."""
         if not self._carry:
             return None
         return unflatten(self._carry, [np.repeat(row[None], batch, 0) for row in self._initial])
 
     def check_fits(self, space: Space[Any]) -> None:
-        """Check that it can act on observations of a space.
+        """Check that the policy can act on observations of a space.
 
         Raises:
-            ConfigurationError: it was made for others.
+            ConfigurationError: The policy acts on other observations.
         """
         found = leaves(space)
         if leaves_as_data(found) != leaves_as_data(self.observations):
             raise ConfigurationError(
-                f"{self._path} acts on {_in_words(self.observations)}, but the environment has {_in_words(found)}: it "
-                "needs the environment, with its wrappers, that the agent was trained in"
+                f"{self._path} acts on {_in_words(self.observations)}, but the environment has {_in_words(found)}: "
+                "use the environment and the wrappers with which the agent was trained"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,12 +100,12 @@ class OnnxPolicy(Policy):
 
 
 def opened(path: Path, threads: int = 1) -> Any:
-    """A session of ONNX Runtime.
+    """Open a session of ONNX Runtime.
 
     Raises:
-        ConfigurationError: it is not installed, or cannot read the file.
+        ConfigurationError: ONNX Runtime is not installed, or cannot read the file.
     """
-    onnxruntime = require("onnxruntime", "what parenv.export has written", "export")
+    onnxruntime = require("onnxruntime", "a file of parenv.export", "export")
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
     options = onnxruntime.SessionOptions()
@@ -118,7 +118,7 @@ def opened(path: Path, threads: int = 1) -> Any:
 
 
 def names_of(what: str, of: Sequence[Leaf]) -> list[str]:
-    """Of inputs or outputs, one for each leaf.
+    """Return the names of inputs or outputs, one for each leaf.
 
     >>> names_of("carry", [Leaf(()), Leaf(("lstm", 0))])
     ['carry', 'carry.lstm.0']

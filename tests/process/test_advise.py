@@ -15,9 +15,9 @@ import torch
 
 from parenv import ConfigurationError, TorchPolicy
 from parenv.advice import Setting
-from parenv.cli.advise import advise
+from parenv.bench.setting_advice import advise
+from parenv.bench.setting_search import moves_for
 from parenv.cli.main import main
-from parenv.cli.setting_search import moves_for
 
 AGENTS = """
 import gymnasium as gym
@@ -192,7 +192,7 @@ def test_workers_are_recommended_for_environments_that_sleep(monkeypatch: pytest
     def four_workers(now: Setting) -> Setting | None:
         return replace(now, num_workers=4, num_envs=4) if now.num_workers == 1 else None
 
-    monkeypatch.setattr("parenv.cli.advise.moves_for", lambda shared, device: [(four_workers,)])
+    monkeypatch.setattr("parenv.bench.setting_advice.moves_for", lambda shared, device: [(four_workers,)])
     report = advise(make, seconds=2.0, num_envs=2, num_workers=1, rollout_length=8)
     assert report.recommended.num_workers == 4
     assert report.gain >= 1.5
@@ -215,7 +215,7 @@ def test_without_an_agent_nothing_is_learned_and_the_facts_say_so(
 @pytest.mark.usefixtures("agents")
 def test_a_policy_alone_is_an_agent_that_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr("parenv.cli.advise.moves_for", lambda shared, device: asked.append(shared) or [])
+    monkeypatch.setattr("parenv.bench.setting_advice.moves_for", lambda shared, device: asked.append(shared) or [])
     report = advise("CartPole-v1", agent="advised_agents:only_a_policy", seconds=0.5, num_envs=2, num_workers=1)
     assert report.learning_s["cpu"].keys() == {32, 128, 512, 2048}
     assert asked == [False], "workers cannot learn without a loss"
@@ -245,7 +245,7 @@ def test_a_policy_alone_is_an_agent_that_learns_nothing(monkeypatch: pytest.Monk
 def test_what_cannot_work_is_said_before_a_process_starts(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parenv.cli.advise.AsyncWorkerPool", None)
+    monkeypatch.setattr("parenv.bench.setting_advice.AsyncWorkerPool", None)
     assert main(["advise", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("parenv advise: ")
@@ -257,7 +257,7 @@ def test_what_cannot_work_is_said_before_a_process_starts(
 def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
     agent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parenv.cli.advise.moves_for", lambda shared, device: [])
+    monkeypatch.setattr("parenv.bench.setting_advice.moves_for", lambda shared, device: [])
     arguments = ["--agent", f"advised_agents:{agent}", "--seconds", "0.5", "--num-envs", "2", "--num-workers", "1"]
     assert main(["advise", "CartPole-v1", *arguments]) == 0
     printed = capsys.readouterr()
@@ -270,8 +270,8 @@ def test_a_policy_whose_learning_cannot_be_measured_gets_the_rest_of_the_advice(
 
 def give_a_device(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Have torch find a device beside the CPU, and measure no other change than its."""
-    monkeypatch.setattr("parenv.cli.advise.accelerator", lambda policy: device)
-    monkeypatch.setattr("parenv.cli.advise.moves_for", lambda shared, device: moves_for(shared, device)[-1:])
+    monkeypatch.setattr("parenv.bench.setting_advice.accelerator", lambda policy: device)
+    monkeypatch.setattr("parenv.bench.setting_advice.moves_for", lambda shared, device: moves_for(shared, device)[-1:])
 
 
 @pytest.mark.more

@@ -10,11 +10,10 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from parenv.cli.bench import Progress, bench
-from parenv.cli.bench_report import BenchReport
+from parenv.bench import other_libraries
+from parenv.bench.benchmark import BenchReport, Progress, bench
+from parenv.bench.other_libraries import vector_peers
 from parenv.cli.main import main
-from parenv.cli.systems import rllib
-from parenv.cli.systems.compared import vector_peers
 
 BROKEN = """
 import gymnasium as gym
@@ -87,7 +86,7 @@ def test_every_system_has_figures_and_json_and_plot_are_written(
         *(("ParallelVectorEnv", workers) for workers in (0, 1, 2)),
         ("ParallelVectorEnv, caller steps", 1),
         *((name, 0 if in_process else None) for name, in_process, _ in vector_peers(None)),
-        *([("RLlib env runners of 2 envs", 2)] if rllib.is_installed() else []),
+        *([("RLlib env runners of 2 envs", 2)] if other_libraries.has_rllib() else []),
         *((f"AsyncWorkerPool, {mode}", workers) for mode in ("sync", "async") for workers in (1, 2)),
     }
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import parenv.process.launcher
 from parenv import AsyncWorkerPool, ConfigurationError, Rollout, Stop
-from parenv.cli.trace_file import find_traces, read_timeline
+from parenv.bench.trace_file import find_traces, read_timeline
 from parenv.progress import ProgressDisplay
 from parenv.testing import LedgerEnv, check_ledger
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scripts import printed_by
 
-from parenv.cli.systems import rllib
-from parenv.cli.systems.compared import vector_peers
+from parenv.bench import other_libraries
+from parenv.bench.other_libraries import vector_peers
 
 KINDS = {
     "SB3 DummyVecEnv": "stable_baselines3",
@@ -67,18 +67,18 @@ RUNNERS = """
 import itertools, pathlib, sys
 from test_peers import counted
 from types import SimpleNamespace
-from parenv.cli.systems import rllib
+from parenv.bench import other_libraries
 
 path = pathlib.Path(sys.argv[1])
-measure, close = rllib.open_runners(counted(path), num_envs=5, num_workers=2, rollout_length=4)
+measure, close = other_libraries.open_rllib(counted(path), num_envs=5, num_workers=2, rollout_length=4)
 path.write_text("")
-rllib.time = SimpleNamespace(perf_counter=itertools.count().__next__)
+other_libraries.time = SimpleNamespace(perf_counter=itertools.count().__next__)
 print(measure(1.0), len(path.read_text().split()))
 close()
 """
 
 
-@pytest.mark.skipif(not rllib.is_installed(), reason="needs ray[rllib]")
+@pytest.mark.skipif(not other_libraries.has_rllib(), reason="needs ray[rllib]")
 def test_the_figure_of_rllib_counts_the_env_steps_that_its_runners_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

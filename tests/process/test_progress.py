@@ -96,7 +96,7 @@ def test_a_terminal_shows_one_table_with_the_figures_of_now(
         ("env steps/s", "1,667"),
         ("episodes", str(statistics.episodes)),
         ("mean return", f"{statistics.mean_return:.1f} / 1e+09"),
-        ("policy lag", "0.0 (most 0)"),
+        ("policy lag", "0.0 (max 0)"),
         ("workers alive", "1 / 1"),
         ("time", "1 s of 60 s"),
     ]

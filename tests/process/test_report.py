@@ -26,9 +26,9 @@ from parenv import (
     WorkerDiedError,
     WorkerOptions,
 )
-from parenv.cli.report import report
-from parenv.cli.timeline import UNRECORDED, Timeline
-from parenv.cli.trace_file import read_timeline
+from parenv.bench import report
+from parenv.bench.timeline import UNRECORDED, Timeline
+from parenv.bench.trace_file import read_timeline
 from parenv.testing import LedgerEnv
 
 SOON = RestartPolicy(max_restarts=1000, backoff_s=1e-3, max_backoff_s=2e-3)

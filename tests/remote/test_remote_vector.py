@@ -561,7 +561,7 @@ def test_the_keys_of_dict_spaces_may_have_another_order_on_each_host(near: NearH
 def test_what_cannot_be_is_refused_before_anybody_listens(hosts: Any) -> None:
     placement = hosts.placement()
     for num_workers in (None, 0, "auto"):
-        with pytest.raises(ConfigurationError, match="num_workers says how many workers there are on all hosts"):
+        with pytest.raises(ConfigurationError, match="num_workers must be the number of workers on all hosts together"):
             ParallelVectorEnv(told(), num_workers=num_workers, placement=placement)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="num_local=3 is more than num_workers=2"):
         ParallelVectorEnv(told(), num_workers=2, placement=hosts.placement(num_local=3))

@@ -15,9 +15,9 @@ import pytest
 from parenv import ConfigurationError
 from parenv.adapters.sb3.run_advice import RunAdvice, RunCosts
 from parenv.advice import Advice, Fact, Setting, facts_of, in_lines
-from parenv.cli.advise import AdviceReport, ShortRun, advise
-from parenv.cli.machine import machine
-from parenv.cli.setting_search import fastest, moves_for
+from parenv.bench.machine import machine
+from parenv.bench.setting_advice import AdviceReport, ShortRun, advise
+from parenv.bench.setting_search import fastest, moves_for
 from parenv.pool.statistics import PoolStatistics
 
 SETTING = Setting(2, 32, "sync", "experience", 128)
@@ -220,7 +220,7 @@ def advised(monkeypatch: pytest.MonkeyPatch, rates: Callable[[Setting, int], flo
     def trained(environment: Any, agent: Any, setting: Setting, seconds: float) -> tuple[float, Advice]:
         return rates(setting, next(numbers)), advice(setting)
 
-    monkeypatch.setattr("parenv.cli.advise._trained", trained)
+    monkeypatch.setattr("parenv.bench.setting_advice._trained", trained)
     return advise("CartPole-v1", seconds=0.1, num_workers=2, num_envs=32, rollout_length=128)
 
 

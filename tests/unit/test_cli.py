@@ -15,20 +15,27 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from parenv.cli import bench as bench_module
-from parenv.cli import plot as plot_module
-from parenv.cli.advise import advise
-from parenv.cli.agent import RandomNetwork
-from parenv.cli.bench import Progress, bench
-from parenv.cli.bench_report import BenchReport, Spread, Throughput
-from parenv.cli.display import LiveDisplay, PlainDisplay, closing_lines, make_display
-from parenv.cli.environment import environment_factory, named_object, tried_out
-from parenv.cli.machine import in_one_line, machine
+from parenv.bench import benchmark as bench_module
+from parenv.bench import output_files
+from parenv.bench.agent import RandomNetwork
+from parenv.bench.benchmark import BenchReport, Progress, Throughput, bench
+from parenv.bench.display import (
+    LiveDisplay,
+    PlainDisplay,
+    closing_lines,
+    cost_table,
+    failures,
+    in_text,
+    make_display,
+    medians_table,
+    throughput_tables,
+)
+from parenv.bench.environment import environment_factory, named_object, tried_out
+from parenv.bench.machine import in_one_line, machine
+from parenv.bench.measuring import Found, Opened, Spread, Subject, grid, interleaved, rollout_length, worker_counts
+from parenv.bench.setting_advice import advise
+from parenv.bench.subjects import acting, random_rows, step_cost
 from parenv.cli.main import main, parser
-from parenv.cli.measuring import Found, interleaved
-from parenv.cli.schedule import grid, rollout_length, worker_counts
-from parenv.cli.subjects import Opened, Subject, acting, random_rows, step_cost
-from parenv.cli.tables import cost_table, failures, in_text, medians_table, throughput_tables
 from parenv.errors import ConfigurationError, RestartLimitError
 from parenv.memory.spaces import leaves
 from parenv.policy.devices import on_device
@@ -236,8 +243,8 @@ def test_a_space_without_a_fixed_size_needs_an_agent_or_in_bench_no_pool(text_is
     with pytest.raises(ConfigurationError) as refused:
         advise(lambda: Sensitive(**both))
     assert re.fullmatch(
-        r"the small network that acts by default cannot deal with Text\(.*\): "
-        r"give a policy that can, with agent=\.\.\. or --agent module:factory",
+        r"the small network that acts by default does not support Text\(.*\): "
+        r"give a policy that does, with agent=\.\.\. or --agent module:factory",
         str(refused.value),
     )
     hint = f"{refused.value}, or compare vector envs only, with pool=False or --no-pool"
@@ -415,16 +422,16 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
 def test_a_plot_without_matplotlib_is_refused_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigurationError, match=r'pip install "parenv\[bench\]"'):
-        plot_module.check_plotting()
+        output_files.check_plotting()
 
 
 def test_a_worker_host_has_room_for_as_many_workers_as_there_are_cores_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[int] = []
-    monkeypatch.setattr("parenv.cli.worker_command.usable_cores", lambda: 3)
-    monkeypatch.setattr("parenv.cli.worker_command.read_host_keys", lambda path: None)
-    monkeypatch.setattr("parenv.cli.worker_command._leaving_on_signals", lambda: None)
+    monkeypatch.setattr("parenv.cli.worker.usable_cores", lambda: 3)
+    monkeypatch.setattr("parenv.cli.worker.read_host_keys", lambda path: None)
+    monkeypatch.setattr("parenv.cli.worker._leaving_on_signals", lambda: None)
     monkeypatch.setattr(
-        "parenv.cli.worker_command.serve", lambda address, keys, num_workers, **more: served.append(num_workers)
+        "parenv.cli.worker.serve", lambda address, keys, num_workers, **more: served.append(num_workers)
     )
     for more in ([], ["--num-workers", "7"]):
         main(["worker", "--connect", "tcp://127.0.0.1:5555", "--key", "key", *more])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import shlex
 from pathlib import Path
 
@@ -66,8 +67,8 @@ def test_hosts_that_may_join_are_listed_and_removed(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == "alpha\nbeta\n"
     assert main(["keys", "remove", str(folder), "alpha"]) == 0
     assert capsys.readouterr().out == (
-        f"The host alpha may not join any more, and leaves a driver that runs. Its key {folder / 'alpha.key'} "
-        "is gone from here; remove the copy on the host too.\n"
+        "The host alpha may not join any more. A driver that runs closes its connection. "
+        f"The key {folder / 'alpha.key'} is deleted; delete the copy on the host too.\n"
     )
     assert allowed.name_of(alpha.public) is None
     assert not (folder / "alpha.key").exists()
@@ -127,7 +128,7 @@ def test_what_users_code_raises_anywhere_else_is_not_a_crash_of_parenv(
     monkeypatch.setattr("parenv.cli.main.bench", __import__("raises_late").late)
     assert main(["bench", "CartPole-v1"]) == 2
     assert capsys.readouterr().err == (
-        "parenv bench: this was raised outside of parenv, by code that it was given: LookupError: no such level\n"
+        "parenv bench: code outside of parenv raised LookupError: no such level\n"
         f"  File \"{path}\", line 2, in late\n    raise LookupError('no such level')\nLookupError: no such level\n"
     )
 
@@ -136,3 +137,10 @@ def test_what_parenv_itself_raises_is_a_crash_of_parenv(monkeypatch: pytest.Monk
     monkeypatch.setattr("parenv.cli.main.make_display", None)
     with pytest.raises(TypeError):
         main(["bench", "CartPole-v1"])
+
+
+@pytest.mark.parametrize("name", ["bench", "lineage", "report"])
+def test_functions_are_still_found_where_they_were_before_parenv_bench(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"parenv.cli.{name}.{name} is now parenv.bench.{name}"):
+        function = getattr(importlib.import_module(f"parenv.cli.{name}"), name)
+    assert function is getattr(parenv.bench, name)

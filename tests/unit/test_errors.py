@@ -39,8 +39,8 @@ def died(**how: Any) -> WorkerDiedError:
 @pytest.mark.parametrize(
     ("how", "said", "advice"),
     [
-        ({"exit_code": 3}, "exited with code 3", "Something called os._exit or sys.exit"),
-        ({"exit_code": 0}, "exited with code 0", "Something called os._exit or sys.exit"),
+        ({"exit_code": 3}, "exited with code 3", "has called os._exit or sys.exit"),
+        ({"exit_code": 0}, "exited with code 0", "has called os._exit or sys.exit"),
         ({"signal": signal.SIGKILL}, "was killed by SIGKILL", "the kernel ran out of memory (see dmesg)"),
         ({"signal": 11}, "was killed by SIGSEGV", "Native code crashed: run with num_workers=0 under a debugger"),
         ({"signal": signal.SIGABRT}, "was killed by SIGABRT", "Native code crashed"),

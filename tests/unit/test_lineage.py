@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parenv.cli.lineage import last_turns, pieces_of, read_lineage
+from parenv.bench.lineage_plot import last_turns, pieces_of, read_lineage
 from parenv.cli.main import main
 from parenv.errors import ConfigurationError, ParenvError
 from parenv.population.evolution import Copied

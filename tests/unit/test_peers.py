@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from parenv.cli.systems import rllib
-from parenv.cli.systems.compared import vector_peers
+from parenv.bench import other_libraries
+from parenv.bench.other_libraries import vector_peers
 
 RLLIB = ("ray", "ray.tune", "ray.tune.trainable.trainable", "ray.rllib.algorithms.ppo",
          "ray.rllib.execution.rollout_ops", "ray.rllib.core.rl_module.default_model_config")  # fmt: skip
@@ -28,7 +28,7 @@ def test_of_tianshous_sub_environments_those_that_have_ended_are_reset(monkeypat
             terminated, truncated = actions == 1, actions == 2
             return None, None, terminated, truncated, None
 
-    monkeypatch.setattr("parenv.cli.systems.compared.is_installed", lambda package: package == "tianshou")
+    monkeypatch.setattr("parenv.bench.other_libraries.is_installed", lambda package: package == "tianshou")
     monkeypatch.setitem(sys.modules, "tianshou.env", SimpleNamespace(DummyVectorEnv=DummyVectorEnv))  # type: ignore[arg-type]
     _, _, make = next(vector_peers("fork"))
     envs = make([dict] * 4)
@@ -50,11 +50,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_runners_without_a_share_for_each_environment_step_fewer_and_all_of_their_env_steps_count(
     ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, close = rllib.open_runners(dict, num_envs=7, num_workers=2, rollout_length=10)
+    measure, close = other_libraries.open_rllib(dict, num_envs=7, num_workers=2, rollout_length=10)
     asked = ray.PPOConfig().environment().env_runners.call_args.kwargs
     made = asked["num_envs_per_env_runner"] * asked["num_env_runners"] * asked["rollout_fragment_length"]
     assert ray.configured.training.call_args.kwargs["train_batch_size_per_learner"] == made == 60
-    monkeypatch.setattr(rllib, "time", SimpleNamespace(perf_counter=iter([0.0, 1.0, 2.0]).__next__))
+    monkeypatch.setattr(other_libraries, "time", SimpleNamespace(perf_counter=iter([0.0, 1.0, 2.0]).__next__))
     ray.synchronous_parallel_sample.side_effect = [["abc", "de"], ["fgh"]]
     assert measure(2.0) == 8 / 2.0
     close()
@@ -62,7 +62,7 @@ def test_runners_without_a_share_for_each_environment_step_fewer_and_all_of_thei
 
 
 def test_runners_that_send_nothing_are_a_failure_and_no_figure(ray: Any) -> None:
-    measure, _ = rllib.open_runners(dict, num_envs=2, num_workers=1, rollout_length=10)
+    measure, _ = other_libraries.open_rllib(dict, num_envs=2, num_workers=1, rollout_length=10)
     ray.synchronous_parallel_sample.return_value = []
     with pytest.raises(RuntimeError, match="no env runner sent anything"):
         measure(0.0)
@@ -71,5 +71,5 @@ def test_runners_that_send_nothing_are_a_failure_and_no_figure(ray: Any) -> None
 def test_ray_ends_where_there_can_be_no_runners(ray: Any) -> None:
     ray.configured.training().rl_module().training().build_algo.side_effect = ValueError("no such space")
     with pytest.raises(ValueError, match="no such space"):
-        rllib.open_runners(dict, num_envs=2, num_workers=1, rollout_length=10)
+        other_libraries.open_rllib(dict, num_envs=2, num_workers=1, rollout_length=10)
     ray.shutdown.assert_called_once()

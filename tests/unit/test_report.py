@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parenv.bench import report
+from parenv.bench.pictures import NARROW, pictures, windows
+from parenv.bench.run_report import facts, losses_table
+from parenv.bench.timeline import UNRECORDED, Episodes
+from parenv.bench.trace_file import find_traces, read_timeline
 from parenv.cli.main import main
-from parenv.cli.page import facts, losses_table
-from parenv.cli.pictures import NARROW, pictures, windows
-from parenv.cli.report import report
-from parenv.cli.timeline import UNRECORDED, Episodes
-from parenv.cli.trace_file import find_traces, read_timeline
 from parenv.errors import ConfigurationError, ParenvError
 from parenv.experience.episodes import EpisodeStatistics
 from parenv.memory.layout import COMMIT_DTYPE
@@ -324,11 +324,11 @@ def test_the_timeline_shows_the_beginning_the_middle_and_the_first_restart(tmp_p
     ("content", "words"),
     [
         (None, "cannot read {path}: No such file or directory"),
-        ("", "{path} is no trace of a run: a run writes one after pool.trace"),
-        ('{"a": 1}', "{path} is no trace of a run"),
-        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 99}}\n]\n', "is no trace of format 1"),
-        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 1', "is no trace of format 1"),
-        ("[\n{}\nnothing\n{} parenv trace", "is no trace"),
+        ("", "{path} is not a trace of a run: a run writes one after pool.trace"),
+        ('{"a": 1}', "{path} is not a trace of a run"),
+        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 99}}\n]\n', "is not a trace of format 1"),
+        ('[\n{"name": "parenv", "ph": "M", "args": {"parenv trace": 1', "is not a trace of format 1"),
+        ("[\n{}\nnothing\n{} parenv trace", "is not a trace"),
     ],
 )
 def test_what_is_no_trace_is_an_error_in_one_line(
@@ -347,7 +347,7 @@ def test_a_damaged_trace_is_an_error_that_names_the_line(tmp_path: Path) -> None
     path = two_workers(tmp_path / "trace.json")
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:6], lines[6][:30] + "\n", *lines[7:]]))
-    with pytest.raises(ConfigurationError, match=r"trace.json is damaged: line 7 is no event$"):
+    with pytest.raises(ConfigurationError, match=r"trace.json is damaged: line 7 is not an event$"):
         report(path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.systems import gymnasium
+from bench.other_libraries import make_gymnasium as make
 from environments import factory
 
 from systems.loops import Close, Measure, first_observation, sampled_actions, step_rate
@@ -12,7 +12,7 @@ from systems.loops import Close, Measure, first_observation, sampled_actions, st
 
 def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
     """``kind``: ``"SyncVectorEnv"`` or ``"AsyncVectorEnv"``."""
-    envs = gymnasium.make(kind, [factory(case)] * num_envs)
+    envs = make(kind, [factory(case)] * num_envs)
     envs.reset(seed=0)
     return step_rate(envs.step, sampled_actions(case, num_envs)), envs.close
 
@@ -20,5 +20,5 @@ def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
 def startup(case: str, num_envs: int, start: str) -> tuple[Any, Close]:
     """``start``: the start method of multiprocessing."""
     return first_observation(
-        lambda: gymnasium.make("AsyncVectorEnv", [factory(case)] * num_envs, start), lambda envs: envs.reset(seed=0)
+        lambda: make("AsyncVectorEnv", [factory(case)] * num_envs, start), lambda envs: envs.reset(seed=0)
     )

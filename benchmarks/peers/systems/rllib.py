@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from cli.systems.rllib import collected, configuration
+from bench.other_libraries import rllib_collected as collected
+from bench.other_libraries import rllib_configuration as configuration
 
 from systems import rays
 from systems.delivery import delivery_rate

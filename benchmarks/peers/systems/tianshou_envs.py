@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tianshou.env
-from cli.systems.tianshou import make
+from bench.other_libraries import make_tianshou as make
 from environments import factory
 
 from systems.loops import Close, Measure, first_observation, rate, sampled_actions, step_rate

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from cli.systems.torchrl import make, wrapped
+from bench.other_libraries import make_torchrl as make
+from bench.other_libraries import torchrl_env
 from environments import factory
 from torchrl.envs import AsyncEnvPool
 
@@ -23,7 +24,7 @@ def stepping(case: str, num_envs: int, kind: str) -> tuple[Measure, Close]:
 
 def ready(case: str, num_envs: int, batch_size: int) -> tuple[Measure, Close]:
     """Whoever is ready, ``batch_size`` at least; with threads, its default, and here faster than its processes."""
-    envs = AsyncEnvPool([partial(wrapped, factory(case))] * num_envs, backend="threading")
+    envs = AsyncEnvPool([partial(torchrl_env, factory(case))] * num_envs, backend="threading")
     actions, data = sampled_actions(case, num_envs), envs.reset()
 
     def advance(count: int) -> int:

@@ -1,17 +1,22 @@
-"""The page of a report: facts, pictures and tables in one file of HTML that needs no other."""
+"""Report about a run: facts, pictures and tables in one HTML file."""
 
 from __future__ import annotations
 
 import base64
 import io
+import os
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 
 from parenv.advice import in_steps
-from parenv.cli.pictures import COLOURS, NARROW, WIDTH, Picture, pictures
-from parenv.cli.tables import Table
-from parenv.cli.timeline import WINDOW, Loss, Timeline
+from parenv.bench.display import Table
+from parenv.bench.output_files import check_plotting, check_writable, write_text
+from parenv.bench.pictures import COLOURS, NARROW, WIDTH, Picture, pictures
+from parenv.bench.timeline import WINDOW, Loss, Timeline
+from parenv.bench.trace_file import find_traces, read_timeline
 
+NAME = "report.html"
 MOST_LOSSES = 100
 DPI = 120
 STYLE = """
@@ -33,8 +38,39 @@ th:first-child, td:first-child, .words th, .words td { text-align: left; }
 """
 
 
+def report(path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
+    """Write an HTML page with pictures and tables about a run. The page needs no other file.
+
+    Args:
+        path: Trace that ``pool.trace`` has written or is writing, or a directory with at least one trace.
+        output: File to write. Default: ``report.html`` beside the trace.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        ConfigurationError: There is no trace, it is damaged, the page cannot be written, or ``matplotlib`` is missing.
+
+    >>> import tempfile
+    >>> from parenv import AsyncWorkerPool
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with AsyncWorkerPool("CartPole-v1", lambda observations: observations[:, 2] > 0, num_workers=0) as pool:
+    ...         pool.trace(f"{folder}/trace.json")
+    ...         rollout = next(pool.rollouts())
+    ...     report(folder).name
+    'report.html'
+    """
+    path = Path(path)
+    traces = find_traces(path)
+    where = Path(output) if output is not None else traces[0].parent / NAME
+    check_writable(where)
+    check_plotting()
+    write_text(where, page(f"parenv: {path.name}", [read_timeline(trace) for trace in traces]))
+    return where
+
+
 def page(title: str, timelines: Sequence[Timeline]) -> str:
-    """A page about some runs, as HTML."""
+    """Return a page about some runs, as HTML."""
     body = "\n".join(part for timeline in timelines for part in _run(timeline))
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -44,7 +80,7 @@ def page(title: str, timelines: Sequence[Timeline]) -> str:
 
 
 def facts(timeline: Timeline) -> str:
-    """What a run was, in a sentence."""
+    """Return the facts about a run in one sentence."""
     about, workers = timeline.about, len(timeline.workers)
     where = f"{workers} worker{'s' * (workers > 1)}" if about["in processes"] else "no worker processes (num_workers=0)"
     return (
@@ -55,14 +91,14 @@ def facts(timeline: Timeline) -> str:
 
 
 def _losses_in_words(timeline: Timeline) -> str:
-    """A worker that is lost again before it is ready, or as the run ends, is not restarted."""
+    """Count losses and restarts. A worker that is lost at its start or at the end of the run is not restarted."""
     lost, restarts = sum(loss.what == "worker" for loss in timeline.losses), timeline.restarts
     words = f"{restarts} restart{'s' * (restarts != 1)}"
     return words if lost == restarts else f"{lost} loss{'es' * (lost != 1)} of workers, {words}"
 
 
 def figures_table(timeline: Timeline) -> Table:
-    """What else there is to say of a run in figures."""
+    """Return the table of the run's figures."""
     episodes, lag = timeline.episodes, timeline.policy_lag
     last = slice(-WINDOW, None)
     rows = [
@@ -83,7 +119,7 @@ def figures_table(timeline: Timeline) -> Table:
 
 
 def fractions_table(timeline: Timeline) -> Table:
-    """Where the time of the driver and of every worker went, and what came of it."""
+    """Return the shares of time of the main process and of each worker, with the env steps of each."""
     fractions = [track.fractions() for track in timeline.tracks]
     used = [name for name in COLOURS if any(one.get(name, 0.0) > 5e-4 for one in fractions)]
     rows = []
@@ -95,7 +131,7 @@ def fractions_table(timeline: Timeline) -> Table:
 
 
 def losses_table(timeline: Timeline) -> Table:
-    """What was lost and replaced, when and why."""
+    """Return the table of losses: time, worker or sub-environment, time until the restart, reason."""
     rows = [
         (f"{loss.seconds:.2f}", loss.who, _back_after(timeline, loss), loss.reason)
         for loss in timeline.losses[:MOST_LOSSES]
@@ -113,7 +149,7 @@ def _back_after(timeline: Timeline, loss: Loss) -> str:
 
 
 def png(picture: Picture, timeline: Timeline, width: float) -> str:
-    """Draw a picture, so many inches wide, as a URL that holds all of it."""
+    """Draw a picture of a width in inches, and return it as a data URL."""
     from matplotlib.figure import Figure
 
     figure, file = Figure(figsize=(width, 1.0), layout="constrained"), io.BytesIO()
@@ -126,7 +162,7 @@ def _run(timeline: Timeline) -> Iterator[str]:
     yield f"<h1>Run of {escape(timeline.about['date'])} ({escape(timeline.name)})</h1>"
     yield f"<p>{escape(facts(timeline))}</p>"
     if not timeline.is_finished:
-        yield _warning("The trace is not finished: the run is still going on, or it was killed. This is what there is.")
+        yield _warning("The trace is not finished: the run is in progress or was killed.")
     if not len(timeline.arrived_s):
         yield _warning("There is no rollout in this trace.")
     elif not len(timeline.episodes):

@@ -1,4 +1,4 @@
-"""The machine on which figures were measured."""
+"""Facts about this machine."""
 
 from __future__ import annotations
 

@@ -1,22 +1,20 @@
-"""The systems whose env steps per second are compared."""
+"""Systems whose env steps per second are compared: vector envs, pools and env runners."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector.utils import batch_space
 
-from parenv.cli.environment import Environment
-from parenv.cli.schedule import grid
-from parenv.cli.subjects import Opened, Subject, seconds_each
-from parenv.cli.systems import gymnasium, rllib, sb3, tianshou, torchrl
+from parenv.bench import other_libraries
+from parenv.bench.environment import Environment
+from parenv.bench.measuring import Opened, Subject, grid, seconds_each
 from parenv.options import Mode
 from parenv.pool.pool import AsyncWorkerPool
 from parenv.vector.env import ParallelVectorEnv
@@ -24,10 +22,10 @@ from parenv.vector.env import ParallelVectorEnv
 REFERENCE = "SyncVectorEnv"
 BATCHES_OF_ACTIONS = 32
 PREFETCH = 1
-CALLER_STEPS = "caller steps"
-POOL_WEIGHT = 2.0  # Half of it goes before the clock runs and after it has stopped.
-Make = Callable[[Sequence[Callable[[], Any]]], Any]
-LIBRARIES = (gymnasium, sb3, tianshou, torchrl)
+POOL_WEIGHT = 2.0
+"""Weight of a pool. Half of its time passes before and after the time that is measured."""
+GYMNASIUMS = 2
+"""Number of Gymnasium's vector envs, which come first."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +33,10 @@ class System:
     """One system of the comparison.
 
     Args:
-        name: such as ``"ParallelVectorEnv"``.
-        num_envs: sub-environments.
-        num_workers: worker processes; 0: in this process; ``None``: one for each sub-environment.
-        subject: how it is measured, in env steps per second.
+        name: Name, such as ``"ParallelVectorEnv"``.
+        num_envs: Number of sub-environments.
+        num_workers: Number of worker processes. 0 steps in this process, ``None`` has a process per sub-environment.
+        subject: Subject that measures env steps per second.
     """
 
     name: str
@@ -47,26 +45,8 @@ class System:
     subject: Subject
 
 
-def vector_peers(start_method: str | None) -> Iterator[tuple[str, bool, Make]]:
-    """Vector envs of libraries that are installed: names, whether they step in this process, and what makes them.
-
-    Args:
-        start_method: of multiprocessing, where one can be chosen.
-    """
-    for library in LIBRARIES:
-        if is_installed(library.PACKAGE):
-            for kind, in_process in library.KINDS.items():
-                make = partial(library.make, kind, start_method=start_method)
-                yield f"{library.NAME} {kind}".strip(), in_process, make
-
-
-def is_installed(package: str) -> bool:
-    """Whether it can be imported."""
-    return importlib.util.find_spec(package) is not None
-
-
 def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[int, ...]) -> Iterator[System]:
-    """Vector envs: Gymnasium's, parenv's with each number of workers, and those of other libraries."""
+    """Yield vector envs: Gymnasium's, parenv's with each number of workers, and those of other libraries."""
     factories = [environment.make] * num_envs
 
     def system(name: str, workers: int | None, make: Callable[[], Any]) -> System:
@@ -76,21 +56,20 @@ def vector_systems(environment: Environment, num_envs: int, num_workers: tuple[i
 
         return System(name, num_envs, workers, Subject(f"{name}, {num_envs} envs", open_envs, 1.0, workers is None))
 
-    found = vector_peers("fork")
+    found = other_libraries.vector_peers("fork")
     peers = [system(name, 0 if in_process else None, partial(make, factories)) for name, in_process, make in found]
     counts = (0, *(workers for _, workers in grid([num_envs], num_workers)))
     ours = [system("ParallelVectorEnv", n, partial(ParallelVectorEnv, factories, num_workers=n)) for n in counts]
-    if 0 < (beside := max(1, max(counts) - 1)) < num_envs:  # This process takes the place of one of the workers.
-        make_ours = partial(ParallelVectorEnv, factories, num_workers=beside, caller_steps=True)
-        ours.append(system(f"ParallelVectorEnv, {CALLER_STEPS}", beside, make_ours))
-    first = len(gymnasium.KINDS)
-    yield from (*peers[:first], *ours, *peers[first:])
+    if 0 < (fewer := max(1, max(counts) - 1)) < num_envs:  # The main process takes the place of one worker.
+        make_ours = partial(ParallelVectorEnv, factories, num_workers=fewer, caller_steps=True)
+        ours.append(system("ParallelVectorEnv, caller steps", fewer, make_ours))
+    yield from (*peers[:GYMNASIUMS], *ours, *peers[GYMNASIUMS:])
 
 
 def pool_system(
     environment: Environment, policy: Any, num_envs: int, num_workers: int, mode: Mode, rollout_length: int
 ) -> System:
-    """An AsyncWorkerPool whose rollouts are looked at once and dropped."""
+    """Return a pool whose rollouts are read once and dropped."""
     name = f"AsyncWorkerPool, {mode}"
 
     def open_pool() -> Opened:
@@ -111,12 +90,12 @@ def pool_system(
 
 
 def rllib_system(environment: Environment, num_envs: int, num_workers: int, rollout_length: int) -> System:
-    """RLlib's env runners, with a policy like that of the pools by default."""
+    """Return RLlib's env runners, with a policy like the default policy of the pools."""
 
     def open_runners() -> Opened:
-        return Opened(*rllib.open_runners(environment.make, num_envs, num_workers, rollout_length))
+        return Opened(*other_libraries.open_rllib(environment.make, num_envs, num_workers, rollout_length))
 
-    name = f"RLlib env runners of {rllib.envs_of_a_runner(num_envs, num_workers)} envs"
+    name = f"RLlib env runners of {other_libraries.envs_of_a_runner(num_envs, num_workers)} envs"
     return System(name, num_envs, num_workers, Subject(f"{name}, {num_envs} envs", open_runners, 1.0))
 
 
@@ -129,25 +108,26 @@ def _stepping(envs: Any, action_space: gym.Space[Any]) -> Callable[[float], floa
 
 
 def _collecting_rate(pool: AsyncWorkerPool, seconds: float, ahead: int) -> float:
-    """Env steps per second of rollouts that are looked at and dropped.
+    """Return the env steps per second of a loop that reads rollouts and drops them.
 
     Args:
-        pool: whose rollouts.
-        seconds: how long.
-        ahead: rollouts that each worker may have ready, or under way, without being asked.
+        pool: Pool that collects.
+        seconds: Approximate duration, in seconds.
+        ahead: Number of rollouts that each worker collects ahead of the loop.
     """
     stream, steps, each_worker = pool.rollouts(), 0, pool.num_workers if ahead else 1
-    for _ in range(ahead * pool.num_workers + 1):  # What workers had ready before must not count.
+    for _ in range(ahead * pool.num_workers + 1):  # Rollouts that were collected before must not count.
         next(stream)
-    began = time.perf_counter()
+    began = perf_counter()
     while True:
-        for _ in range(each_worker):  # Workers that are alike arrive together: whole rounds only, or the end decides.
+        # Workers of equal speed deliver together. A part of a round would make the rate depend on where it ends.
+        for _ in range(each_worker):
             rollout = next(stream)
             rollout.rewards.sum()
             steps += rollout.num_steps
-        elapsed = time.perf_counter() - began
+        elapsed = perf_counter() - began
         if elapsed >= seconds:
             break
-    for _ in range(ahead + 1):  # Each waits for the rollout that is under way; the next measurement has the cores.
+    for _ in range(ahead + 1):  # Each call waits for one rollout in progress, so that the next system has all cores.
         pool.synchronize()
     return steps / elapsed

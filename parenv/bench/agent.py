@@ -1,4 +1,4 @@
-"""Agents: what their factories make, and a small network for spaces of fixed size where there is none."""
+"""Agents of users, and a small network as the default agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.spaces import flatdim
 
-from parenv.cli.environment import named_factory, refused
+from parenv.bench.environment import named_factory, refused
 from parenv.errors import ConfigurationError
 from parenv.memory.spaces import flatten, leaves, unflatten
 from parenv.policy.policy import Action, Policy
@@ -19,12 +19,13 @@ HIDDEN = 64
 
 
 class Agent(NamedTuple):
-    """What learns.
+    """Policy with its update.
 
     Args:
-        policy: what a pool takes.
-        learn: ``(rollout) -> None``, the update from one rollout; ``None``: nothing is learned.
-        loss_fn: that of a pool with ``parallelism="gradient"``, if the algorithm may share its learning; or ``None``.
+        policy: Policy, as :class:`~parenv.AsyncWorkerPool` takes it.
+        learn: Update from one rollout, ``(rollout) -> None``. Default: nothing is learned.
+        loss_fn: ``loss_fn`` for a pool with ``parallelism="gradient"``, if the algorithm can learn from gradients.
+            Default: workers do not learn.
     """
 
     policy: Any
@@ -33,10 +34,10 @@ class Agent(NamedTuple):
 
 
 def agent_by(factory: str | Callable[[], Any]) -> Agent:
-    """What a factory of agents makes, or the one that ``module:factory`` names.
+    """Make an agent with a factory, or with the factory that ``module:factory`` names.
 
     Raises:
-        ConfigurationError: it cannot be found, raises, or makes something else.
+        ConfigurationError: The factory does not exist, raises, or makes something else.
     """
     make = named_factory(factory) if isinstance(factory, str) else factory
     with refused(f"the agent {factory} cannot be made"):
@@ -51,14 +52,14 @@ def agent_by(factory: str | Callable[[], Any]) -> Agent:
 
 
 class RandomNetwork(Policy):
-    """An untrained MLP, two hidden layers of 64 with tanh, that draws its actions. What it costs is what counts.
+    """Untrained MLP with two hidden layers of 64 and tanh, which samples its actions. Only its speed matters.
 
     Args:
-        observation_space: of one environment; flattened and concatenated for the network.
-        action_space: of one environment.
+        observation_space: Observation space of one environment. The network reads flat observations.
+        action_space: Action space of one environment.
 
     Raises:
-        ConfigurationError: one of the spaces has no fixed size.
+        ConfigurationError: One of the spaces has no fixed size.
     """
 
     takes_tensors = True
@@ -79,7 +80,7 @@ class RandomNetwork(Policy):
         )  # fmt: skip
 
     def act(self, observations: Any, carry: Any) -> Action:
-        """Draw actions, tensors ``[B, *action]``."""
+        """Sample actions, tensors ``[B, *action]``."""
         import torch
 
         rows = [values.reshape(len(values), -1).float() for values in flatten(self._inputs, observations)]
@@ -89,15 +90,15 @@ class RandomNetwork(Policy):
 
 
 Draw = Callable[[Any], Any]
-"""Turns outputs of a network ``[B, width]``, as many for an action as it has when it is flat, into ``[B, *action]``."""
+"""Function from outputs of the network ``[B, width]``, with the width of a flat action, to actions ``[B, *action]``."""
 
 
 @singledispatch
 def drawing(space: Space[Any]) -> Draw:
-    """What draws actions for one leaf of an action space.
+    """Return a function that samples actions of one leaf of an action space.
 
     Raises:
-        ConfigurationError: the space has no fixed size.
+        ConfigurationError: The space has no fixed size.
     """
     raise _no_network(space)
 
@@ -142,7 +143,9 @@ def _box(space: spaces.Box) -> Draw:
 
 
 def finite_bounds(space: spaces.Box) -> Sequence[Any]:
-    """Lowest and highest actions to draw: those of the space, or 1 from zero or from the bound there is on one side.
+    """Return the lowest and the highest action to sample.
+
+    An infinite bound is replaced by -1 or 1, or by a distance of 1 from the other bound.
 
     >>> space = spaces.Box(np.float32([-np.inf, 3.0]), np.float32([np.inf, np.inf]))
     >>> [bound.tolist() for bound in finite_bounds(space)]
@@ -160,6 +163,6 @@ def _drawn(logits: Any) -> Any:
 
 def _no_network(space: Space[Any]) -> ConfigurationError:
     return ConfigurationError(
-        f"the small network that acts by default cannot deal with {space}: give a policy that can, with agent=... or "
+        f"the small network that acts by default does not support {space}: give a policy that does, with agent=... or "
         "--agent module:factory"
     )

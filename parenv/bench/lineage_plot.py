@@ -1,4 +1,4 @@
-"""lineage: what became of a population, as a picture, from the file that it wrote."""
+"""Picture of a population's scores and hyper-parameters, drawn from its lineage file."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parenv.cli.plot import check_plotting
-from parenv.cli.writable import check_writable, writing
+from parenv.bench.output_files import check_plotting, check_writable, writing
 from parenv.errors import ConfigurationError
 from parenv.protocol.digests import rows_of
 
 WIDTH, HEIGHT = 9.0, 2.4
-"""Inches of a panel."""
+"""Size of a panel, in inches."""
 
 
 def lineage(path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
     """Draw scores and hyper-parameters of a population over env steps, coloured by ancestor.
 
-    A line is a member; where it becomes the child of another, it ends, and another begins at that one.
+    Each line is a member. If the member becomes a copy of another one, its line ends, and a new line begins at the
+    other member.
 
     Args:
-        path: the file that a :class:`~parenv.Population` has written, or is writing.
-        output: where to; by default beside it, as ``.png``.
+        path: File that a :class:`~parenv.Population` has written or is writing.
+        output: Picture file. Default: a ``.png`` beside the lineage.
 
     Returns:
-        Where the picture is.
+        Path of the picture.
 
     Raises:
-        ConfigurationError: there is no such file, it is not a lineage, it is damaged, or ``matplotlib`` is missing.
+        ConfigurationError: The file does not exist, is not a lineage or is damaged, or ``matplotlib`` is missing.
     """
     path = Path(path)
     where = Path(output) if output is not None else path.with_suffix(".png")
@@ -55,10 +55,10 @@ def lineage(path: str | os.PathLike[str], output: str | os.PathLike[str] | None 
 
 
 def read_lineage(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read the first line of a lineage, and its turns and copies. A last line that is not complete is left out.
+    """Return the first line of a lineage, and its training rounds and copies. An incomplete last line is skipped.
 
     Raises:
-        ConfigurationError: it is not a lineage, or it is damaged.
+        ConfigurationError: The file is not a lineage, or it is damaged.
     """
     try:
         rows = rows_of(path.read_text(encoding="utf-8"))
@@ -72,12 +72,12 @@ def read_lineage(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def last_turns(rows: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """The last turn of each member."""
+    """Return the last training round of each member."""
     return {row["member"]: row for row in rows if row["event"] == "turn"}
 
 
 def pieces_of(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Turns from one copy to the next; that of a child begins with the last one of its parent."""
+    """Split training rounds at copies. The rounds of a copy begin with the last round of its parent."""
     open_: dict[int, list[Mapping[str, Any]]] = {}
     found = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""From what a user names on a command line to a factory that has been tried out, before any process starts."""
+"""Environments by name. Each is tried out in this process before any other process starts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Environment:
     """An environment that has been made, reset and stepped once.
 
     Args:
-        name: for messages and titles.
-        make: makes one.
-        observation_space: of one.
-        action_space: of one.
-        step_s: seconds that an env step took, roughly.
+        name: Name for messages and titles.
+        make: Function that makes an environment.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        step_s: Approximate duration of an env step, in seconds.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Environment:
 
 
 def named_object(name: str) -> Any:
-    """Import what ``module:name`` says; the name may have dots.
+    """Import an object by ``module:name``. The name may have dots.
 
     Raises:
-        ConfigurationError: there is no such module, or nothing of this name in it.
+        ConfigurationError: The module or the name does not exist.
 
     >>> named_object("math:sqrt")(9.0)
     3.0
@@ -64,7 +64,7 @@ def named_factory(name: str) -> Callable[[], Any]:
     """Import a callable by ``module:name``.
 
     Raises:
-        ConfigurationError: it cannot be found, or cannot be called.
+        ConfigurationError: The object does not exist, or cannot be called.
     """
     found = named_object(name)
     if not callable(found):
@@ -73,7 +73,7 @@ def named_factory(name: str) -> Callable[[], Any]:
 
 
 def is_env_id(env: Any) -> bool:
-    """Whether this is an env id, and no ``module:factory``.
+    """Return whether a value is an env id, and not ``module:factory``.
 
     >>> is_env_id("CartPole-v1"), is_env_id("ale_py:ALE/Pong-v5"), is_env_id("my_package.envs:make_env")
     (True, True, False)
@@ -82,13 +82,13 @@ def is_env_id(env: Any) -> bool:
 
 
 def environment_factory(env: Any) -> Callable[[], Any]:
-    """A factory from an env id, ``module:factory``, or a callable.
+    """Return a factory for an env id, ``module:factory``, or a callable.
 
-    A text with a colon that ends in a version, such as ``"ale_py:ALE/Pong-v5"``, is an id whose module is imported
-    first, as Gymnasium has it.
+    As in Gymnasium, a text with a colon and a version at its end, such as ``"ale_py:ALE/Pong-v5"``, is an env id whose
+    module is imported first.
 
     Raises:
-        ConfigurationError: it is none of them, or cannot be found.
+        ConfigurationError: The value is none of them, or does not exist.
     """
     if isinstance(env, str) and not is_env_id(env):
         return named_factory(env)
@@ -96,13 +96,13 @@ def environment_factory(env: Any) -> Callable[[], Any]:
 
 
 def tried_out(env: Any) -> Environment:
-    """Make one environment in this process, look at its spaces, and step it for a while with random actions.
+    """Make an environment in this process, read its spaces, and take some steps with random actions.
 
     Args:
-        env: an env id, ``module:factory``, or a callable.
+        env: Env id, ``module:factory``, or a callable.
 
     Raises:
-        ConfigurationError: it cannot be found, or raises; the message says where.
+        ConfigurationError: The environment does not exist, or raises. The message names the call.
     """
     make, name = environment_factory(env), env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
     with _running(name, "being made"):
@@ -138,12 +138,12 @@ def _running(name: str, doing: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def refused(what: str, doing: str = "", but: type[Exception] | tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Where something that the user has given is tried out: an error says that it cannot be used, and why.
+    """Turn an exception of code that the user has given into a :class:`ConfigurationError` with a short message.
 
     Args:
-        what: cannot be done with it.
-        doing: of the error, behind its type.
-        but: errors that say so themselves.
+        what: First words of the message.
+        doing: Words behind the type of the exception, such as ``" in its first reset"``.
+        but: Exceptions that pass unchanged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""advise: measure where the time of a training loop goes, and which setting of its pool is the fastest here."""
+"""Measure where the time of a training loop goes, and which setting of its pool is the fastest on this machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 
 from parenv.advice import Advice, Setting, in_seconds, in_steps
 from parenv.argument_checks import at_least, positive
-from parenv.cli import measuring
-from parenv.cli.agent import Agent, RandomNetwork, agent_by
-from parenv.cli.environment import Environment, tried_out
-from parenv.cli.learning_costs import learning_costs
-from parenv.cli.machine import in_one_line, load_warning, machine
-from parenv.cli.schedule import rollout_length as usual_rollout_length
-from parenv.cli.setting_search import WORTH, Move, fastest, moves_for
-from parenv.cli.subjects import acting
+from parenv.bench.agent import Agent, RandomNetwork, agent_by
+from parenv.bench.environment import Environment, tried_out
+from parenv.bench.machine import in_one_line, load_warning, machine
+from parenv.bench.measuring import error_line
+from parenv.bench.measuring import rollout_length as usual_rollout_length
+from parenv.bench.setting_search import WORTH, Move, fastest, moves_for
+from parenv.bench.subjects import acting, learning_costs
 from parenv.errors import ConfigurationError, ParenvError, SubEnvironmentError
 from parenv.experience.gradient import Gradient
 from parenv.options import WorkerOptions
@@ -58,7 +57,7 @@ class AdviceReport:
 
     Args:
         environment: Name of the environment.
-        machine: Facts about the machine, see :func:`parenv.cli.machine.machine`.
+        machine: Facts about the machine, see :func:`parenv.bench.machine.machine`.
         advice: Facts about the run with the present setting.
         learning_s: Seconds of forward and backward per sample, by device and mini-batch.
         runs: Runs of the search. The first has the present setting.
@@ -137,7 +136,7 @@ def advise(
     Args:
         env: Env id, ``"module:factory"``, or a callable that makes an environment.
         agent: ``"module:factory"`` or a factory. It makes a policy as :class:`~parenv.AsyncWorkerPool` takes it, or
-            ``(policy, learn)``, or ``(policy, learn, loss_fn)``; see :class:`~parenv.cli.agent.Agent`. Every run has
+            ``(policy, learn)``, or ``(policy, learn, loss_fn)``; see :class:`~parenv.bench.agent.Agent`. Every run has
             an agent of its own. Default: an MLP with two hidden layers of 64 that learns nothing.
         seconds: Approximate duration of the measurements, in seconds. The start of each pool adds to it.
         num_envs: Present number of sub-environments. Default: 8 per worker.
@@ -189,7 +188,7 @@ def _searched(
         try:
             return ShortRun(setting, measure(setting))
         except Exception as error:  # The search goes on without a setting that does not run.
-            return ShortRun(setting, 0.0, measuring.in_one_line(error.__cause__ or error))
+            return ShortRun(setting, 0.0, error_line(error.__cause__ or error))
 
     def rate(setting: Setting) -> float:
         if setting != present:
@@ -206,19 +205,18 @@ def _searched(
 
 
 @contextlib.contextmanager
-def _blamed() -> Iterator[None]:
+def _as_user_error() -> Iterator[None]:
+    """Turn an exception of the environment or the agent into a short message."""
     try:
         yield
     except ParenvError:
         raise
     except Exception as error:
         where = f", {error.__cause__}".splitlines()[0] if isinstance(error.__cause__, SubEnvironmentError) else ""
-        raise ConfigurationError(
-            f"the environment or the agent does not run: {measuring.in_one_line(error)}{where}"
-        ) from error
+        raise ConfigurationError(f"the environment or the agent does not run: {error_line(error)}{where}") from error
 
 
-@_blamed()
+@_as_user_error()
 def _trained(environment: Environment, agent: Agent, setting: Setting, seconds: float) -> tuple[float, Advice]:
     """Train in a pool of its own; return env steps per second, and the facts about the run."""
     with AsyncWorkerPool(

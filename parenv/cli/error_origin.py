@@ -1,4 +1,4 @@
-"""Whose code raised an exception: that of a user is shown with the frames of the user's files, and no others."""
+"""Origin of an exception: parenv's code or the user's code, with the frames of the user's files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _NOT_THE_USERS = (OURS, *_INSTALLED, "<frozen")
 _FRAME = re.compile(r'  File "([^"\n]+)", line \d+, in .*\n(?:    .*\n)*')
 
 
-def is_of_the_user(error: BaseException) -> bool:
-    """Whether it was raised below the last call of parenv, in code that parenv was given."""
+def is_from_user_code(error: BaseException) -> bool:
+    """Return whether a file of the user is below the last frame of parenv."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     ours = [number for number, file in enumerate(files) if file.startswith(OURS)]
     return any(_is_users(file) for file in files[ours[-1] + 1 if ours else 0 :])
 
 
-def users_frames(error: BaseException) -> str:
-    """The innermost frames of the user's files behind an error, here or in a worker, and what was raised there.
+def user_frames(error: BaseException) -> str:
+    """Return the innermost frames of the user's files, in this process or a worker, with the exception.
 
-    Nothing where no such file is in it.
+    The text is empty if no file of the user is in a traceback.
     """
     for text in _tracebacks(error):
         frames = list(_FRAME.finditer(text))
@@ -38,7 +38,7 @@ def users_frames(error: BaseException) -> str:
 
 
 def _tracebacks(error: BaseException | None) -> Iterator[str]:
-    """Those of an error and its causes, but for errors that say what is wrong themselves."""
+    """Yield the tracebacks of an exception and its causes, without parenv's own errors."""
     while error is not None:
         if isinstance(error, SubEnvironmentError):
             yield error.remote_traceback

@@ -1,4 +1,4 @@
-"""What a trace says of a run, as frozen data, and the sums over it that a report shows."""
+"""Data of a run, as read from a trace, and sums over it for a report."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 WINDOW = 100
-"""Episodes over which the mean return is taken, as in the statistics of a pool."""
+"""Number of episodes in a mean return, as in the statistics of a pool."""
 NESTED = ("publish", "evaluate")
-"""What the driver does while it learns: no time of its own, but a part of that."""
+"""Activities of the main process that are a part of its learning time."""
 UNRECORDED = "unrecorded"
 
 
 @dataclass(frozen=True)
 class Track:
-    """What one worker, or the driver, did. Seconds are counted from where the driver first asked for a rollout.
+    """Activities of one worker or of the main process. Seconds count from the first request for a rollout.
 
     Args:
-        name: ``"driver"`` or such as ``"worker 3"``.
-        pieces: by activity, when each began and ended, float64 ``[N, 2]`` in seconds.
-        env_steps: of the rollouts of a worker, int64 ``[N]``, one for each piece ``"env"``.
+        name: ``"driver"``, or a name such as ``"worker 3"``.
+        pieces: Begin and end of each activity in seconds, float64 ``[N, 2]``, by name.
+        env_steps: Env steps of a worker's rollouts, int64 ``[N]``, one value for each piece of ``"env"``.
     """
 
     name: str
@@ -31,11 +31,11 @@ class Track:
 
     @property
     def seconds(self) -> float:
-        """Until the end of the last piece."""
+        """Seconds until the end of the last piece."""
         return max((float(pieces[:, 1].max()) for pieces in self.pieces.values() if len(pieces)), default=0.0)
 
     def fractions(self) -> dict[str, float]:
-        """Which part of its time went where; what is left is :data:`UNRECORDED`, such as a rollout that was lost."""
+        """Return the share of time of each activity. The rest, such as a lost rollout, is :data:`UNRECORDED`."""
         spent = {name: float((pieces[:, 1] - pieces[:, 0]).sum()) for name, pieces in self.pieces.items()}
         if "learn" in spent:
             learned_until = self.pieces["learn"][:, 1].max(initial=0.0)
@@ -48,11 +48,11 @@ class Track:
         return {**fractions, UNRECORDED: max(0.0, 1.0 - sum(fractions.values()))} if total else {}
 
     def env_steps_until(self, seconds: Any) -> Any:
-        """Env steps that had been collected at each of these times, as if they were even within a rollout, ``[N]``."""
+        """Return the env steps collected until each of ``N`` times, interpolated within a rollout, ``[N]``."""
         if not len(self.env_steps):
             return np.zeros(len(seconds))
         total = np.cumsum(self.env_steps)
-        # Where a trace breaks off there may be a piece of acting without the one of stepping.
+        # A trace that breaks off can have a piece of acting without its piece of stepping.
         began, ended = self.pieces["act"][: len(total), 0], self.pieces["env"][:, 1]
         times = np.stack([began, ended], 1).ravel()
         return np.interp(seconds, times, np.stack([total - self.env_steps, total], 1).ravel())
@@ -60,13 +60,13 @@ class Track:
 
 @dataclass(frozen=True)
 class Loss:
-    """Something was lost and replaced.
+    """Loss of a worker or a sub-environment.
 
     Args:
         what: ``"worker"`` or ``"sub-environment"``.
-        worker: which, or whose.
-        seconds: when.
-        reason: in words.
+        worker: Index of the worker.
+        seconds: Time of the loss.
+        reason: Reason as text.
     """
 
     what: str
@@ -76,19 +76,19 @@ class Loss:
 
     @property
     def who(self) -> str:
-        """Whose loss it was, in words."""
+        """Name of the lost worker or sub-environment."""
         return f"worker {self.worker}" if self.what == "worker" else f"{self.what} of worker {self.worker}"
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes that ended, in the order in which they arrived, ``[K]`` each.
+    """Finished episodes in the order of their arrival. Each field has shape ``[K]``.
 
     Args:
-        returns: NaN where one is not finite.
-        lengths: env steps.
-        env_steps: of the whole run when they arrived.
-        seconds: when they arrived.
+        returns: Returns, NaN if a return is not finite.
+        lengths: Lengths in env steps.
+        env_steps: Env steps of the whole run at the arrival.
+        seconds: Time of the arrival.
     """
 
     returns: Any
@@ -100,7 +100,7 @@ class Episodes:
         return len(self.returns)
 
     def running_mean(self, window: int = WINDOW) -> Any:
-        """Mean of the last returns at every episode, ``[K]``; NaN where there is none."""
+        """Return the mean of the last finite returns at each episode, ``[K]``, NaN without any."""
         known = np.isfinite(self.returns)
         sums = np.cumsum(np.where(known, self.returns, 0.0))
         counts = np.cumsum(known)
@@ -110,12 +110,12 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Evaluations of the policy, ``[N]`` each.
+    """Evaluations of the policy. Each field has shape ``[N]``.
 
     Args:
-        seconds: when each was done.
-        env_steps: of the run when it began, NaN in traces of older versions of parenv.
-        mean_returns: NaN where one is not finite.
+        seconds: Time of the end of each evaluation.
+        env_steps: Env steps of the run at its begin, NaN in traces of older versions of parenv.
+        mean_returns: Mean returns, NaN if a mean is not finite.
     """
 
     seconds: Any
@@ -125,20 +125,20 @@ class Evaluations:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run.
+    """Everything that a trace contains about a run.
 
     Args:
-        name: of the file.
-        about: what the pool was, see :class:`parenv.records.trace.TraceWriter`.
-        is_finished: whether the file was closed.
-        driver: what the driver did.
-        workers: what the workers did.
-        arrived_s: when each rollout arrived, float64 ``[N]``.
-        env_steps: of each, int64 ``[N]``.
-        policy_lag: of each in publishes, int64 ``[N]``.
-        episodes: that ended in them.
-        evaluations: of the policy.
-        losses: workers and sub-environments that were lost.
+        name: Name of the file.
+        about: Facts about the pool, see :class:`parenv.records.trace.TraceWriter`.
+        is_finished: Whether the file was closed.
+        driver: Activities of the main process.
+        workers: Activities of the workers.
+        arrived_s: Arrival of each rollout in seconds, float64 ``[N]``.
+        env_steps: Env steps of each rollout, int64 ``[N]``.
+        policy_lag: Policy lag of each rollout in publishes, int64 ``[N]``.
+        episodes: Episodes that ended in these rollouts.
+        evaluations: Evaluations of the policy.
+        losses: Losses of workers and sub-environments.
     """
 
     name: str
@@ -155,17 +155,17 @@ class Timeline:
 
     @property
     def tracks(self) -> tuple[Track, ...]:
-        """The driver and the workers."""
+        """Tracks of the main process and of the workers."""
         return (self.driver, *self.workers)
 
     @property
     def num_envs(self) -> int:
-        """Sub-environments in all workers."""
+        """Number of sub-environments in all workers together."""
         return sum(self.about["sub-environments of each worker"])
 
     @property
     def seconds(self) -> float:
-        """From the first rollout that was asked for to the end."""
+        """Seconds from the first request for a rollout to the end."""
         return max([track.seconds for track in self.tracks])
 
     @property
@@ -175,24 +175,24 @@ class Timeline:
 
     @property
     def env_steps_per_second(self) -> float:
-        """Over the whole time."""
+        """Mean env steps per second of the whole run."""
         return self.total_env_steps / self.seconds if self.seconds else 0.0
 
     @property
     def restarts(self) -> int:
-        """How often another process took the place of a worker."""
+        """Number of worker processes that replaced another one."""
         return sum(len(track.pieces.get("restart", ())) for track in self.workers)
 
     @property
     def cycle_s(self) -> float:
-        """Typical seconds from one rollout of a worker to its next; all the time there is where there is no next."""
+        """Median seconds from one rollout of a worker to its next, or the whole time without a next one."""
         cycles = [np.diff(track.pieces["env"][:, 1]) for track in self.workers if "env" in track.pieces]
         known = np.concatenate(cycles) if cycles else np.zeros(0)
-        # What had ended before the first one was asked for says nothing.
+        # Rollouts that ended before the first request all have time 0.
         known = known[known > 0]
         return float(np.median(known)) if len(known) else self.seconds
 
     def env_steps_at(self, seconds: float) -> float:
-        """Env steps of the run, those before the trace with it, that had arrived at a time."""
+        """Return the env steps that had arrived at a time, including those before the trace."""
         before = int(np.searchsorted(self.arrived_s, seconds, "right"))
         return float(self.about["env_steps"] + self.env_steps[:before].sum())

@@ -1,4 +1,4 @@
-"""Reading the file that ``pool.trace(path)`` writes, line by line, also where its end is missing."""
+"""Read the file that ``pool.trace(path)`` writes, line by line. Its end may be missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.cli.timeline import Episodes, Evaluations, Loss, Timeline, Track
+from parenv.bench.timeline import Episodes, Evaluations, Loss, Timeline, Track
 from parenv.errors import ConfigurationError
 from parenv.records.trace import DRIVER, FORMAT
 
@@ -19,15 +19,15 @@ _LOST = {"lost": "worker", "replaced": "sub-environment"}
 
 
 def find_traces(path: Path) -> list[Path]:
-    """The trace that a path is, or those in a directory by name.
+    """Return a path if it is a trace, or the traces in a directory, sorted by name.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: There is no trace.
     """
     found = sorted(filter(Path.is_file, path.glob("*.json"))) if path.is_dir() else [path]
     traces = [one for one in found if _is_trace(one)]
     if not traces:
-        there = f"there is no trace in {path}" if path.is_dir() else f"{path} is no trace of a run"
+        there = f"there is no trace in {path}" if path.is_dir() else f"{path} is not a trace of a run"
         raise ConfigurationError(f'{there}: a run writes one after pool.trace("trace.json")')
     return traces
 
@@ -36,20 +36,20 @@ def read_timeline(path: Path) -> Timeline:
     """Read a trace.
 
     Raises:
-        ConfigurationError: it is none, or a line in it cannot be read.
+        ConfigurationError: The file is not a trace, or one of its lines cannot be read.
     """
     reader, torn = _Reader(), 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
-            # The last line is torn where a run was killed or is still going on; no other one ever is.
+            # Only the last line can be incomplete, if the run was killed or is in progress.
             if torn:
-                raise ConfigurationError(f"the trace {path} is damaged: line {torn} is no event")
+                raise ConfigurationError(f"the trace {path} is damaged: line {torn} is not an event")
             try:
                 reader.add_line(line.strip().rstrip(","))
             except (ValueError, LookupError, TypeError):
                 torn = number
     if reader.about.get("parenv trace") != FORMAT:
-        raise ConfigurationError(f"{path} is no trace of format {FORMAT}, which this parenv reads")
+        raise ConfigurationError(f"{path} is not a trace of format {FORMAT}, which this parenv reads")
     return reader.timeline(path.name)
 
 
@@ -63,7 +63,7 @@ def _is_trace(path: Path) -> bool:
 
 
 class _Reader:
-    """Takes events, and makes arrays of them."""
+    """Reader of events, which collects them in arrays."""
 
     def __init__(self) -> None:
         self.about: Mapping[str, Any] = {}
@@ -77,13 +77,13 @@ class _Reader:
         self._losses: list[tuple[str, int, float, str]] = []
 
     def add_line(self, line: str) -> None:
-        """Take the next line, without the comma."""
+        """Read the next line, without its comma."""
         self._is_finished = line == "]"
         if line not in ("", "[", "]"):
             self._add(json.loads(line))
 
     def timeline(self, name: str) -> Timeline:
-        """Everything so far."""
+        """Return the timeline of all events so far."""
         num_workers = len(self.about["sub-environments of each worker"])
         driver, *workers = map(self._track, range(DRIVER, DRIVER + 1 + num_workers))
         rollouts = np.array(self._rollouts, np.int64)

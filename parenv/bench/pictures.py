@@ -1,4 +1,4 @@
-"""The pictures of a report. Needs the extra ``bench``."""
+"""Pictures of a report about a run. Needs the extra ``bench``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parenv.cli.timeline import UNRECORDED, WINDOW, Timeline, Track
+from parenv.bench.timeline import UNRECORDED, WINDOW, Timeline, Track
 
 COLOURS = {
     "env": "#009e73",
@@ -21,26 +21,26 @@ COLOURS = {
     "wait": "#dddddd",
     UNRECORDED: "#ffffff",
 }
-"""By activity, in the order in which they are stacked; told apart by those, too, who are blind to some colours."""
+"""Colour of each activity, in the order of the stack. Colour-blind readers can distinguish them."""
 LOST = "#b00000"
 INK = "#333333"
 WIDTH = 10.0
 NARROW = 4.6
-"""Inches of a picture, on a screen and on a phone."""
+"""Widths of a picture on a screen and on a phone, in inches."""
 MOST_LANES = 32
 MOST_DOTS = 4000
 MOST_NAMES = 8
 CYCLES = 8
-"""Rollouts of each worker in a window of the timeline."""
+"""Number of rollouts of each worker in a window of the timeline."""
 
 
 class Picture(NamedTuple):
-    """A picture, what is to be seen in it, and how to draw it.
+    """One picture of a report.
 
     Args:
-        title: above it.
-        caption: below it.
-        draw: a timeline, on an empty figure of matplotlib, whose width says how much room there is.
+        title: Text above the picture.
+        caption: Text below the picture.
+        draw: ``(figure, timeline) -> None`` draws on an empty figure of matplotlib, whose width is given.
     """
 
     title: str
@@ -49,7 +49,7 @@ class Picture(NamedTuple):
 
 
 def pictures(timeline: Timeline) -> list[Picture]:
-    """Those that there is something to be seen in."""
+    """Return the pictures for which a timeline has data."""
     if not len(timeline.arrived_s):
         return []
     marks = "" if not timeline.losses else " Red lines: a worker or a sub-environment was lost."
@@ -66,7 +66,7 @@ def pictures(timeline: Timeline) -> list[Picture]:
 
 
 def windows(timeline: Timeline) -> list[tuple[str, float, float]]:
-    """Stretches of the timeline that are worth a closer look: a title, and from when to when in seconds."""
+    """Return the windows of the timeline to enlarge: title, begin and end in seconds."""
     end = timeline.seconds
     length = min(end, CYCLES * timeline.cycle_s)
     found = [("the beginning", 0.0, length)]
@@ -97,7 +97,7 @@ def _draw_timeline(figure: Any, timeline: Timeline) -> None:
         _name_lanes(panel, lanes)
         panel.locator_params(axis="x", nbins=8 if figure.get_figwidth() >= WIDTH else 5)
         panel.ticklabel_format(axis="x", useOffset=False, style="plain")
-    panels[-1].set_xlabel("seconds since the first rollout was asked for")
+    panels[-1].set_xlabel("seconds since the first request for a rollout")
     _explain(figure, [name for name in COLOURS if name in drawn])
 
 
@@ -116,8 +116,8 @@ def _draw_lane(panel: Any, lane: int, track: Track, since: float, until: float) 
 def _timeline_caption(timeline: Timeline) -> str:
     left_out = len(timeline.workers) - MOST_LANES
     return (
-        "Acting and stepping alternate at every row of a rollout; here each is one piece, as long as all of it "
-        "together. Red mark: a loss; nothing is known of a rollout that was under way then, or has not arrived yet."
+        "Acting and stepping alternate at each row of a rollout. Here each is one piece with the total duration. "
+        "Red mark: a loss. Rollouts in progress at a loss, or at the end of the trace, are not recorded."
         + (f" {left_out} further workers are left out." if left_out > 0 else "")
     )
 
@@ -147,8 +147,8 @@ def _utilisation_caption(timeline: Timeline) -> str:
     on_worker = "loss_fn and backward (worker), " if any("learn" in one.pieces for one in timeline.workers) else ""
     return (
         "env: in sub-environments. act: in the policy. commit: loading new weights and handing the rollout over. "
-        f"learn: {on_worker}your own code (driver). wait: for permission to go on (worker), for a rollout (driver). "
-        "unrecorded: getting ready, and rollouts that never arrived."
+        f"learn: {on_worker}your own code (driver). wait: for a rollout request (worker), for a rollout (driver). "
+        "unrecorded: start, and rollouts that never arrived."
     )
 
 
@@ -157,7 +157,7 @@ def _draw_returns(figure: Any, timeline: Timeline) -> None:
     episodes, mean = timeline.episodes, timeline.episodes.running_mean(_window(timeline))
     evaluated = timeline.evaluations
     every = max(1, len(episodes) // MOST_DOTS)
-    # One mean for each rollout: between episodes that arrived together it would go up and down in one place.
+    # One mean for each rollout: its episodes arrive at the same time, and the line would be vertical there.
     last = np.flatnonzero(np.diff(episodes.env_steps, append=-1))
     lost_s = [loss.seconds for loss in timeline.losses]
     lost = [timeline.env_steps_at(seconds) for seconds in lost_s]
@@ -178,14 +178,14 @@ def _draw_returns(figure: Any, timeline: Timeline) -> None:
 
 
 def _two_panels(figure: Any) -> Any:
-    """Side by side where there is room."""
+    """Make two panels, side by side if the figure is wide."""
     is_narrow = figure.get_figwidth() < WIDTH
     figure.set_figheight(5.6 if is_narrow else 3.4)
     return figure.subplots(2, 1, sharey=True) if is_narrow else figure.subplots(1, 2, sharey=True)
 
 
 def _window(timeline: Timeline) -> int:
-    """Over how many episodes the mean is taken: more where they are so many that the line would be a band."""
+    """Return the number of episodes in a mean. Many episodes need a larger one for a thin line."""
     return max(WINDOW, len(timeline.episodes) // 200)
 
 
@@ -209,7 +209,7 @@ def _draw_throughput(figure: Any, timeline: Timeline) -> None:
 
 
 def _draw_each(panel: Any, edges: Any, rates: Sequence[Any], names: Sequence[str]) -> None:
-    """Lines of many colours; of many lines, some have a name."""
+    """Draw one line for each worker. If there are many lines, only some are named."""
     from matplotlib import colormaps
 
     named = set(np.linspace(0, len(rates) - 1, min(MOST_NAMES, len(rates))).round().astype(int).tolist())
@@ -249,7 +249,7 @@ def _explain(figure: Any, names: Sequence[str]) -> None:
 
 
 def _columns(figure: Any) -> int:
-    """Of names, in the room that there is."""
+    """Return the number of names that fit beside each other in the legend."""
     return int(figure.get_figwidth() / 1.1)
 
 
@@ -265,7 +265,7 @@ def _lighten(panel: Any) -> None:
 
 
 def _short(value: float, _: Any) -> str:
-    """A tick in few letters."""
+    """Return a short label of a tick."""
     for letter, size in (("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"

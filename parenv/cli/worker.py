@@ -1,4 +1,4 @@
-"""``parenv worker``: a worker host for a driver on another machine."""
+"""Command ``parenv worker``: worker host for a driver on another machine."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from parenv.remote.net.host_keys import read_host_keys
 
 
 def add_worker_command(commands: Any) -> None:
-    """Add the command to others."""
+    """Add the command."""
     one = add_command(
         commands,
         "worker",
         "run workers for a driver on another machine",
-        "Run workers for a driver on another machine, whose pool has a RemotePlacement. It may be started "
-        "before or after the driver, joins again when the connection was lost, and ends with the driver: with 0 where "
-        "that is done, 1 where there was none, 2 where it refused this host.",
+        "Run workers for a driver on another machine, whose pool has a RemotePlacement. The command can start before "
+        "or after the driver. It joins again after a lost connection, and ends with the driver. It returns 0 at the "
+        "end of the driver, 1 if it found no driver, and 2 if the driver refused this host.",
         ["parenv worker --connect tcp://10.0.0.1:5555 --key gpu-7.key --num-workers 16"],
         _run,
     )
-    one.add_argument("--connect", required=True, metavar="tcp://HOST:PORT", help="where the driver listens")
-    one.add_argument("--key", required=True, type=Path, metavar="FILE", help="key file of this host; see parenv keys")
+    one.add_argument("--connect", required=True, metavar="tcp://HOST:PORT", help="Address of the driver.")
+    one.add_argument("--key", required=True, type=Path, metavar="FILE", help="Key file of this host; see parenv keys.")
     one.add_argument(
         "--num-workers",
         type=int,
         metavar="N",
-        help="default: one per core that may be used here, by affinity and limits of control groups",
+        help="Workers (default: one per core that affinity and control groups permit).",
     )
     one.add_argument(
         "--patience",
         type=float,
         default=PATIENCE_S,
         metavar="S",
-        help=f"seconds to look for the driver, at first and when the connection was lost (default: {PATIENCE_S:g})",
+        help="Time limit for the search for the driver, at first and after a lost connection, in seconds "
+        f"(default: {PATIENCE_S:g}).",
     )
 
 
@@ -60,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _leaving_on_signals() -> Callable[[], bool]:
-    """A function that says whether SIGTERM or SIGINT has come."""
+    """Return a function that reports whether SIGTERM or SIGINT has arrived."""
     came: list[int] = []
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, frame: came.append(number))

@@ -1,4 +1,4 @@
-"""The throughput of a report as bars. Needs the extra ``bench``."""
+"""Bar chart of the throughput in a benchmark's report. Needs the extra ``bench``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from parenv.advice import in_steps
-from parenv.cli.bench_report import BenchReport, Throughput
-from parenv.cli.tables import label
-from parenv.cli.writable import writing
-from parenv.errors import ConfigurationError
-from parenv.libraries import require
+from parenv.bench.benchmark import BenchReport, Throughput
+from parenv.bench.display import label
+from parenv.bench.output_files import check_plotting, writing
 
 COLOURS = {
     "SyncVectorEnv": "#e6850d",
@@ -23,30 +21,15 @@ COLOURS = {
 OTHERS = "#a8a8a8"
 
 
-def check_plotting(path: Path | None = None) -> None:
-    """Find out early whether a plot can be made.
-
-    Args:
-        path: where to, if it is to be a file of its own.
-
-    Raises:
-        ConfigurationError: ``matplotlib`` is not installed, or has no such format.
-    """
-    figure = require("matplotlib.figure", "a plot", "bench").Figure()
-    formats = sorted(figure.canvas.get_supported_filetypes())
-    if path is not None and path.suffix and path.suffix[1:].lower() not in formats:
-        raise ConfigurationError(f"cannot write {path}: the formats of plots are {', '.join(formats)}")
-
-
 def plot(report: BenchReport, path: Path) -> None:
-    """Draw env steps per second by system, one panel for each number of sub-environments.
+    """Draw env steps per second by system, with one panel for each number of sub-environments.
 
     Args:
-        report: what to draw; bars are medians, lines go from the lowest to the highest.
-        path: where to; its suffix says in which format.
+        report: Report to draw. Bars are medians, and lines go from the lowest to the highest value.
+        path: Picture file. The suffix chooses the format.
 
     Raises:
-        ConfigurationError: ``matplotlib`` is not installed, or has no such format.
+        ConfigurationError: ``matplotlib`` is not installed, or does not have this format.
     """
     check_plotting(path)
     from matplotlib.figure import Figure

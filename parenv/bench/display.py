@@ -1,0 +1,271 @@
+"""Displays of a benchmark: tables as text, plain lines, and a live table in a terminal if ``rich`` is installed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+from parenv.advice import in_seconds, in_steps
+from parenv.bench.benchmark import BenchReport, Progress, Throughput
+from parenv.bench.machine import in_one_line, load_warning
+from parenv.bench.measuring import Spread
+from parenv.bench.systems import REFERENCE
+
+ADVISE = "parenv advise also measures your learner and finds the fastest setting for both."
+FRAME = 4
+"""Characters around a column: a line, a space on each side, and at most one more line."""
+NAMES = 18
+"""Characters of the column of names. Names are wrapped, and no word of a name is longer."""
+_EXPENDABLE = {"lowest to highest": 2, "ratio": 1}
+
+
+class Table(NamedTuple):
+    """Text in columns.
+
+    Args:
+        title: Title above the table.
+        columns: Heads of the columns.
+        rows: Texts of each row, one per column.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def cost_table(report: BenchReport) -> Table:
+    """Return the table of single costs and sizes."""
+    rows = [(name, in_seconds(cost.median), _range(cost, in_seconds)) for name, cost in report.costs_s.items()]
+    rows += [(name, "failed", "") for name in report.cost_failures]
+    rows += [(name, in_bytes(size), "") for name, size in report.sizes_bytes.items()]
+    return Table("one of each", ("", "median", "lowest to highest"), rows)
+
+
+def throughput_tables(throughput: Sequence[Throughput]) -> list[Table]:
+    """Return a table for each number of sub-environments, with a row for each system and number of workers."""
+    return [
+        Table(
+            f"{n} envs: env steps per second, and the ratio of medians to {REFERENCE}",
+            ("", "median", "lowest to highest", "ratio"),
+            [(label(one.system, one.num_workers), *_cells(one, throughput)) for one in throughput if one.num_envs == n],
+        )
+        for n in sorted({one.num_envs for one in throughput})
+    ]
+
+
+def medians_table(throughput: Sequence[Throughput], title: str) -> Table:
+    """Return one table with a row for each system, and median and ratio for each number of sub-environments."""
+    counts = sorted({one.num_envs for one in throughput})
+    found = {(label(one.system, one.num_workers), one.num_envs): _cells(one, throughput) for one in throughput}
+    rows = [
+        (name, *(cell for n in counts for cell in found.get((name, n), ("", "", ""))[::2]))
+        for name in dict.fromkeys(name for name, _ in found)
+    ]
+    return Table(title, ("", *(head for n in counts for head in (f"{n} envs: steps/s", "ratio"))), rows)
+
+
+def failures(report: BenchReport) -> list[str]:
+    """Return a line for each subject that failed."""
+    return [f"{name} failed: {failure}" for name, failure in report.cost_failures.items()] + [
+        f"{label(one.system, one.num_workers)}, {one.num_envs} envs failed: {one.failure}"
+        for one in report.throughput
+        if one.failure is not None
+    ]
+
+
+def label(system: str, num_workers: int | None) -> str:
+    """Return the name of a system with its number of workers.
+
+    >>> label("ParallelVectorEnv", 2), label("ParallelVectorEnv", 0), label("AsyncVectorEnv", None)
+    ('ParallelVectorEnv, 2 workers', 'ParallelVectorEnv, in process', 'AsyncVectorEnv')
+    """
+    if num_workers is None or (num_workers == 0 and system != "ParallelVectorEnv"):
+        return system
+    return f"{system}, " + ("in process" if num_workers == 0 else f"{num_workers} worker{'s' * (num_workers > 1)}")
+
+
+def fitting(table: Table, width: int, frame: int) -> Table:
+    """Drop the columns that do not fit: ranges first, then ratios, then columns from the right.
+
+    Args:
+        table: Table whose first column has names, which may be wrapped. Figures may not be wrapped.
+        width: Width of the terminal, in characters.
+        frame: Characters around a column.
+    """
+    kept = list(range(len(table.columns)))
+    while len(kept) > 2 and NAMES + sum(column_width(table, i) for i in kept[1:]) + frame * len(kept) > width:
+        kept.remove(max(kept[1:], key=lambda i: (_EXPENDABLE.get(table.columns[i], 0), i)))
+    rows = [[row[i] for i in kept] for row in table.rows]
+    return Table(table.title, [table.columns[i] for i in kept], rows)
+
+
+def column_width(table: Table, column: int) -> int:
+    """Return the width of the longest figure of a column. The head may be wrapped between its words."""
+    return max(map(len, (*table.columns[column].split(), *(row[column] for row in table.rows))), default=0)
+
+
+def in_text(table: Table) -> list[str]:
+    """Return a table as lines with columns of equal width. The first column is aligned to the left.
+
+    >>> in_text(Table("title", ("", "head"), [("a", "1"), ("long", "12")]))
+    ['title', '      head', 'a        1', 'long    12']
+    """
+    widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    lines = [table.title]
+    for first, *others in (table.columns, *table.rows):
+        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join((first.ljust(widths[0]), *numbers)).rstrip())
+    return lines
+
+
+def in_bytes(size: float) -> str:
+    """Return a size in three digits, with its unit.
+
+    >>> in_bytes(22), in_bytes(18700), in_bytes(4e7)
+    ('22 B', '18.7 kB', '40 MB')
+    """
+    for unit, large in (("MB", 1e6), ("kB", 1e3)):
+        if size >= large:
+            return f"{size / large:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def _cells(one: Throughput, throughput: Sequence[Throughput]) -> tuple[str, str, str]:
+    """Return median, range and ratio. Unknown figures are empty."""
+    rate = one.env_steps_per_second
+    if rate is None:
+        return "" if one.failure is None else "failed", "", ""
+    same_size = (other for other in throughput if (other.system, other.num_envs) == (REFERENCE, one.num_envs))
+    base = next((other.env_steps_per_second for other in same_size), None)
+    return in_steps(rate.median), _range(rate, in_steps), "" if base is None else f"{rate.median / base.median:.2f}"
+
+
+def _range(spread: Spread, in_words: Callable[[float], str]) -> str:
+    return f"{in_words(spread.low)} to {in_words(spread.high)}"
+
+
+class PlainDisplay:
+    """Plain lines: one for each repeat, and the tables at the end.
+
+    Args:
+        file: File to write to.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._repeat = -1
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def update(self, progress: Progress) -> None:
+        """Print a line if a new repeat begins."""
+        if progress.repeat != self._repeat:
+            self._repeat = progress.repeat
+            self._print(f"round {self._repeat} of {progress.repeats}" if self._repeat else "starting all systems")
+
+    def show(self, report: BenchReport) -> None:
+        """Print a report."""
+        self._print(in_one_line(report.machine))
+        for table in (cost_table(report), *throughput_tables(report.throughput)):
+            self._print("\n" + "\n".join(in_text(table)))
+        for line in (*failures(report), *closing_lines(report)):
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._file, flush=True)
+
+
+class LiveDisplay:
+    """A live table of the measurements so far. Needs the extra ``progress``.
+
+    Args:
+        file: Terminal to write to.
+
+    Raises:
+        ImportError: ``rich`` is not installed.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=file, markup=False, emoji=False)
+        # A terminal that is resized wraps lines, so that rich cannot find the old table. The alternate screen has a
+        # fixed corner to draw from.
+        self._live = Live(console=self._console, auto_refresh=False, screen=True)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._live.stop()
+
+    def update(self, progress: Progress) -> None:
+        """Show the measurements so far."""
+        round_ = f"round {progress.repeat} of {progress.repeats}: " if progress.repeat else ""
+        table = medians_table(progress.throughput, f"{round_}{progress.doing}")
+        self._live.update(_rich(table, self._console.width), refresh=True)
+
+    def show(self, report: BenchReport) -> None:
+        """Print a report."""
+        self._live.stop()
+        self._console.print(in_one_line(report.machine), style="dim", highlight=False)
+        for table in (cost_table(report), *throughput_tables(report.throughput)):
+            self._console.print(_rich(table, self._console.width))
+        for line in failures(report):
+            self._console.print(line, style="red", highlight=False)
+        for line in closing_lines(report):
+            self._console.print(line, style="dim", highlight=False)
+
+
+def make_display(file: IO[str]) -> PlainDisplay | LiveDisplay:
+    """Return a live display if the file is a terminal and ``rich`` is installed, or else a plain one."""
+    if file.isatty():
+        with contextlib.suppress(ImportError):
+            return LiveDisplay(file)
+    return PlainDisplay(file)
+
+
+def closing_lines(report: BenchReport) -> list[str]:
+    """Return the last lines: conditions of the measurement, a warning if the machine was busy, fastest systems."""
+    how = (
+        f"{report.environment}: {report.repeats} rounds of {report.slice_s:.2g} s for each system, "
+        f"{report.seconds:.0f} s in all, with starting. Vector envs step with random actions; pools also run the "
+        "policy."
+    )
+    return [how, *load_warning(report.machine), *_fastest(report.throughput), ADVISE]
+
+
+def _fastest(throughput: Sequence[Throughput]) -> Iterator[str]:
+    """Yield a line for parenv's fastest vector env and pool at the largest number of sub-environments."""
+    most = max((one.num_envs for one in throughput), default=0)
+    for kind in ("ParallelVectorEnv", "AsyncWorkerPool"):
+        found = [one for one in throughput if one.num_envs == most and one.system.startswith(kind)]
+        speeds = {
+            label(one.system, one.num_workers): one.env_steps_per_second.median
+            for one in found
+            if one.env_steps_per_second is not None
+        }
+        if speeds:
+            best = max(speeds, key=lambda name: speeds[name])
+            yield f"Fastest with {most} envs: {best}, {in_steps(speeds[best])} env steps per second."
+
+
+def _rich(table: Table, width: int) -> Any:
+    from rich import box
+    from rich import table as rich_table
+
+    table = fitting(table, width, FRAME)
+    made = rich_table.Table(title=table.title, box=box.ROUNDED, title_justify="left", min_width=min(70, width))
+    made.add_column(table.columns[0], overflow="fold")
+    for i, column in enumerate(table.columns[1:], 1):
+        made.add_column(column, justify="right", overflow="fold", min_width=column_width(table, i))
+    for row in table.rows:
+        made.add_row(*row)
+    return made
