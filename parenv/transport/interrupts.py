@@ -58,17 +58,33 @@ class HandlersDeferred:
     def __enter__(self) -> None:
         self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
         self._noted: list[tuple[int, FrameType | None]] = []
-        for signum in valid_signals() if _is_main_thread() else ():
-            handler = getsignal(signum)
-            if callable(handler) and handler not in (default_int_handler, _interrupts.hear):
-                self._handlers[signum] = handler
-                signal(signum, lambda *call: self._noted.append(call))
+        try:
+            for signum in valid_signals() if _is_main_thread() else ():
+                handler = getsignal(signum)
+                if callable(handler) and handler not in (default_int_handler, _interrupts.hear):
+                    self._handlers[signum] = handler
+                    signal(signum, self._note)
+        except BaseException:
+            # A handler that is not replaced yet has raised.
+            self._put_back()
+            raise
 
     def __exit__(self, *raised: object) -> None:
-        for signum, handler in self._handlers.items():
-            signal(signum, handler)
+        try:
+            self._put_back()
+        except BaseException:
+            # A handler that is in place again has raised, and the others are not in place yet.
+            self._put_back()
+            raise
         for signum, frame in self._noted:
             self._handlers[signum](signum, frame)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._noted.append((signum, frame))
+
+    def _put_back(self) -> None:
+        for signum, handler in self._handlers.items():
+            signal(signum, handler)
 
 
 class Heard:
