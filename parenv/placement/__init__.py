@@ -1,1 +1,1 @@
-"""Where workers run: in this process, on this machine. A placement launches, carries messages, watches and ends."""
+"""Placements start workers, carry messages to and from them, watch them and end them."""

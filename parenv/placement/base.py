@@ -1,4 +1,4 @@
-"""What a pool asks of a placement."""
+"""The interface of placements."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from parenv.protocol.messages import Message
 
 
 class Received(NamedTuple):
-    """A message from a worker; of any kind: whether it may be said now is for the conversation to decide."""
+    """A message from a worker, of any kind. The conversation decides whether it is allowed now."""
 
     sender: Sender
     message: Any
 
 
 class Ended(NamedTuple):
-    """A worker is gone.
+    """The end of a worker process.
 
     Args:
-        sender: which.
-        pid: its process id, or -1.
-        exit_code: its exit code, or ``None``.
-        signal: the number of the signal that ended it, or ``None``.
-        refused: why it could not be started at all, or nothing.
-        lost_host: in words, the machine that is gone with it, or nothing.
+        sender: The worker.
+        pid: Process id, or -1 if it is not known.
+        exit_code: Exit code, or ``None``.
+        signal: Number of the signal that ended it, or ``None``.
+        refused: Error that prevented the start. Default: empty.
+        lost_host: Name of the host that is lost with the worker. Default: empty.
     """
 
     sender: Sender
@@ -44,13 +44,13 @@ Event = Received | Ended
 
 @dataclass(frozen=True)
 class Traffic:
-    """What has crossed a network so far.
+    """Network traffic of a pool so far.
 
     Args:
-        sent: bytes of messages to hosts, before encryption.
-        received: bytes of messages from hosts.
-        hosts: that are there now.
-        refused: connections that were refused, by reason.
+        sent: Bytes of messages to hosts, before encryption.
+        received: Bytes of messages from hosts.
+        hosts: Number of hosts that are connected now.
+        refused: Number of refused connections by reason.
     """
 
     sent: int = 0
@@ -61,23 +61,23 @@ class Traffic:
 
 T = TypeVar("T")
 KILL_TIMEOUT_S = 60.0
-"""What is given to the kernel for ending a process that was killed: far more than a busy machine takes."""
+"""Seconds until a killed process must have ended, far more than the kernel of a busy machine takes."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What every worker of a pool gets when it is started.
+    """Data for the start of every worker of a pool.
 
     Args:
-        memory_fd: descriptor of the pool's shared memory.
-        job: the pickled job.
-        preload: modules to import before the first worker starts.
-        environment: environment variables to set before any import.
-        threads: threads per worker.
-        descriptors: more of them for every worker, behind those that every worker has; that of its wake-up, if any,
-            comes last.
-        spawn: whether workers are fresh interpreters and not forked.
-        entry: ``module:function`` that a worker process runs; nothing for a worker in this process.
+        memory_fd: Descriptor of the pool's shared memory.
+        job: The pickled job.
+        preload: Modules to import before the first worker starts.
+        environment: Environment variables to set before any import.
+        threads: Number of threads per worker.
+        descriptors: Further descriptors for every worker, passed after the usual ones. The worker's own wake-up, if it
+            has one, comes last.
+        spawn: Whether workers are fresh interpreters instead of forks. Default: forks.
+        entry: ``module:function`` that a worker process runs. Default: empty, for a worker in this process.
     """
 
     memory_fd: int
@@ -91,101 +91,101 @@ class Launch:
 
 
 class Placement(Protocol):
-    """Launches workers and carries messages to and from them. What it says of networks itself is for one without."""
+    """Starts workers and carries messages to and from them. Default methods are for placements without a network."""
 
     silence_s: float = 0.0
-    """Seconds for which a worker may be silent because of a network."""
+    """Seconds for which a worker may be silent because of its network."""
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
-        """Start workers; returns at once."""
+        """Start workers, and return at once."""
 
     def lay_out(self, slots: SlotMap) -> None:
-        """Hear where rollouts lie, before any worker is told; those on this machine write there themselves."""
+        """Take the layout of rollout slots, before any worker gets it. Local workers write into slots directly."""
         return None
 
     def send(self, to: Sender, message: Message) -> None:
-        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
+        """Send a message. One to a dead worker is dropped, because :meth:`wait` reports its end."""
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Everything that has happened; waits up to the limit for the first thing to happen."""
+        """Return all events, and wait up to the limit for the first one."""
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
-        """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
+        """Send a signal to a worker that is still running, alone or with its process group."""
 
     def stack(self, worker: Sender) -> str:
-        """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
+        """Request the Python stack of a worker and wait for it; empty if the worker cannot write one."""
 
     def pid(self, worker: Sender) -> int:
-        """Process id of a worker, or -1 while it is not known."""
+        """Return the process id of a worker, or -1 until it is known."""
 
     def alive(self) -> int:
-        """How many workers run."""
+        """Return the number of running workers."""
 
     def expel(self, worker: Sender, why: str, if_room: bool = False) -> bool:
-        """End the host of a worker, with all its workers, because of what the host does.
+        """End the connection to a host that misbehaves, and all its workers.
 
         Args:
-            worker: one of its workers.
-            why: what it does, such as ``"it did not kill worker 1"``.
-            if_room: whether to do so only if other hosts have room for these workers.
+            worker: One of its workers.
+            why: The misbehaviour, such as ``"it did not kill worker 1"``.
+            if_room: Whether to do so only if other hosts have room for its workers. Default: always.
 
         Returns:
-            Whether that was done; the ends of the workers are reported by :meth:`wait`.
+            Whether the host was expelled. :meth:`wait` reports the ends of its workers.
         """
         return False
 
     def traffic(self) -> Traffic:
-        """What has crossed a network."""
+        """Return the network traffic so far."""
         return Traffic()
 
     def problems(self) -> list[str]:
-        """What keeps workers from being started, a sentence each, as far as that is known."""
+        """Return the known problems that prevent the start of workers, a sentence each."""
         return []
 
     def close(self, timeout_s: float) -> None:
-        """End every worker: by themselves within the limit, or by force after it. Idempotent."""
+        """End every worker, and kill those that have not ended by the limit in seconds. Idempotent."""
 
 
 class Notifier(Protocol):
-    """Wakes a worker, wherever it is.
+    """Wakes a worker on this machine or on a host.
 
     Attributes:
-        ring: adds a number to what the worker will be woken with, see :mod:`parenv.process.wake_up`.
+        notify: Function that adds a number to the worker's wake-up, see :mod:`parenv.process.wake_up`.
     """
 
     notify: Callable[[int], object]
 
     def close(self) -> None:
-        """Give back what it takes. Idempotent."""
+        """Close its descriptor. Idempotent."""
 
 
 class Poller(Protocol):
     """Waits for workers, as ``select.poll`` waits for descriptors."""
 
     def poll(self, timeout_ms: float, /) -> list[tuple[int, int]]:
-        """Wait up to the limit: the descriptor if it is readable, and another number if workers may have ended."""
+        """Wait up to the limit; return the descriptor if readable, and another number if workers may have ended."""
 
 
 class SteppingPlacement(Placement, Protocol):
-    """Beside all that, has workers step sub-environments: on a step buffer, woken by wake-ups."""
+    """A placement for vector envs, with a step buffer and wake-ups."""
 
     def wake_up(self, worker: int) -> Notifier:
-        """Make the wake-up of the next process of a worker; it is rung for every message too."""
+        """Make the wake-up of the next process of a worker. It is notified of every message too."""
 
     def lay_out_board(self, step_buffer: BoardMap) -> None:
-        """Hear where the rows of a vector env lie, before any worker is told.
+        """Take the layout of the step buffer, before it is sent to any worker.
 
         Raises:
-            ConfigurationError: they cannot cross a network as they are.
+            ConfigurationError: The placement cannot transfer these spaces over its network.
         """
         return None
 
     def poller(self, descriptor: int) -> Poller:
-        """What waits for a descriptor, and for workers that may have ended without a message."""
+        """Return a poller for a descriptor, and for workers that may have ended without a message."""
 
 
 def drained(queue: deque[T]) -> list[T]:
-    """What is in a queue, which has nothing in it afterwards."""
+    """Empty a queue, and return its items."""
     found = list(queue)
     queue.clear()
     return found

@@ -1,4 +1,4 @@
-"""One worker in the caller's own process: the same code path, for breakpoints and for ``num_workers=0``."""
+"""A worker in the caller's process, for ``num_workers=0``: the same code, so breakpoints work."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ Send = Callable[[Message], None]
 
 
 class InlineWorker(Protocol):
-    """What an inline placement runs."""
+    """A worker that an inline placement runs."""
 
     answering: int
-    """Sequence of the call at hand, or -1."""
+    """Sequence number of the call in progress, or -1."""
     failed: bool
-    """Whether it has given up."""
+    """Whether the worker has failed, and only waits to be closed."""
 
     def receive(self, message: Message) -> None:
-        """Take one message."""
+        """Accept a message."""
 
     def work(self) -> bool:
-        """Do the next thing; whether there was one."""
+        """Do the next piece of work; return whether there was any."""
 
     def give_up(self) -> None:
-        """Do nothing more but wait to be closed."""
+        """Stop working, and wait to be closed."""
 
     def close(self) -> None:
         """Clean up."""
 
 
 class InlinePlacement(Placement):
-    """Runs the worker while the driver waits.
+    """Runs the worker while the caller waits.
 
-    Exceptions of the environment or the policy come out of :meth:`wait` as they are, with their own traceback.
+    :meth:`wait` raises exceptions of the environment or the policy unchanged, with their own traceback.
 
     Args:
-        make_worker: makes the worker from its sender, the launch and the function with which it speaks.
+        make_worker: ``(sender, launch, send) -> worker``.
     """
 
     def __init__(self, make_worker: Callable[[Sender, Launch, Send], InlineWorker]) -> None:
@@ -56,12 +56,12 @@ class InlinePlacement(Placement):
         self._worker = self._make_worker(sender, launch, lambda message: self._heard(sender, message))
 
     def send(self, to: Sender, message: Message) -> None:
-        """Hand a message to the worker, through frames as everywhere."""
+        """Pass a message to the worker, through frames as for any worker."""
         if self._worker is not None:
             self._worker.receive(from_frames(to_frames(to, message))[1])
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Let the worker work until it says something or has nothing to do. Not bounded by the limit."""
+        """Run the worker until it sends a message or has nothing to do. The limit is ignored."""
         worker = self._worker
         with Heard():
             try:
@@ -74,22 +74,22 @@ class InlinePlacement(Placement):
         return drained(self._events)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
-        """Not for this process."""
+        """Do nothing, because the worker is this process."""
 
     def stack(self, worker: Sender) -> str:
-        """None, since nobody waits for this process in vain."""
+        """Return an empty stack, because this process is not stuck while it calls this."""
         return ""
 
     def pid(self, worker: Sender) -> int:
-        """This process."""
+        """Return the id of this process."""
         return os.getpid()
 
     def alive(self) -> int:
-        """One, until it fails or is closed."""
+        """Return 1 until the worker fails or is closed, then 0."""
         return int(self._worker is not None and not self._worker.failed)
 
     def close(self, timeout_s: float) -> None:
-        """Clean the worker up. Idempotent."""
+        """Close the worker. Idempotent."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()

@@ -25,10 +25,10 @@ _log = logging.getLogger("parenv")
 
 
 class LocalPlacement(SteppingPlacement):
-    """Forked from the fork server, connected over ZeroMQ (``ipc://``) at a socket that has no name in the file system.
+    """Workers that a fork server forks, connected over ZeroMQ sockets without a name in the file system.
 
     Args:
-        beside: a socket for which :meth:`wait` returns as well.
+        beside: Another source of events, for which :meth:`wait` returns as well. Default: none.
     """
 
     def __init__(self, beside: Source | None = None) -> None:
@@ -45,7 +45,7 @@ class LocalPlacement(SteppingPlacement):
         self._wake_ups: dict[Sender, WakeUp] = {}
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
-        """Start workers; returns at once."""
+        """Start workers, and return at once."""
         launcher, socket, job, stacks = self._open(launch)
         for worker in workers:
             handle = len(self._handles)
@@ -58,19 +58,19 @@ class LocalPlacement(SteppingPlacement):
             launcher.launch(handle, launch.entry, arguments, descriptors)
 
     def send(self, to: Sender, message: Message) -> None:
-        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
+        """Send a message. A message to a dead worker is dropped, because :meth:`wait` reports its end."""
         if self._socket is None:
             return
         frames = to_frames(to, message)
         if to in self._wake_ups:
-            # First: after a signal handler that raises, a worker would not look for a message that it was not rung for.
+            # The wake-up comes first. A message without one would be lost if a signal handler raises between the two.
             self._wake_ups[to].notify(MESSAGE)
         self._socket.send(*to, frames)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Everything that has happened; waits up to the limit for the first thing to happen.
+        """Return all events, and wait up to the limit for the first one.
 
-        An end is reported behind every message that had come before it.
+        The end of a worker comes after all messages that it sent.
         """
         if self._socket is None and self._is_alone:
             return []
@@ -85,35 +85,35 @@ class LocalPlacement(SteppingPlacement):
         return self._received() + [Ended(self._handles[one.handle], *one[1:]) for one in exited]
 
     def wake_up(self, worker: int) -> WakeUp:
-        """Make the wake-up of the next process of a worker; it is rung for every message too."""
+        """Make the wake-up of the next process of a worker. It is notified of every message too."""
         if self._socket is not None:
-            # If no other descriptor is left, the wake-up takes one of those that were for the last process.
+            # If no other descriptor is free, the wake-up takes a descriptor of the dead process.
             self._socket.drop(worker)
         wake_up = self._worker_wake_ups[worker] = WakeUp()
         return wake_up
 
     def poller(self, descriptor: int) -> Poller:
-        """What waits for a descriptor, and for processes that have ended."""
+        """Return a poller for a descriptor, and for processes that have ended."""
         poll = select.poll()
         for watched in (descriptor, *([] if self._launcher is None else [self._launcher.fileno()])):
             poll.register(watched, select.POLLIN)
         return poll
 
     def watch(self, descriptor: int) -> None:
-        """Have :meth:`wait` return also while this descriptor is readable, which somebody else has to read."""
+        """Have :meth:`wait` return also while a descriptor is readable. The caller must read it."""
         self._waiting.watch(descriptor)
 
     def unwatch(self, descriptor: int) -> None:
-        """Watch it no longer."""
+        """Stop watching a descriptor."""
         self._waiting.unwatch(descriptor)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
-        """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
+        """Send a signal to a worker that is still running, alone or with its process group."""
         if self._launcher is not None:
             self._launcher.signal(self._handle(worker), signum, alone)
 
     def stack(self, worker: Sender) -> str:
-        """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
+        """Request the Python stack of a worker and wait for it; empty if the worker cannot write one."""
         if self._stacks is None:
             return ""
         self._stacks.clear()
@@ -121,15 +121,15 @@ class LocalPlacement(SteppingPlacement):
         return self._stacks.read(self.pid(worker))
 
     def pid(self, worker: Sender) -> int:
-        """Process id of a worker, or -1 while it is not known."""
+        """Return the process id of a worker, or -1 until it is known."""
         return -1 if self._launcher is None else self._launcher.pid(self._handle(worker))
 
     def alive(self) -> int:
-        """How many workers run."""
+        """Return the number of running workers."""
         return len(self._launcher.running) if self._launcher is not None else 0
 
     def close(self, timeout_s: float) -> None:
-        """End every worker: by themselves within the limit, or by force after it. Idempotent."""
+        """End every worker, and kill those that have not ended by the limit in seconds. Idempotent."""
         launcher = self._launcher
         try:
             if launcher is not None:
@@ -153,7 +153,7 @@ class LocalPlacement(SteppingPlacement):
             try:
                 events.append(Received(*from_frames(frames)))
             except ProtocolError as error:
-                # Its sender will be missed, and replaced.
+                # The sender does not answer any more, so it is killed and replaced at its time limit.
                 _log.warning("a message that cannot be read was dropped: %s", str(error))
         return events
 

@@ -1,4 +1,4 @@
-"""How many cores this process may use, and how many workers suit them."""
+"""Number of cores that this process may use, and number of workers for them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from parenv.options import Parallelism
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: CPU affinity and the container's CPU limit respected, at least 1."""
+    """Return the number of cores that CPU affinity and the container's CPU limit leave to this process, at least 1."""
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _container_limit())))
 
 
 def recommended_num_workers(parallelism: Parallelism = "experience", cores: int | None = None) -> int:
-    """Workers that suit this machine.
+    """Return a number of workers for this machine.
 
-    Experience parallelism leaves a third of the cores, at least one, to the learner; gradient parallelism, where
-    the workers do the learning, uses all.
+    Experience parallelism leaves a third of the cores, and at least one, to the learner. Gradient parallelism uses all
+    cores, because the workers compute the gradients.
 
     Args:
         parallelism: ``"experience"`` or ``"gradient"``.
-        cores: instead of what this machine has.
+        cores: Number of cores. Default: :func:`usable_cores`.
 
     >>> recommended_num_workers("experience", cores=6), recommended_num_workers("gradient", cores=6)
     (4, 6)
@@ -35,12 +35,12 @@ def recommended_num_workers(parallelism: Parallelism = "experience", cores: int 
 
 
 class Learner(NamedTuple):
-    """One of several processes that learn together, as ``torchrun`` starts them.
+    """One of several processes of data-parallel training, as ``torchrun`` starts them.
 
     Args:
-        rank: which, from 0.
-        world_size: how many there are.
-        local_world_size: how many of them are on this machine.
+        rank: Index of the process, from 0.
+        world_size: Number of processes.
+        local_world_size: Number of processes on this machine.
     """
 
     rank: int = 0
@@ -49,7 +49,7 @@ class Learner(NamedTuple):
 
 
 def this_learner() -> Learner:
-    """Which learner this process is: by ``torch.distributed`` where it is initialised, or by torchrun's environment."""
+    """Return this process's place among the learners, from ``torch.distributed`` or from torchrun's environment."""
     local = _number("LOCAL_WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -62,7 +62,7 @@ def this_learner() -> Learner:
 
 
 def own_file(path: str | os.PathLike[str]) -> Path:
-    """Where this learner writes, if every learner is told to write here: ``run-rank1.json`` for ``run.json``, say."""
+    """Return the path of this learner's own file, such as ``run-rank1.json`` for ``run.json``."""
     rank, whole = this_learner().rank, Path(path)
     return whole.with_stem(f"{whole.stem}-rank{rank}") if rank else whole
 
@@ -70,22 +70,22 @@ def own_file(path: str | os.PathLike[str]) -> Path:
 def _number(variable: str) -> int:
     text = os.environ.get(variable, "0")
     if not text.isdecimal():
-        raise ConfigurationError(f"the environment variable {variable} must be a number, as torchrun sets it: {text!r}")
+        raise ConfigurationError(f"the environment variable {variable} must be a number, got {text!r}. Unset it")
     return int(text)
 
 
 def own_cores(workers: int) -> tuple[int, ...] | None:
-    """A core for each worker to keep to, where there are exactly as many as workers.
+    """Return a core for each worker if there are exactly as many cores as workers, else ``None``.
 
-    Workers that are woken together for a fraction of a millisecond are otherwise put on one core now and then, one
-    behind the other, and the scheduler does not see the other core in time.
+    Without this the scheduler sometimes puts two workers on one core, because they wake at the same time and run for
+    less than a millisecond.
     """
     cores = sorted(os.sched_getaffinity(0))
     return tuple(cores) if len(cores) == workers == usable_cores() else None
 
 
 def _container_limit() -> float:
-    """CPU limit of this process's control group and of all above it, v2 or v1; infinite where there is none."""
+    """Return the lowest CPU limit of this process's control groups (v2 or v1), in cores, or infinity."""
     groups = control_groups("", "/sys/fs/cgroup", "/sys/fs/cgroup/unified")
     v2 = [limit for group in groups for limit in _limit(group, "cpu.max")]
     groups = control_groups("cpu", "/sys/fs/cgroup/cpu")
@@ -94,14 +94,14 @@ def _container_limit() -> float:
 
 
 def control_groups(controller: str, *mounts: str, of: str = "/proc/self/cgroup") -> list[str]:
-    """Where the control group of this process and all above it may lie: a limit counts for all below it.
+    """Return folders that may hold the limits of this process's control group and of all groups above it.
 
-    A container may show its own group as the outermost, and name it as it is called outside.
+    A container may show its own group as the root, under the name that the group has outside.
 
     Args:
-        controller: such as ``"cpu"``; empty for version 2.
-        mounts: where groups are shown.
-        of: the file in which the kernel says which are this process's.
+        controller: Name of the controller, such as ``"cpu"``; empty for version 2.
+        *mounts: Folders at which control groups are mounted.
+        of: File with the control groups of a process.
     """
     paths = {"/"}
     for line in _text(of).splitlines():
@@ -113,7 +113,7 @@ def control_groups(controller: str, *mounts: str, of: str = "/proc/self/cgroup")
 
 
 def _limit(group: str, *files: str) -> list[float]:
-    """Cores, by the quota and the period in these files; nothing where they say neither."""
+    """Return the limit in cores, from the quota and the period in these files, or an empty list."""
     try:
         quota, period = " ".join(_text(f"{group}/{file}") for file in files).split()
         return [math.inf if quota == "max" or int(quota) <= 0 else int(quota) / int(period)]
@@ -122,7 +122,7 @@ def _limit(group: str, *files: str) -> list[float]:
 
 
 def _text(path: str) -> str:
-    """What is in a file; nothing where it cannot be read."""
+    """Return the text of a file, or an empty text if it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The descriptors of this process: those of the standard streams, and room for those that workers need."""
+"""Descriptors of this process: the standard streams, and room for the descriptors of workers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import resource
 
 PER_WORKER = 3
-"""The listening socket of a worker, the connection to it, and its wake-up."""
+"""Descriptors per worker: its listening socket, the connection to it, and its wake-up."""
 FOR_ALL = 40
-"""For the pool itself, for ZeroMQ, for a fork server that is being started, and for the user's files."""
+"""Descriptors for the pool itself, ZeroMQ, the start of a fork server, and the user's files."""
 
 
 def occupy_standard_descriptors() -> None:
-    """Put nothing in the place of standard streams that are closed, before anything is opened.
+    """Open ``/dev/null`` in place of closed standard streams.
 
-    The next thing to be opened would be in their place instead: memory or a socket, which every process that is started
-    inherits as its standard output, and prints to.
+    Otherwise the next socket or shared memory would get the number of a standard stream. Every child process would
+    inherit it as its standard output, and print into it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -40,7 +40,7 @@ def make_room(num_workers: int) -> None:
 
 
 def free_descriptors(wanted: int) -> int:
-    """Raise the soft limit, if the hard limit allows it, until so many more can be opened; how many can be opened."""
+    """Raise the soft limit as far as needed and allowed; return the number of descriptors that can be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     if soft == resource.RLIM_INFINITY:
@@ -52,10 +52,10 @@ def free_descriptors(wanted: int) -> int:
 
 
 def check_free(count: int) -> None:
-    """Raise an error unless this process may open so many descriptors now.
+    """Check that this process may open so many more descriptors now.
 
     Raises:
-        OSError: It may not.
+        OSError: It may open fewer.
     """
     opened = list[int]()
     try:

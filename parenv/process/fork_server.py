@@ -1,25 +1,26 @@
-"""The fork server: one small process per driver that forks the workers.
+"""The fork server: one small process per main process, which forks the workers.
 
-It is started as a fresh interpreter, so the user's main module is never imported again and needs no guard;
-it imports what workers need once and stays single-threaded, so that forking it is safe. It ends, and everything
-it started with it, as soon as its driver is gone.
+It starts as a fresh interpreter, so the user's main module is not imported again and needs no guard. It imports the
+modules of the workers once and stays single-threaded, so a fork is safe. It ends with the main process, and all its
+workers end with it.
 
-The driver speaks to it over stream sockets in lines of JSON. The root socket carries one command, ``session``,
-which hands over one more socket per pool. On a session:
+The main process sends lines of JSON over stream sockets. The root socket has one command, ``session``, which passes
+another socket for each pool. A session carries:
 
-    driver: {"shared": {...}}, what the launches behind it have in common; with "spawn", children become fresh
-        interpreters
-            {"fork": [handle, arguments, number of descriptors]}, with the descriptors
-            {"signal": [handle, signal, alone]}
-    fork server: {"started": [handle, pid]}   {"exited": [handle, exit code | null, signal | null]}
-        {"refused": [handle, why]}
+    main process: {"shared": {...}}, for all launches after it
+                  {"fork": [handle, arguments, number of descriptors]}, with the descriptors
+                  {"signal": [handle, signal, alone]}
+    fork server:  {"started": [handle, pid]}
+                  {"exited": [handle, exit code | null, signal | null]}
+                  {"refused": [handle, traceback]}
 
-Neither side ever waits for the other to read. End of file on a session kills its workers; on the root socket,
-everything.
+Neither side waits for the other to read. The end of file on a session kills its workers. The end of file on the root
+socket kills all workers.
 
-When a worker ends, the processes that it has started become children of the fork server, which kills them, also those
-in a session of their own. A process whose parent ends while the worker lives becomes a child of the fork server too,
-and continues. The fork server recognizes it by the worker's process id in its environment, or by its process group.
+When a worker ends, the processes that it has started become children of the fork server. The fork server kills them,
+also those in a session of their own. If the parent of a process ends while the worker lives, the process becomes a
+child of the fork server too, and continues. The fork server recognizes it by the worker's process id in its
+environment, or by its process group.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class PoolGroup:
     """The workers of one pool.
 
     Attributes:
-        shared: what the launches that come next have in common.
-        children: handles of the workers by process id.
+        shared: Launch data that the next workers have in common.
+        children: Handles of the workers by process id.
     """
 
     def __init__(self, lines: Lines) -> None:
@@ -59,18 +60,18 @@ class PoolGroup:
         self.children: dict[int, int] = {}
 
     def report(self, **event: Any) -> None:
-        """Tell the driver, unless it has gone."""
+        """Send an event to the main process, unless that has ended."""
         with contextlib.suppress(OSError):
             self.lines.send(event)
 
     def signal(self, handle: int, signum: int, alone: bool) -> None:
-        """Signal a worker, alone or with all that it has started. One that is gone already is let be."""
+        """Signal a worker that is still running, alone or with its process group."""
         for pid, child in self.children.items():
             if child == handle:
                 os.kill(pid, signum) if alone else _signal_group(pid, signum)
 
     def kill_all(self) -> None:
-        """Kill every worker and all that they have started."""
+        """Kill every worker and its process group."""
         for pid in self.children:
             _signal_group(pid, signal.SIGKILL)
 
@@ -79,34 +80,34 @@ class ForkServer:
     """The loop of the fork server process.
 
     Args:
-        root: the socket whose other end only the driver has.
-        preload: modules to import before the first fork.
+        root: Socket whose other end only the main process has.
+        preload: Modules to import before the first fork.
     """
 
     def __init__(self, root: socket.socket, preload: list[str]) -> None:
-        # It came through an exec, but need not go through another.
+        # The socket was inherited through an exec, and no other program needs it.
         root.set_inheritable(False)
         self._root = Lines(root)
         self._sessions: list[PoolGroup] = []
         self._wakeup, self._wakeup_write = socket.socketpair()
         for end in (self._wakeup, self._wakeup_write):
             end.setblocking(False)
-        # A child may end between a look for ended ones and the next select: the signal leaves a byte that ends select,
-        # which it does only if there is a handler, whatever that does.
+        # A child may end between the last waitid and the next select. Its signal writes a byte that ends the select.
+        # Python writes that byte only if the signal has a handler, so this one does nothing.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
         self._selector = selectors.DefaultSelector()
         self._watch(self._wakeup, self._reap)
         self._watch(root, self._accept)
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # A stopped process does not see the end of file. The kernel also sends this when only the thread has ended that
-        # started this process, where it does no harm.
+        # A stopped process does not see the end of file. The kernel also sends SIGCONT when only the thread ends that
+        # started this process, which is harmless.
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
         self._broken = _import_all(preload)
         self._started_by_modules = _children()
 
     def run(self) -> NoReturn:
-        """Serve until the driver is gone."""
+        """Serve until the main process ends."""
         while True:
             for key, _ in self._selector.select():
                 key.data()
@@ -166,41 +167,41 @@ class ForkServer:
             os.close(descriptor)
 
     def _fork_child(self, session: PoolGroup, handle: int, arguments: dict[str, Any], descriptors: list[int]) -> None:
-        # What is still buffered would be written once more by the child.
+        # The child would write the buffered output a second time.
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        # Without it a worker could be heard of before it is known which process it is.
-        told, tell = os.pipe()
+        # The child waits for the end of this pipe, so the main process learns the process id before any other message.
+        reported, report = os.pipe()
         try:
             pid = os.fork()
             if pid == 0:
-                _run_child(lambda: self._become_child(parent, told, tell), session.shared, arguments, descriptors)
-            # Here and in the child: whoever is first, the group is there before a signal to it and before its members.
+                _run_child(lambda: self._become_child(parent, reported, report), session.shared, arguments, descriptors)
+            # The child does the same. Either call comes before a signal to the group and before the first member.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             session.children[pid] = handle
             session.report(started=[handle, pid])
         finally:
-            # The child waits for the end of this pipe, also where the fork or the report has failed.
-            os.close(told)
-            os.close(tell)
+            # The child must also see the end of this pipe if the fork or the report has failed.
+            os.close(reported)
+            os.close(report)
 
-    def _become_child(self, parent: int, told: int, tell: int) -> None:
-        # First, because until then the child's own signals wake the fork server, over the socket that both have.
+    def _become_child(self, parent: int, reported: int, report: int) -> None:
+        # This comes first, because the child's signals wake the fork server through the socket that they share.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
         die_with_parent(parent)
-        # The end of file that tells of somebody's death comes when the last copy is closed, and the child has copies.
+        # A socket reports the end of file only when its last copy is closed, and the child has copies.
         self._selector.close()
         for sock in (self._wakeup, self._wakeup_write, self._root.socket, *(s.lines.socket for s in self._sessions)):
             sock.close()
-        os.close(tell)
-        os.read(told, 1)
-        os.close(told)
+        os.close(report)
+        os.read(reported, 1)
+        os.close(reported)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -209,7 +210,7 @@ class ForkServer:
         while (pid := _ended_child()) is not None:
             session = next((s for s in self._sessions if pid in s.children), None)
             if session is not None:
-                # Before it is reaped: from then on the number, of the process and of its group, may be another's.
+                # The group is killed before the worker is reaped, because the kernel may reuse the number afterwards.
                 _signal_group(pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             self._started_by_modules.discard(pid)
@@ -222,7 +223,7 @@ class ForkServer:
                 self._sessions.remove(session)
 
     def _kill_orphans(self) -> None:
-        """Kill the processes that workers had started and left. Their own children become ours when they end."""
+        """Kill the processes that ended workers have left. Their own children become ours when they end."""
         workers = {pid for session in self._sessions for pid in session.children}
         for pid in _children() - workers - self._started_by_modules:
             if not workers & _owners(pid):
@@ -231,7 +232,7 @@ class ForkServer:
     def _end(self) -> NoReturn:
         for session in self._sessions:
             session.kill_all()
-        # The processes that a worker had started become children of this process before the worker can be reaped.
+        # The children of a worker become children of this process before the worker can be reaped.
         while sum(map(_kill, _children())):
             os.waitpid(-1, 0)
         os._exit(0)
@@ -240,7 +241,7 @@ class ForkServer:
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its single-threaded parent ends, however it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent that was gone before the kernel was asked is never told of.
+    # The kernel sends no signal if the parent had ended before the call.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -252,7 +253,7 @@ def _run_child(
         become_child()
         if shared["spawn"]:
             _become_interpreter(shared, arguments, descriptors)
-        if os.environ != shared["environment"]:  # Which is seldom: each variable that is set costs a page.
+        if os.environ != shared["environment"]:  # Seldom: each assignment copies a page.
             os.environ.clear()
             os.environ.update(shared["environment"])
         os.environ[WORKER_VARIABLE] = str(os.getpid())
@@ -262,14 +263,14 @@ def _run_child(
 
 
 def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int]) -> NoReturn:
-    """Leave everything behind but the descriptors, and do the same in a fresh interpreter."""
+    """Replace this process by a fresh interpreter that runs the same entry point with the same descriptors."""
     for descriptor in descriptors:
         os.set_inheritable(descriptor, True)
-    # Without the environment, which others may not read, as they may a command line.
-    told = {name: shared[name] for name in ("argv", "directory", "entry")}
+    # The environment is not part of the command line, because every user of the machine can read command lines.
+    common = {name: shared[name] for name in ("argv", "directory", "entry")}
     command = (
         f"import sys; sys.path[:] = {shared['sys_path']!r}; from parenv.process.fork_server import run_entry; "
-        f"run_entry({told!r}, {arguments!r}, {descriptors!r})"
+        f"run_entry({common!r}, {arguments!r}, {descriptors!r})"
     )
     options = [f"-W{option}" for option in sys.warnoptions]
     environment = {**shared["environment"], WORKER_VARIABLE: str(os.getpid())}
@@ -279,7 +280,7 @@ def _become_interpreter(shared: dict[str, Any], arguments: dict[str, Any], descr
 def run_entry(
     shared: dict[str, Any], arguments: dict[str, Any], descriptors: list[int], begin: Callable[[], None] = lambda: None
 ) -> NoReturn:
-    """What a worker runs, forked or in a fresh interpreter, from its beginning to its end."""
+    """Run a worker from its beginning to its end, forked or in a fresh interpreter."""
     code = 1
     try:
         begin()
@@ -298,9 +299,9 @@ def run_entry(
 
 
 def _import_all(modules: list[str]) -> str | None:
-    """Import them; the traceback of the first that fails, or which of them have started threads.
+    """Import modules; return the traceback of the first that fails, or a message if one has started threads.
 
-    What was imported is frozen: the workers' garbage collectors never touch it, so that its pages stay shared.
+    The imported objects are frozen. The workers' garbage collectors do not touch them, so their pages stay shared.
     """
     gc.disable()
     threads = {}
@@ -319,8 +320,8 @@ def _import_all(modules: list[str]) -> str | None:
         return None
     return (
         f"importing {' and '.join(begun)} has started threads, and a process with threads cannot be forked safely: "
-        "what they have locked stays locked in every worker. Leave it out of WorkerOptions.preload: then each worker "
-        'imports it for itself, as all do with start_method="spawn"'
+        "a lock that a thread holds stays locked in every worker. Remove it from WorkerOptions.preload, or use "
+        'start_method="spawn". Each worker then imports it by itself'
     )
 
 
@@ -329,7 +330,7 @@ def _threads() -> int:
 
 
 def _threads_after_a_fork() -> int:
-    """Threads that stay when a process is forked. Those of libraries for linear algebra end for that by themselves."""
+    """Return the number of threads after a fork. Linear algebra libraries end their threads before a fork."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -340,7 +341,7 @@ def _threads_after_a_fork() -> int:
 
 
 def _ended_child() -> int | None:
-    """A child that has ended and is not yet reaped, so that its process group cannot be another's."""
+    """Return a child that has ended and is not reaped yet, so its process group still belongs to it."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -349,7 +350,7 @@ def _ended_child() -> int | None:
 
 
 def _children() -> set[int]:
-    """The children of this process; those that it has not started become the children of any of its threads."""
+    """Return the children of this process. An adopted child may belong to any of its threads."""
     found: set[int] = set()
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
@@ -358,7 +359,7 @@ def _children() -> set[int]:
 
 
 def _owners(pid: int) -> set[int]:
-    """Process ids of workers that a process may have been started by."""
+    """Return the process ids of workers that may have started a process."""
     prefix, owners = f"{WORKER_VARIABLE}=".encode(), set()
     with contextlib.suppress(OSError):
         owners.add(os.getpgid(pid))
@@ -368,7 +369,7 @@ def _owners(pid: int) -> set[int]:
 
 
 def _kill(pid: int) -> bool:
-    """Kill a process; whether that is permitted."""
+    """Kill a process; return whether that is permitted."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
         return True

@@ -1,4 +1,4 @@
-"""What a child that the user forks must leave alone: whatever its parent has opened."""
+"""Ownership of pools and vector envs: a forked child may not use what its parent has opened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class _Here:
-    """Which process this is, without asking the system in every step."""
+    """The process id, without a system call in every step."""
 
     pid = os.getpid()
 
@@ -19,10 +19,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Owner:
-    """The process that something belongs to. A child that it forks has a copy, which it may neither use nor end.
+    """The process that an object belongs to. A forked child has a copy, which it may neither use nor close.
 
     Args:
-        what: belongs to it, in words.
+        what: Name of the object in messages.
 
     >>> Owner("the pool").refusal
     ''
@@ -33,15 +33,15 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether that is this process."""
+        """Return whether this process is the owner."""
         return _Here.pid == self._pid
 
     @property
     def refusal(self) -> str:
-        """Why this process may not use it, as a sentence; nothing in the process that it belongs to."""
+        """The error message if this process is not the owner, else an empty text."""
         if _Here.pid == self._pid:
             return ""
         return (
-            f"{self._what} belongs to process {self._pid}, and this is a child that was forked from it (pid "
-            f"{_Here.pid}), which cannot use it: make another one here, or do this in the parent"
+            f"{self._what} belongs to process {self._pid} and cannot be used in its forked child (pid {_Here.pid}). "
+            "Make another one here, or use it in the parent"
         )

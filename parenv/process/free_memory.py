@@ -1,4 +1,4 @@
-"""How much memory may still be taken: counted before it is taken, as the kernel kills where it is not there."""
+"""Free memory, checked before memory is reserved, because the kernel kills a process that exceeds its limit."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from parenv.errors import ConfigurationError
 from parenv.process.cores import control_groups
 
 WARNING_SHARE = 0.5
-"""Of the free memory: from there on it is said how much is taken."""
+"""Share of the free memory above which a warning is logged."""
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _log = logging.getLogger("parenv")
 
 
 def check_fits(what: str, needed: int, of: str, remedy: str) -> None:
-    """Check that memory may be taken, and warn where it is much of what is free.
+    """Check that enough memory is free, and warn if more than half of it is needed.
 
     Args:
-        what: takes it, in words.
-        needed: bytes.
-        of: what it is made of, in words.
-        remedy: what makes it less, in words.
+        what: Name of the object that needs the memory, for messages.
+        needed: Number of bytes.
+        of: Description of their parts, for messages.
+        remedy: Changes that need less memory, for messages.
 
     Raises:
-        ConfigurationError: there is not so much.
+        ConfigurationError: Less memory is free.
     """
     free = free_bytes()
     if needed <= WARNING_SHARE * free:
@@ -39,17 +39,17 @@ def check_fits(what: str, needed: int, of: str, remedy: str) -> None:
 
 
 def free_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes that this process may still take, as the machine and its control groups say; infinite where neither does.
+    """Return the number of bytes that the machine and the control groups leave to this process, or infinity.
 
     Args:
-        proc: where the kernel says what it knows of processes.
-        groups: where it shows the control groups, v2 or v1.
+        proc: Folder of the proc file system.
+        groups: Folder at which control groups are mounted, v2 or v1.
     """
     return min([_of_machine(proc), *_of_groups(proc, groups)])
 
 
 def in_words(nbytes: float) -> str:
-    """Bytes with a unit.
+    """Format a number of bytes with a unit.
 
     >>> in_words(13_200_000_000), in_words(4_096)
     ('13.2 GB', '0.0041 MB')
@@ -66,17 +66,17 @@ def _of_machine(proc: Path) -> float:
 
 
 def _of_groups(proc: Path, mount: Path) -> Iterator[float]:
-    """What the limit of each group leaves, of this process and of those around it."""
+    """Yield the bytes that each control group of this process leaves."""
     for controller, root, files in (("", mount, _V2), ("memory", mount / "memory", _V1)):
         for group in control_groups(controller, str(root), of=str(proc / "self/cgroup")):
             yield _left_in(Path(group), *files)
 
 
 def _left_in(group: Path, limit: str, usage: str, reclaimable: str) -> float:
-    """The limit less what is used and could not be given back at once."""
+    """Return the limit minus the memory in use that is not reclaimable at once."""
     try:
         statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         used = int((group / usage).read_text()) - int(statistics.get(reclaimable, 0))
         return max(0.0, int((group / limit).read_text()) - used)
     except (OSError, ValueError):
-        return math.inf  # There is no such group, or no limit, which is called "max".
+        return math.inf  # There is no such group, or its limit is "max".

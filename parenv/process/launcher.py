@@ -1,4 +1,4 @@
-"""The driver's side of the fork server: one per set of imports and settings, shared by all pools of this process."""
+"""Fork servers of this process: one per set of imports and settings, shared by all pools."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ MAX_IDLE_FORK_SERVERS = 2
 
 @dataclass(frozen=True)
 class ForkServerSpec:
-    """What must be settled before the first import, and so cannot be shared between different pools.
+    """Settings that take effect before the first import. Pools share a fork server only if they are equal.
 
     Args:
-        preload: modules imported before workers are forked.
-        environment: environment variables beside the driver's.
-        threads: threads per worker.
-        spawn: whether workers become fresh interpreters, which import everything for themselves; nothing is imported
-            before.
+        preload: Modules to import before workers are forked.
+        environment: Environment variables in addition to those of the main process.
+        threads: Number of threads per worker.
+        spawn: Whether workers become fresh interpreters. The fork server then imports nothing.
     """
 
     preload: tuple[str, ...]
@@ -48,9 +47,14 @@ class ForkServerSpec:
 
 
 class Exited(NamedTuple):
-    """A process ended: its handle, its pid (-1: never started), and its exit code or the signal that ended it.
+    """The end of a process.
 
-    ``refused`` is the traceback that kept the fork server from starting it at all.
+    Args:
+        handle: Handle of the process.
+        pid: Process id, or -1 if the process was never started.
+        exit_code: Exit code, or ``None`` if a signal ended the process.
+        signal: That signal, or ``None``.
+        refused: Traceback of the error that prevented the start. Default: empty.
     """
 
     handle: int
@@ -64,11 +68,11 @@ class Launcher:
     """The processes of one pool, started through a fork server.
 
     Args:
-        spec: which fork server.
+        spec: Settings of the fork server.
 
     Attributes:
-        running: handles of the processes that were launched and have not been seen to end.
-        lost: whether the fork server has died; another launcher will have another one.
+        running: Handles of the processes that were launched and whose end has not been reported.
+        lost: Whether the fork server has died. A new launcher starts a new fork server.
     """
 
     def __init__(self, spec: ForkServerSpec) -> None:
@@ -81,11 +85,11 @@ class Launcher:
         self.lost = False
 
     def fileno(self) -> int:
-        """Becomes readable when there is something for :meth:`events`."""
+        """Return a descriptor that is readable when :meth:`events` has something to return."""
         return self._lines.socket.fileno()
 
     def pid(self, handle: int) -> int:
-        """Process id, or -1 while it is not known. It is known of every process that has done anything."""
+        """Return the process id, or -1 until the fork server has reported it, before the process does anything."""
         if handle not in self._pids:
             self._pids.update(line["started"] for line in self._lines.peek() if "started" in line)
         return self._pids.get(handle, -1)
@@ -111,13 +115,13 @@ class Launcher:
         self._send({"fork": [handle, arguments, len(descriptors)]}, descriptors)
 
     def signal(self, handle: int, signum: int, alone: bool = False) -> None:
-        """Send a signal to a process, alone or with all that it has started."""
-        # A fork server that somebody has stopped would pass nothing on.
+        """Send a signal to a process, alone or with its process group."""
+        # A fork server that was stopped by SIGSTOP would not pass the signal on.
         self._fork_server.go_on()
         self._send({"signal": [handle, int(signum), alone]})
 
     def events(self) -> list[Exited]:
-        """The processes that have ended since the last call. Never waits."""
+        """Return the processes that have ended since the last call, without waiting."""
         self.flush()
         lines = self._lines.receive()
         if lines is None:
@@ -125,13 +129,13 @@ class Launcher:
         return [exited for line in lines if (exited := self._apply(line))]
 
     def flush(self) -> None:
-        """Send on what the fork server has not taken yet. To be called before waiting for :meth:`fileno`."""
+        """Send the lines that the socket had no room for. Call this before each wait for :meth:`fileno`."""
         if self._lines.is_pending:
             with contextlib.suppress(OSError):
                 self._lines.flush()
 
     def close(self) -> None:
-        """End the session: what still runs is killed. Idempotent."""
+        """End the session, which kills the processes that still run. Idempotent."""
         if self.fileno() >= 0:
             self._lines.close()
             _close_session(self._fork_server)
@@ -153,7 +157,7 @@ class Launcher:
         return Exited(handle, self.pid(handle), *how)
 
     def _all_gone(self) -> list[Exited]:
-        """The fork server has died, and with it the workers; what they had started is killed here."""
+        """Report all workers as ended, because they die with their fork server. Kill their process groups."""
         self.lost = True
         self._fork_server.bury()
         for handle in self.running:
@@ -166,11 +170,11 @@ class Launcher:
 
 
 class _ForkServerProcess:
-    """A fork server.
+    """A fork server process.
 
     Attributes:
-        sessions: how many are open.
-        end: ends it, and everything that it has started.
+        sessions: Number of open sessions.
+        end: Function that ends the fork server and all its workers.
     """
 
     def __init__(self, spec: ForkServerSpec) -> None:
@@ -189,7 +193,7 @@ class _ForkServerProcess:
                 start_new_session=True,
             )
         self.end = weakref.finalize(self, _end_fork_server, self.owner, self._lines, self._process)
-        # Registered behind that of weakref, and so called before it.
+        # This is registered after the exit handler of weakref, so it is called before it.
         atexit.register(_refuse_sessions)
 
     @property
@@ -200,7 +204,7 @@ class _ForkServerProcess:
         self._process.send_signal(signal.SIGCONT)
 
     def bury(self) -> None:
-        """Wait until it is gone: its sockets close a moment before it is seen to end."""
+        """Kill the process and wait for it. Its sockets close a moment before its end can be seen."""
         self._process.kill()
         self._process.wait()
 
@@ -211,7 +215,7 @@ class _ForkServerProcess:
 
 @contextlib.contextmanager
 def _line() -> Iterator[tuple[Lines, socket.socket]]:
-    """Our end of a line, which is closed where the block fails, and their end, which is closed behind it."""
+    """Make a socket pair. Our end is closed if the block fails, and their end after the block."""
     ours, theirs = socket.socketpair()
     lines = Lines(ours)
     _driver_only.add(ours)
@@ -224,7 +228,7 @@ def _line() -> Iterator[tuple[Lines, socket.socket]]:
 
 
 def _end_fork_server(owner: int, lines: Lines, process: subprocess.Popen[bytes]) -> None:
-    """At interpreter exit, after every pool: the fork server ends at the end of file, and with it what it started."""
+    """End a fork server, by the end of file on its root socket. At exit this runs after every pool has closed."""
     if owner != os.getpid():
         return
     lines.close()
@@ -236,7 +240,7 @@ def _end_fork_server(owner: int, lines: Lines, process: subprocess.Popen[bytes])
 
 
 def _refuse_sessions() -> None:
-    """At interpreter exit, before the fork servers end: a thread that still runs finds none of them half ended."""
+    """Refuse new sessions at exit, because another thread could otherwise use a fork server that is ending."""
     global _is_ending
     with _fork_servers_lock:
         _is_ending = True
@@ -244,18 +248,20 @@ def _refuse_sessions() -> None:
 
 _is_ending = False
 _fork_servers: dict[ForkServerSpec, _ForkServerProcess] = {}
-"""In the order in which they were used."""
-# One thread may take it twice: the garbage collector or a signal handler may close a session at any time.
+"""Ordered by last use."""
+# The lock is reentrant, because the garbage collector or a signal handler may close a session at any line.
 _fork_servers_lock = threading.RLock()
 _driver_only: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""Closed in children that the user forks, which must not keep the fork server's end of file from coming."""
+"""Sockets that are closed in children of ``os.fork``, because a copy would hold back the end of file."""
 
 
 def _open_session(spec: ForkServerSpec, theirs: socket.socket) -> _ForkServerProcess:
-    """Hand one end of a session to the fork server of this spec, or to a new one if there is none or it has died."""
+    """Open a session at the fork server of this spec. Start a new one if there is none or it has died."""
     with _fork_servers_lock:
         if _is_ending:
-            raise RuntimeError("no worker can be started any more: the interpreter is ending. Join the thread first")
+            raise RuntimeError(
+                "no worker can be started while the interpreter is ending. Join the thread before the main thread ends"
+            )
         fork_server = _fork_servers.get(spec)
         if fork_server is not None and fork_server.alive:
             with contextlib.suppress(OSError):
@@ -282,7 +288,7 @@ def _after_fork_in_child() -> None:
     for sock in list(_driver_only):
         sock.close()
     _fork_servers.clear()
-    # A thread that is not in the child may have held the other.
+    # A thread that does not exist in the child may have held the old lock.
     _fork_servers_lock = threading.RLock()
 
 
@@ -294,7 +300,7 @@ def _environment(spec: ForkServerSpec) -> dict[str, str]:
 
 
 def _sys_path() -> list[str]:
-    """Without what importing here skips as well: entries that are not text."""
+    """Return ``sys.path`` without entries that are not strings, which imports ignore too."""
     return [entry for entry in sys.path if isinstance(entry, str)]
 
 

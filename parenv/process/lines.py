@@ -1,4 +1,4 @@
-"""What driver and fork server say to each other over, so that neither ever waits for the other."""
+"""Non-blocking sockets between the main process and a fork server, so neither waits for the other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _ROOM_FOR_DESCRIPTORS = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
 
 class Lines:
-    """Lines of JSON, and descriptors that come with them, over a stream socket, without ever waiting.
+    """Lines of JSON and descriptors over a non-blocking stream socket.
+
+    Args:
+        sock: The socket.
 
     Attributes:
-        socket: the socket, non-blocking.
+        socket: The same socket, made non-blocking.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -29,11 +32,11 @@ class Lines:
 
     @property
     def is_pending(self) -> bool:
-        """Whether there is something that :meth:`flush` has still to send."""
+        """Return whether :meth:`flush` has lines to send."""
         return bool(self._unsent)
 
     def send(self, line: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send one line, now or with a later :meth:`flush`; until then its descriptors must stay open."""
+        """Send one line, now or in a later :meth:`flush`. Its descriptors must stay open until then."""
         self._unsent.append((json.dumps(line).encode() + b"\n", descriptors))
         self.flush()
 
@@ -44,7 +47,7 @@ class Lines:
             try:
                 sent = socket.send_fds(self.socket, [data], descriptors) if descriptors else self.socket.send(data)
             except OSError as error:
-                # The latter: so many descriptors are on their way that there may be no more before some have arrived.
+                # ETOOMANYREFS: too many descriptors are in transit. Some must be received first.
                 if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS):
                     return
                 raise
@@ -54,9 +57,9 @@ class Lines:
                 self._unsent.popleft()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The lines that are there now, or ``None`` at the end of file."""
+        """Return the lines that have arrived, or ``None`` at the end of file."""
         try:
-            # Close-on-exec: what a worker starts must not inherit what it was given. recv_fds() ignores such flags.
+            # recv_fds() ignores the close-on-exec flag. Without it a worker's children inherit its descriptors.
             data, carried, _, _ = self.socket.recvmsg(1 << 16, _ROOM_FOR_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return []
@@ -70,7 +73,7 @@ class Lines:
         return [json.loads(line) for line in complete]
 
     def peek(self) -> list[dict[str, Any]]:
-        """The lines that :meth:`receive` gives next, as far as they are there now. Not for what has descriptors."""
+        """Return the lines that :meth:`receive` will return next, without descriptors."""
         try:
             data = self._received + self.socket.recv(1 << 16, socket.MSG_PEEK)
         except OSError:
@@ -78,12 +81,12 @@ class Lines:
         return [json.loads(line) for line in data.split(b"\n")[:-1]]
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next descriptors that came, which the caller owns from now on."""
+        """Return the next received descriptors. The caller owns them and must close them."""
         taken, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         return taken
 
     def close(self) -> None:
-        """Close the socket, and what came over it and was not taken. Idempotent."""
+        """Close the socket and the received descriptors that were not taken. Idempotent."""
         self.socket.close()
         for descriptor in self.take_descriptors(len(self._descriptors)):
             os.close(descriptor)

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 WAKE_UP_S = 50e-6
-"""What a wake-up takes of the processor and of the time, roughly: as long as this, looking costs no more."""
+"""Approximate cost of a wake-up in seconds, of time and of processor time. Spinning for less costs nothing more."""
 MOST_SAVED_S = 0.01
-"""Seconds of looking that may be saved up for later."""
+"""Maximum budget for spinning, in seconds."""
 
 
 @dataclass(frozen=True)
 class Spinning:
-    """How long to look before sleeping.
+    """Limits of spinning.
 
     Args:
-        limit_s: seconds, at each wait.
-        fraction: of a core that looking may take on average beyond the wake-ups that it saves.
+        limit_s: Seconds per wait.
+        fraction: Share of a core that spinning may use on average, beyond the cost of the wake-ups that it saves.
 
     >>> Spinning.of("auto", waiting=3, cores=4)
     Spinning(limit_s=0.0001, fraction=0.1)
@@ -37,19 +37,19 @@ class Spinning:
 
     @staticmethod
     def of(spin_us: Any, waiting: int, cores: int) -> Spinning | None:
-        """What the user's number of microseconds, or ``"auto"``, means for so many processes on so many cores."""
+        """Return the limits for microseconds or ``"auto"``, for so many processes on so many cores."""
         if spin_us == "auto":
             return Spinning(2 * WAKE_UP_S, 0.1) if waiting <= cores else None
         return Spinning(spin_us * 1e-6, float("inf")) if spin_us else None
 
 
 class Spinner:
-    """Looks for what is rung, for a bounded time, while that has been worth it.
+    """Polls a wake-up for a bounded time, as long as this saves more than it costs.
 
     Args:
-        spinning: for how long.
-        descriptor: readable once it has rung.
-        spun_ns: one int64: nanoseconds spent with looking are added to it.
+        spinning: Limits.
+        descriptor: Descriptor that is readable after a notification.
+        spun_ns: Counter of one int64, to which the nanoseconds of spinning are added.
     """
 
     def __init__(self, spinning: Spinning, descriptor: int, spun_ns: Any) -> None:
@@ -62,10 +62,10 @@ class Spinner:
         self._waits_are_long = False
 
     def heard(self) -> bool:
-        """Look whether it has rung until it has, at most up to the limit; whether it has.
+        """Poll until a notification or the limit; return whether there was a notification.
 
-        Where waits have been long, or too much has been spent, ``False`` at once. Whoever then sleeps says so by
-        :meth:`woke`.
+        The result is ``False`` at once if the last wait was long or the budget is spent. The caller then sleeps, and
+        calls :meth:`woke` afterwards.
         """
         before, began = self._began, time.perf_counter()
         self._began = began
@@ -81,5 +81,5 @@ class Spinner:
         return heard
 
     def woke(self) -> None:
-        """It rang only after :meth:`heard` was over: learn from how long that took."""
+        """Note that the notification came after :meth:`heard`, and how long the wait was."""
         self._waits_are_long = time.perf_counter() - self._began > 2 * self._limit_s

@@ -1,4 +1,4 @@
-"""A pipe to which worker processes write their stacks when they are asked for them."""
+"""A pipe to which worker processes write their stacks on request."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import time
 from pathlib import Path
 
 STACK_SIGNAL = signal.SIGUSR1
-"""Has a worker write its stack to the pipe that it was started with, even if it holds the GIL."""
+"""Signal that makes a worker write its stack to its pipe, even if native code holds the GIL."""
 STACK_TIMEOUT_S = 15.0
 """Seconds that a worker has to write its stack. The driver does not wait if it is stopped or ignores the signal."""
 LOOK_S = 0.05
-"""How often it is looked whether a worker can still be expected to write."""
+"""Seconds between two checks whether the worker is still writing."""
 
 
 class StackPipe:
-    """Both ends of it.
+    """Both ends of the pipe.
 
     Attributes:
-        descriptor: the end that workers write to.
+        descriptor: Descriptor of the end that workers write to.
     """
 
     def __init__(self) -> None:
@@ -30,15 +30,15 @@ class StackPipe:
         self._poll.register(self._read, select.POLLIN)
 
     def clear(self) -> None:
-        """Drop what another worker has written too late."""
+        """Discard the output of a worker that wrote too late."""
         while self._poll.poll(0):
             os.read(self._read, 1 << 16)
 
     def read(self, pid: int, timeout_s: float = STACK_TIMEOUT_S) -> str:
-        """The stack of a process that has been sent :data:`STACK_SIGNAL`, or what there is of it by the limit."""
+        """Return the stack of a process after :data:`STACK_SIGNAL`, or the part that it writes in time."""
         text, deadline = b"", time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            # Looked at before the pipe is, so that what a process has written until then is read.
+            # This is checked before the pipe is read, so everything that the process wrote before the check is read.
             done = is_stopped(pid) or ignores_stack_signal(pid) or (bool(text) and not is_handling(pid))
             if self._poll.poll(0.0 if done else LOOK_S * 1000.0):
                 text += os.read(self._read, 1 << 16)
@@ -53,7 +53,7 @@ class StackPipe:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process can write nothing, because it is stopped or has ended."""
+    """Return whether a process is stopped or has ended, and so writes nothing."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -62,16 +62,16 @@ def is_stopped(pid: int) -> bool:
 
 
 def ignores_stack_signal(pid: int) -> bool:
-    """Whether a process discards :data:`STACK_SIGNAL`, because an environment has set ``SIG_IGN`` for it."""
+    """Return whether an environment has set ``SIG_IGN`` for :data:`STACK_SIGNAL`."""
     return _has_stack_signal(pid, "SigIgn")
 
 
 def is_handling(pid: int) -> bool:
-    """Whether a process is writing its stack.
+    """Return whether a process is writing its stack.
 
-    Silence does not tell: on a busy machine a process may get no processor between two lines. But while the handler of
-    a signal runs, the kernel holds back that signal from the thread that runs it, which is the main one. (Threads of
-    native libraries may hold back every signal, always.)
+    A pause in the output does not mean the end, because the process may get no processor time on a busy machine. While
+    a signal handler runs, the kernel blocks that signal in the main thread. Only the main thread counts, because
+    threads of native libraries may block every signal all the time.
     """
     return _has_stack_signal(pid, "SigBlk")
 

@@ -1,4 +1,4 @@
-"""Pickles of the user's functions and classes, which bring along where their source is.
+"""Pickles of the user's functions and classes, with their source lines.
 
 cloudpickle names the file of a function that it pickles by value ``<dynamic-code>``, so that a traceback in a worker
 would show neither its file nor its lines. Here the function keeps the name of its file and brings its own lines along.
@@ -37,11 +37,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _code(make: Callable[..., CodeType], arguments: Any, filename: str, first: int, lines: Sequence[str]) -> CodeType:
-    """Called where it is unpickled."""
+    """Rebuild a code object with its file name, and register its source lines for tracebacks."""
     known, begin = linecache.getlines(filename), max(0, first - 1)
     if known[begin : begin + len(lines)] != lines:
         known = known + ["\n"] * (begin - len(known))
         known[begin : begin + len(lines)] = lines
-        # Without a time of modification, so that no traceback takes the file of this machine instead.
+        # An entry without a modification time is not replaced by a file of the same name on this machine.
         linecache.cache[filename] = (sum(map(len, known)), None, known, filename)
     return make(*arguments).replace(co_filename=filename)

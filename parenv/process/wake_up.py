@@ -1,8 +1,8 @@
-"""Wake-ups: the cheapest way for one process to wake another.
+"""Wake-ups: eventfds, the cheapest way for one process to wake another.
 
-What is rung adds up until it is taken, so nothing is lost when nobody listens. To a worker, the sum is four counts in
-one number: orders, :data:`ALL`, :data:`MESSAGE` and :data:`ECHO`. To the driver it only says that there is something to
-look at.
+Numbers that are written to an eventfd add up until a process reads the sum, so no wake-up is lost if no process waits.
+The sum that a worker reads holds four counts: orders, :data:`ALL`, :data:`MESSAGE` and :data:`ECHO`. The main process
+only learns that it has something to look at.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-# One number, so that taking it is one system call and nothing can be rung between the counts. A count that overflowed
-# would be read as the next one, but what may be under way to one worker is far less than each has room for.
+# The counts share one number, so one system call reads all of them at the same moment. A count that overflowed would
+# change the next one, but each has room for far more than can be in progress for one worker.
 ALL = 1 << 32
 """Step every sub-environment."""
 MESSAGE = 1 << 48
-"""A message is on its way over the socket."""
+"""Read a message from the socket."""
 ECHO = 1 << 60
-"""Answer, and do nothing else."""
+"""Notify the main process, and do nothing else."""
 
 
 class WakeUpCounts(NamedTuple):
-    """What a sum says."""
+    """The counts in a sum."""
 
     echoes: int
     messages: int
@@ -33,10 +33,10 @@ class WakeUpCounts(NamedTuple):
 
 
 def counts_of(value: int) -> WakeUpCounts:
-    """Take a sum apart.
+    """Split a sum into its counts.
 
-    >>> rung(2 * MESSAGE + ALL + 7)
-    Rung(echoes=0, messages=2, all_rows=1, orders=7)
+    >>> counts_of(2 * MESSAGE + ALL + 7)
+    WakeUpCounts(echoes=0, messages=2, all_rows=1, orders=7)
     """
     return WakeUpCounts(value >> 60, (value >> 48) & 0xFFF, (value >> 32) & 0xFFFF, value & 0xFFFFFFFF)
 
@@ -45,11 +45,11 @@ class WakeUp:
     """An eventfd.
 
     Args:
-        descriptor: that of a wake-up that another process has made.
+        descriptor: Descriptor of an eventfd that another process has made. Default: make one.
 
     Attributes:
-        ring: adds a number to the sum.
-        take: the sum since the last time; waits while there is none.
+        notify: Function that adds a number to the sum.
+        take: Function that returns the sum since the last call, and waits while it is zero.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -57,13 +57,13 @@ class WakeUp:
         self.notify: Callable[[int], object] = partial(os.eventfd_write, self._descriptor)
         self.take: Callable[[], int] = partial(os.eventfd_read, self._descriptor)
         self._close = weakref.finalize(self, os.close, self._descriptor)
-        # At exit an env that is still open closes itself, and rings for that.
+        # An env that is still open at exit closes itself, and needs this descriptor for that.
         self._close.atexit = False
 
     def fileno(self) -> int:
-        """Readable while something has been rung and not taken."""
+        """Return the descriptor, which is readable while the sum is not zero."""
         return self._descriptor
 
     def close(self) -> None:
-        """Give the descriptor back. Idempotent."""
+        """Close the descriptor. Idempotent."""
         self._close()

@@ -1,4 +1,4 @@
-"""Files that are replaced at once or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from parenv.errors import ConfigurationError
 
 
 def make_folder_of(path: Path) -> None:
-    """Make the folder that a file is to be in, if it is missing.
+    """Make the folder of a file, if it is missing.
 
     Raises:
-        ConfigurationError: it cannot be made.
+        ConfigurationError: The folder cannot be made.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def make_folder_of(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a draft to write, which takes the place of a file when the block ends without an error."""
+    """Yield the path of a draft, which replaces the file if the block ends without an error."""
     # The name is drawn for each call, because several threads, or processes of several machines, may write one file.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

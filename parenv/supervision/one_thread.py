@@ -159,11 +159,14 @@ class OneThread:
         self.busy = self._closing = True
         try:
             with Deferred(), HandlersDeferred():
-                self._close(self._within_s)
+                try:
+                    self._close(self._within_s)
+                finally:
+                    # The finalizer keeps the workers, whose past errors keep the holder, which would never be garbage.
+                    # It is detached in here, because a handler that raises before this block leaves the pool open.
+                    self._finalizer.detach()
         finally:
             self.busy = self._closing = False
-            # The finalizer keeps the workers, whose past errors keep the holder. It would then never be garbage.
-            self._finalizer.detach()
 
 
 def _me() -> str:

@@ -1,22 +1,22 @@
-"""When Ctrl-C is heard: while something is waited for, and not in the middle of what is done wholly or not at all."""
+"""Ctrl-C interrupts waits, but not operations that must complete."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-# Those of the module signal take ten times as long, for enums that nobody asks for here, at every rollout.
+# The functions of the module signal convert to enums, which takes ten times as long at every rollout.
 from _signal import getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Callable
 from signal import SIGINT, default_int_handler, valid_signals
 from types import FrameType
 
 PATIENCE_S = 1.0
-"""How long after a Ctrl-C that was not heard yet another one is heard at once: nothing here takes that long."""
+"""Seconds after a deferred Ctrl-C in which a second one raises at once. No deferred block takes that long."""
 
 
 class _Interrupts:
-    """Of the main thread, which alone hears of signals."""
+    """State of Ctrl-C in the main thread, which runs all signal handlers."""
 
     waits, noted_s = False, 0.0
 
@@ -37,7 +37,7 @@ _interrupts = _Interrupts()
 
 
 class Deferred:
-    """Has Ctrl-C wait until the block is done or :class:`Heard`; a handler of the user's own is called as ever."""
+    """Defers Ctrl-C to the end of the block or to :class:`Heard`, unless the user has a handler for it."""
 
     def __enter__(self) -> None:
         self._is_ours = _is_main_thread() and getsignal(SIGINT) is default_int_handler
@@ -88,7 +88,7 @@ class HandlersDeferred:
 
 
 class Heard:
-    """Has Ctrl-C interrupt the block at once, and before it begins if it came already."""
+    """Lets Ctrl-C interrupt the block at once. A deferred Ctrl-C raises before the block begins."""
 
     def __enter__(self) -> None:
         self._is_ours = _is_main_thread()

@@ -1,4 +1,4 @@
-"""One wait for many things: messages, descriptors, and all that a connection consists of."""
+"""One wait for messages, descriptors and connections."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from parenv.transport.interrupts import Heard
 
 Polled = zmq.Socket[bytes] | int
 MAX_WAIT_S = 1.0
-"""A signal that comes just before a system call does not interrupt it, so that Ctrl-C would wait for its end."""
+"""Longest wait in one system call. A signal just before the call does not interrupt it, so Ctrl-C waits for its end."""
 
 
 class Source(Protocol):
-    """Something that consists of several sockets and descriptors."""
+    """A group of sockets and descriptors."""
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
-        """What to poll now, and for which of ``POLLIN`` and ``POLLOUT``."""
+        """Return the sockets and descriptors to poll, each with ``POLLIN``, ``POLLOUT`` or both."""
         ...
 
     def notice(self, ready: Container[object]) -> None:
-        """Take in what is its own affair, such as the end of a connection, given what is ready."""
+        """Handle its own events, such as the end of a connection, given the set of ready objects."""
         ...
 
 
@@ -31,7 +31,7 @@ class Waiting:
     """Waits for any of several sources.
 
     Args:
-        sockets: that are waited for from the beginning.
+        *sockets: Sockets to wait for.
 
     >>> Waiting().wait(0.0)
     set()
@@ -45,7 +45,7 @@ class Waiting:
         self._sources: dict[Source, set[Polled]] = {}
 
     def watch(self, source: int | Source) -> None:
-        """Have :meth:`wait` return also when something of this is ready."""
+        """Have :meth:`wait` return also when this descriptor or source is ready."""
         if isinstance(source, int):
             self._poller.register(source, zmq.POLLIN)
             self._descriptors.add(source)
@@ -53,7 +53,7 @@ class Waiting:
             self._sources[source] = set()
 
     def unwatch(self, source: int | Source) -> None:
-        """Watch it no longer; to be said before it is closed."""
+        """Stop watching a descriptor or source. Call this before it is closed."""
         if isinstance(source, int):
             self._poller.unregister(source)
             self._descriptors.remove(source)
@@ -79,5 +79,5 @@ class Waiting:
 
 
 def remaining(deadline: float) -> float:
-    """Seconds until a deadline on the monotonic clock, never negative."""
+    """Return the seconds until a deadline on the monotonic clock, at least 0."""
     return max(0.0, deadline - time.monotonic())

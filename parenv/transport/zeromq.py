@@ -20,11 +20,11 @@ from parenv.transport.waiting import Polled
 
 Frames = Sequence[bytes | bytearray | memoryview]
 DESCRIPTORS = 8
-"""At least as many as ZeroMQ opens for a context and a socket. It aborts the process if it cannot."""
+"""Upper bound of the descriptors that ZeroMQ opens for a context and a socket. Without them it aborts the process."""
 LINGER_MS = 1000
 TERM_S = 10.0
 _WHOLE = b"."
-"""The last frame of each message to a worker. A message that a signal handler cut short ends in an empty frame."""
+"""Last frame of a complete message to a worker. A message that a signal handler cut short ends in an empty frame."""
 _POLLIN = int(zmq.POLLIN)
 _log = logging.getLogger("parenv")
 
@@ -78,12 +78,12 @@ class DriverSocket:
     def drop(self, worker: int) -> None:
         """Disconnect from a process that is gone, if there is one. This frees two descriptors."""
         if (peer := self._peers.pop(worker, None)) is not None:
-            # First: until then ZeroMQ connects again, also to another process that has taken the name.
+            # The socket disconnects first. Until then ZeroMQ reconnects, also to another process that takes the name.
             self._socket.disconnect(peer.address)
             peer.listening.close()
 
     def send(self, worker: int, generation: int, frames: Frames) -> None:
-        """Send to a process of a worker; never waits. A message to an earlier process, or one that is gone, is dropped.
+        """Send to a worker process without waiting. A message to an earlier process or a dead one is dropped.
 
         Raises:
             zmq.ZMQError: ZeroMQ failed in any other way.
@@ -168,15 +168,15 @@ class WorkerSocket:
 
 
 def terminate(context: zmq.Context[Any]) -> None:
-    """End a context whose sockets are closed, after what they have still to send.
+    """End a context whose sockets are closed, after their last messages were sent.
 
-    ZeroMQ may wait for ever for a connection that broke at a bad moment; then, after :data:`TERM_S`, it is left alone.
+    ZeroMQ may wait forever for a connection that broke at a bad moment. The context is abandoned after :data:`TERM_S`.
     """
     thread = threading.Thread(target=context.term, name="parenv terminate", daemon=True)
     try:
         thread.start()
     except RuntimeError:
-        # The interpreter is ending, which from 3.12 on takes no new threads, and the context ends with it.
+        # From Python 3.12 on, an interpreter that is ending starts no threads. The context ends with it.
         return
     thread.join(TERM_S)
     if thread.is_alive():
@@ -184,7 +184,7 @@ def terminate(context: zmq.Context[Any]) -> None:
 
 
 def _next_message(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """Ask first whether there is one: an exception takes twice as long, at every rollout."""
+    """Return the next message. Reading the events first is cheaper than catching an exception at every rollout."""
     try:
         return socket.recv_multipart(zmq.NOBLOCK) if int(socket.getsockopt(zmq.EVENTS)) & _POLLIN else None
     except zmq.Again:

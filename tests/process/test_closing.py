@@ -217,7 +217,7 @@ def void(value: object) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting for a pending call")
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("parts", [4, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("parts", [4, pytest.param(100, marks=pytest.mark.more)])
 def test_a_signal_handler_may_close_and_exit_at_any_line(
     parts: int, product: Any, sigterm_handler: Any, tmp_path: Path
 ) -> None:

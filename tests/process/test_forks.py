@@ -87,8 +87,8 @@ def test_a_forked_child_that_uses_what_is_its_parents_is_told_so(kind: str, erro
     )
     told, fine = run(kind, use, num_workers).splitlines()
     assert "belongs to process" in told
-    assert "a child that was forked from it" in told
-    assert "make another one here, or do this in the parent" in told
+    assert "in its forked child" in told
+    assert "Make another one here, or use it in the parent" in told
     assert fine == "fine"
 
 

@@ -307,7 +307,7 @@ def test_a_preloaded_module_that_starts_threads_is_named(tmp_path: Path, monkeyp
     with pytest.raises(WorkerError, match="could not be started") as raised:
         AsyncWorkerPool([lambda: LedgerEnv(0)], zeros, num_workers=1, workers=options)
     assert "importing starts_threads has started threads" in str(raised.value.__cause__)
-    assert "Leave it out of WorkerOptions.preload" in str(raised.value.__cause__)
+    assert "Remove it from WorkerOptions.preload" in str(raised.value.__cause__)
     spec = next(spec for spec in launcher_module._fork_servers if "starts_threads" in spec.preload)
     del launcher_module._fork_servers[spec]
 
@@ -384,7 +384,8 @@ def start_late():
 
 threading.Thread(target=start_late, daemon=True).start()
 """
-    words = "RuntimeError no worker can be started any more: the interpreter is ending. Join the thread first"
+    words = "RuntimeError no worker can be started while the interpreter is ending. "
+    words += "Join the thread before the main thread ends"
     assert printed_by(script).strip() == words
 
 

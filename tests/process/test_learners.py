@@ -166,7 +166,7 @@ def test_too_few_workers_for_the_learners_are_said_before_anything_starts(
 def test_a_malformed_rank_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     be_learner(monkeypatch, 0)
     monkeypatch.setenv("RANK", "first")
-    with pytest.raises(ConfigurationError, match="RANK must be a number, as torchrun sets it: 'first'"):
+    with pytest.raises(ConfigurationError, match="RANK must be a number, got 'first'"):
         AsyncWorkerPool([lambda: LedgerEnv(0), lambda: LedgerEnv(1)], lean)
 
 

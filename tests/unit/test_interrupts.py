@@ -1,16 +1,21 @@
-"""Signal handlers that are postponed: whatever line a signal arrives at, all handlers are in place afterwards."""
+"""A signal handler that raises at any line leaves neither a handler behind nor a pool open."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from parenv.process.forks import Owner
+from parenv.supervision import one_thread
+from parenv.supervision.one_thread import OneThread
 from parenv.transport import interrupts
 from parenv.transport.interrupts import HandlersDeferred
 
@@ -33,32 +38,67 @@ def handlers() -> Iterator[None]:
         signal.signal(signum, handler)
 
 
-def lines_of_a_block(at: int, signum: int) -> int:
-    """Raise a signal at one line of :class:`HandlersDeferred`; return the number of its lines that were executed."""
-    count = 0
+def reaches(at: int, signum: int, function: Callable[[], object]) -> bool:
+    """Call a function, and raise a signal at one line of the modules under test; return whether it has that line."""
+    lines = count(1)
+    reached = False
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename != interrupts.__file__:
+        nonlocal reached
+        if frame.f_code.co_filename not in (interrupts.__file__, one_thread.__file__):
             return None
-        if event == "line":
-            count += 1
-            if count == at:
-                signal.raise_signal(signum)
+        if event == "line" and next(lines) == at:
+            reached = True
+            signal.raise_signal(signum)
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        with contextlib.suppress(_HandledError), HandlersDeferred():
-            pass
+        with contextlib.suppress(_HandledError):
+            function()
     finally:
         sys.settrace(before)
-    return count
+    return reached
+
+
+def defer_handlers() -> None:
+    with HandlersDeferred():
+        pass
 
 
 @pytest.mark.parametrize("signum", HANDLED)
-def test_whenever_a_handler_raises_all_handlers_are_in_place_afterwards(signum: int) -> None:
-    for at in range(1, lines_of_a_block(-1, signum) + 1):
-        lines_of_a_block(at, signum)
+def test_all_handlers_are_in_place_afterwards(signum: int) -> None:
+    for at in count(1):
+        if not reaches(at, signum, defer_handlers):
+            break
         assert [signal.getsignal(one) for one in HANDLED] == [handle] * len(HANDLED), at
+    assert at > 10
+
+
+class Pool:
+    """A pool that only records whether it was closed.
+
+    Args:
+        closes: List to which each close is appended.
+    """
+
+    stopped: Callable[[], BaseException] | None = None
+
+    def __init__(self, closes: list[float]) -> None:
+        waits = type("Waits", (), {"stopped": None})()
+        self.one_thread = OneThread(self, "the pool", Owner("the pool"), waits, closes.append, 60.0)
+
+
+@pytest.mark.parametrize("signum", HANDLED)
+def test_a_pool_is_closed_by_the_time_it_is_garbage(signum: int) -> None:
+    for at in count(1):
+        closes: list[float] = []
+        pool = Pool(closes)
+        reached = reaches(at, signum, pool.one_thread.close)
+        del pool
+        gc.collect()
+        assert closes, at
+        if not reached:
+            break
+    assert at > 20
