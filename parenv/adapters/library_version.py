@@ -1,4 +1,4 @@
-"""Whether a library is there, in a version that an adapter was made for."""
+"""Checks that a library is installed in a version that an adapter supports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def needed(adapter: str, library: str, install: str) -> Iterator[None]:
-    """While an adapter imports its library: where that cannot be imported, the error says how to install it.
+    """Add the install command to the error if an adapter cannot import its library in the block.
 
     Args:
-        adapter: name of its module.
-        library: as it calls itself.
-        install: what pip takes.
+        adapter: Name of the adapter's module.
+        library: Name of the library.
+        install: Argument of ``pip install``.
 
     Raises:
-        ImportError: it cannot be imported.
+        ImportError: The library cannot be imported.
     """
     try:
         yield
@@ -28,15 +28,15 @@ def needed(adapter: str, library: str, install: str) -> Iterator[None]:
 
 
 def check_version(package: str, least: str, install: str) -> None:
-    """Check the version of a library that is installed.
+    """Check the version of an installed library.
 
     Args:
-        package: its name.
-        least: the lowest version that will do, such as ``"0.9"``.
-        install: how to install one that does.
+        package: Name of the package.
+        least: Lowest supported version, such as ``"0.9"``.
+        install: Command that installs a supported version.
 
     Raises:
-        ImportError: it is older.
+        ImportError: The installed version is older.
     """
     found = importlib.metadata.version(package)
     if _numbers(found) < _numbers(least):

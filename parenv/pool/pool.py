@@ -174,6 +174,12 @@ class AsyncWorkerPool(SessionHolder[PoolSession], Generic[P]):
         return len(self._session.workers.shares)
 
     @property
+    def max_rollout_steps(self) -> int:
+        """Largest number of env steps in a rollout: of all workers in sync mode, of one worker in async mode."""
+        plan, shares = self._session.plan, self._session.workers.shares
+        return plan.job.rollout_length * (sum(shares) if plan.mode == "sync" else max(shares))
+
+    @property
     def single_observation_space(self) -> Space[object]:
         """Observation space of one sub-environment."""
         return self._session.observation_space

@@ -1,4 +1,4 @@
-"""What the wrappers around a model's vec env do to observations, for policies that act in workers."""
+"""Transforms of observations that workers apply in place of the wrappers around a model's vec env."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from stable_baselines3.common.vec_env import (
 
 
 class Transform:
-    """Nothing.
+    """Leaves observations as they are.
 
     >>> Transform()(np.zeros(2), None, {})
     (array([0., 0.]), None)
     """
 
     def initial(self, batch: int) -> Any:
-        """What it keeps for each sub-environment at an episode's beginning, ``[batch, ...]``, or ``None``."""
+        """Return the state at the beginning of an episode, ``[batch, ...]``, or ``None``."""
         return None
 
     def __call__(self, observations: Any, kept: Any, settings: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Transform observations ``[B, ...]``; they, and what it keeps."""
+        """Return transformed observations ``[B, ...]`` and the new state."""
         return observations, kept
 
 
 class Transposed(Transform):
-    """As ``VecTransposeImage``.
+    """Transposes images like ``VecTransposeImage``.
 
     >>> Transposed([])(np.zeros((1, 4, 5, 3)), None, {})[0].shape
     (1, 3, 4, 5)
@@ -52,7 +52,7 @@ class Transposed(Transform):
 
 
 class Extracted(Transform):
-    """As ``VecExtractDictObs``.
+    """Takes one entry of a dict like ``VecExtractDictObs``.
 
     >>> Extracted("position")({"position": np.zeros(2), "speed": np.ones(2)}, None, {})[0]
     array([0., 0.])
@@ -62,12 +62,12 @@ class Extracted(Transform):
         self._key = key
 
     def __call__(self, observations: Any, kept: Any, settings: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Take one of several."""
+        """Take the entry."""
         return observations[self._key], kept
 
 
 class Stacked(Transform):
-    """As ``VecFrameStack`` on arrays.
+    """Stacks arrays like ``VecFrameStack``.
 
     >>> stacked = Stacked((4,), -1, np.dtype(np.float32))
     >>> observations, kept = stacked(np.ones((1, 2), np.float32), stacked.initial(1), {})
@@ -79,11 +79,11 @@ class Stacked(Transform):
         self._shape, self._axis, self._dtype = shape, axis, dtype
 
     def initial(self, batch: int) -> Any:
-        """No frames."""
+        """Return a stack without frames."""
         return np.zeros((batch, *self._shape), self._dtype)
 
     def __call__(self, observations: Any, kept: Any, settings: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Add a frame, and forget the oldest."""
+        """Add a frame, and drop the oldest."""
         size = observations.shape[self._axis]
         stack = np.roll(kept, -size, axis=self._axis)
         newest = [slice(None)] * stack.ndim
@@ -93,11 +93,11 @@ class Stacked(Transform):
 
 
 class Normalized(Transform):
-    """As ``VecNormalize``, with the statistics that came with the newest version of the policy.
+    """Normalizes like ``VecNormalize``, with the statistics in the settings of the policy's version.
 
     Args:
-        name: by which the settings have them.
-        wrapper: a ``VecNormalize`` without its vec env.
+        name: Name of the statistics in the settings.
+        wrapper: ``VecNormalize`` without its vec env.
     """
 
     def __init__(self, name: str, wrapper: VecNormalize) -> None:
@@ -111,14 +111,15 @@ class Normalized(Transform):
 
 
 def transforms_of(wrappers: Sequence[VecEnvWrapper], exact: bool) -> list[Transform] | None:
-    """What the wrappers of a vec env, the outermost first, do to observations, the innermost first.
+    """Return the transforms of a vec env's wrappers, or ``None`` if a worker cannot apply one of them.
 
     Args:
-        wrappers: as they are in the driver.
-        exact: whether statistics must be those of the very step.
+        wrappers: Wrappers in the main process, the outermost first.
+        exact: Whether statistics must include every step. A worker cannot compute them, because it has the observations
+            of its own environments only.
 
     Returns:
-        ``None`` where that cannot be done by a worker, which does not see all observations of a step.
+        Transforms, the innermost first.
     """
     found = [_transform_of(one, f"normalize_{position}", exact) for position, one in enumerate(reversed(wrappers))]
     known = [transform for transform in found if transform is not None]
@@ -126,12 +127,12 @@ def transforms_of(wrappers: Sequence[VecEnvWrapper], exact: bool) -> list[Transf
 
 
 def unknown_wrapper(wrappers: Sequence[VecEnvWrapper]) -> VecEnvWrapper | None:
-    """The first of them of which nobody knows what it does to observations."""
+    """Return the first wrapper without a known transform."""
     return next((one for one in wrappers if _transform_of(one, "", False) is None), None)
 
 
 def statistics_of(wrappers: Sequence[VecEnvWrapper]) -> dict[str, Any]:
-    """The settings that bring newer statistics to the transforms of :func:`transforms_of`."""
+    """Return the settings with the newest statistics for the transforms of :func:`transforms_of`."""
     return {
         f"normalize_{position}": wrapper.obs_rms
         for position, wrapper in enumerate(reversed(wrappers))
@@ -157,6 +158,6 @@ def _transform_of(wrapper: Any, name: str, exact: bool) -> Transform | None:
 
 def _without_venv(wrapper: VecNormalize) -> VecNormalize:
     copied = VecNormalize.__new__(VecNormalize)
-    # What is left out of its state has to be there for it to be pickled once more.
+    # VecNormalize.__getstate__ deletes these attributes, and fails if one is missing.
     vars(copied).update(wrapper.__getstate__(), venv=None, class_attributes={}, returns=None)
     return copied

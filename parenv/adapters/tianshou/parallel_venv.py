@@ -16,30 +16,30 @@ from parenv.envs.batch import NO_OPTIONS
 from parenv.errors import ConfigurationError
 from parenv.options import WorkerOptions
 from parenv.vector.arguments import each_seed
-from parenv.vector.env import ParallelVectorEnv
+from parenv.vector.library_vector_env import LibraryVectorEnv
 
 with needed("tianshou", "Tianshou", "tianshou"):
     from tianshou.env import BaseVectorEnv
 
 check_version("tianshou", "1.0", "pip install --upgrade tianshou")
-_EACH = "each"
 
 
 class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
     """Tianshou's ``SubprocVectorEnv`` with many environments per worker, for its collectors and trainers.
 
-    Tianshou resets environments itself, one by one, and steps only some: here that is ``AutoresetMode.DISABLED`` with
-    ``send`` and ``recv``. Traces are those of ``DummyVectorEnv`` on the same seeds and actions.
+    Tianshou resets environments itself, one by one, and steps only some. This uses ``AutoresetMode.DISABLED`` with
+    ``send`` and ``recv``. Results are those of ``DummyVectorEnv`` with the same seeds and actions.
 
     Args:
-        env_fns: one factory for each environment.
-        num_workers: worker processes, at most one per environment; ``None``: one per usable core; 0: everything in this
-            process.
-        workers: how workers are set up and how long they may take.
-        spaces: of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
+        env_fns: One factory for each environment.
+        num_workers: Number of worker processes, at most one per environment. ``None``: one per usable core. 0: all
+            environments run in this process.
+        workers: Options of workers, such as time limits for start and close.
+        spaces: Spaces of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
 
     Raises:
-        ConfigurationError: an argument is wrong, or the observation space is a ``Tuple``, which Tianshou has not.
+        ConfigurationError: An argument is wrong, or the observation space is a ``Tuple``, which Tianshou does not
+            support.
 
     >>> import gymnasium as gym
     >>> envs = ParallelVenv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
@@ -59,12 +59,12 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         workers: WorkerOptions | None = None,
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
     ) -> None:
-        # Not that of the base class, which makes one worker of its own for each environment.
+        # The constructor of the base class would make one worker of its own for each environment.
         self.is_closed, self.is_async = False, False
         self.env_num = self.wait_num = len(env_fns)
         self.ready_id, self.waiting_id = list(range(self.env_num)), list[int]()
         self.workers = list[Any]()
-        self._envs = ParallelVectorEnv(
+        self._envs = LibraryVectorEnv(
             env_fns,
             autoreset_mode=AutoresetMode.DISABLED,
             num_workers=None if num_workers is None else min(num_workers, self.env_num),
@@ -74,38 +74,38 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         if isinstance(self._envs.single_observation_space, Tuple):
             self._envs.close()
             raise ConfigurationError("Tianshou has no Tuple observations: wrap the environment so that they are a Dict")
-        # One for each, as in Tianshou, which samples random actions from them.
+        # Tianshou samples random actions from one action space for each environment.
         self._action_spaces = [copy.deepcopy(self._envs.single_action_space) for _ in range(self.env_num)]
         for space in self._action_spaces[1:]:
             space.seed()
-        self._envs._session.serve_library(_EACH)
 
     def reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """Begin episodes.
 
         Args:
-            env_id: of which environments; all by default.
-            **kwargs: ``seed``, one integer or ``None`` for all of them, and ``options``, as for ``Env.reset``.
+            env_id: env_ids. Default: all.
+            **kwargs: ``seed``, one integer or ``None`` for all environments, and ``options``, as for ``Env.reset``.
 
         Returns:
-            Their observations, and an array of their infos.
+            Observations, and an array of infos.
         """
         ids = self._ids(env_id)
         if unknown := kwargs.keys() - {"seed", "options"}:
             raise ConfigurationError(f"reset takes seed and options, not {', '.join(sorted(unknown))}")
         seeds = [kwargs.get("seed")] * self.env_num
-        observations, infos = self._begin(ids, seeds, kwargs.get("options", NO_OPTIONS))
-        return _rows(observations, ids), np.array([infos[_EACH][one] for one in ids])
+        observations, infos = self._envs.reset_some(ids, seeds, kwargs.get("options", NO_OPTIONS))
+        each = self._envs.each_info(infos)
+        return _rows(observations, ids), np.array([each[one] for one in ids])
 
     def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any, Any]:
-        """Have environments take a step; who resets them where their episode ends is Tianshou.
+        """Have environments take a step. Tianshou resets them when an episode ends.
 
         Args:
-            action: one for each of them.
-            id: which; all by default.
+            action: One action for each environment.
+            id: env_ids. Default: all.
 
         Returns:
-            Observations, rewards, terminated, truncated and an array of infos, in that order.
+            Observations, rewards, terminated, truncated and an array of infos, in the order of ``id``.
         """
         ids = self._ids(id)
         if action is None or len(action) != len(ids):
@@ -114,23 +114,23 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         observations, rewards, terminated, truncated, infos = self._envs.recv(batch_size=len(ids))
         at = {one: row for row, one in enumerate(infos["env_id"].tolist())}
         order = [at[one] for one in ids]
-        each = infos.get(_EACH) or [{} for _ in range(self.env_num)]
+        each = self._envs.each_info(infos)
         about = np.array([{**each[one], "env_id": one} for one in ids])
         return _rows(observations, order), rewards[order], terminated[order], truncated[order], about
 
     def seed(self, seed: Any = None) -> Any:
-        """Seed environments and action spaces: one integer, which gives ``seed + i`` to the ``i``-th, or one for each.
+        """Seed environments and action spaces, with ``seed + i`` for environment ``i``, or with one seed for each.
 
-        As in Tianshou, environments are reset with their seeds at once, so that the next ``reset`` is their second.
+        As in Tianshou, this resets the environments with their seeds, so that the next ``reset`` is the second one.
         """
         ids, seeds = self._ids(None), each_seed(seed, self.env_num)
         for space, one in zip(self._action_spaces, seeds, strict=True):
             space.seed(one)
-        self._begin(ids, seeds, NO_OPTIONS)
+        self._envs.reset_some(ids, seeds, NO_OPTIONS)
         return [[one] for one in seeds]
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
-        """An attribute of some environments, found through their wrappers: plain data, and spaces."""
+        """Return an attribute of some environments, found through their wrappers: plain data or a space."""
         ids = self._ids(id)
         if key == "action_space":
             return [self._action_spaces[one] for one in ids]
@@ -148,7 +148,7 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         self._envs.set_attr(key, values)
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """What each environment renders."""
+        """Render each environment."""
         return list(self._envs.call("render", **kwargs))
 
     def close(self) -> None:
@@ -156,19 +156,13 @@ class ParallelVenv(BaseVectorEnv):  # type: ignore[misc,unused-ignore]
         self.is_closed = True
         self._envs.close()
 
-    def _begin(self, ids: Sequence[int], seeds: Sequence[int | None], options: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes in some; observations of all, and infos."""
-        self._envs._check_free("reset")
-        self._envs._session.begin_reset(sorted(set(ids)), seeds, options)
-        return self._envs._session.end_reset(None, "reset")
-
     def _ids(self, id: Any) -> list[int]:
         self._assert_is_not_closed()
         return list(range(self.env_num)) if id is None else np.atleast_1d(np.asarray(id, np.int64)).tolist()
 
 
 def _rows(observations: Any, order: Sequence[int]) -> Any:
-    """Rows of a batch as Tianshou has them: an array, or an array of dicts."""
+    """Return rows of a batch as an array, or as an array of dicts."""
     if not isinstance(observations, dict):
         return observations[np.asarray(order, np.int64)]
     return np.array([{key: _rows(value, [row])[0] for key, value in observations.items()} for row in order])

@@ -1,4 +1,4 @@
-"""TorchRL: its actors as policies, and a pool as a collector for its loops and trainers."""
+"""TorchRL: policies from its actors, and a pool as a collector for its loops and trainers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ check_version("torchrl", "0.9", 'pip install --upgrade "parenv[torchrl]"')
 class TensorDictPolicy(Policy):
     """An actor of TorchRL, any ``TensorDictModule`` that writes actions, as a policy for a pool.
 
-    What else it writes beside the action, such as ``action_log_prob``, ``loc`` or ``state_value``, are the extras; they
-    have the same keys in :meth:`~parenv.Rollout.to_tensordict`. ``evaluate(deterministic=True)`` has it act with
+    Its other outputs, such as ``action_log_prob``, ``loc`` or ``state_value``, are extras with the same keys in
+    :meth:`~parenv.Rollout.to_tensordict`. With ``evaluate(deterministic=True)``, the actor acts with
     ``ExplorationType.DETERMINISTIC``.
 
     Args:
-        actor: reads ``observation``, or the keys of a ``Dict`` observation space.
-        action_key: where it writes the action.
+        actor: Module that reads ``observation``, or the keys of a ``Dict`` observation space.
+        action_key: Key of the action.
 
     Raises:
-        ConfigurationError: it is no such module, or writes keys that are nested.
+        ConfigurationError: The actor is not such a module, or it writes nested keys.
 
     >>> import torch
     >>> from tensordict.nn import TensorDictModule
@@ -60,7 +60,7 @@ class TensorDictPolicy(Policy):
         self._extras = [key for key in keys if key != action_key]
 
     def act(self, observations: Any, carry: Any) -> Action:
-        """Have the actor write its action."""
+        """Choose actions."""
         from tensordict import TensorDict
         from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -76,17 +76,17 @@ class PoolCollector:
     """A pool in the shape of TorchRL's collectors: an iterable of tensordicts ``[B, T]``, for its loops and trainers.
 
     Args:
-        pool: with ``parallelism="experience"``; :meth:`shutdown` closes it.
-        policy: what :meth:`update_policy_weights_` publishes unless it is given something, such as the actor.
-        total_frames: env steps after which it ends; -1: never.
-        device: of the tensordicts.
+        pool: Pool with ``parallelism="experience"``. :meth:`shutdown` closes it.
+        policy: Policy that :meth:`update_policy_weights_` publishes by default, such as the actor.
+        total_frames: Number of env steps after which it ends. -1: it does not end.
+        device: Device of the tensordicts.
 
     Attributes:
-        frames_per_batch: env steps in each batch; of the largest worker with ``mode="async"``.
-        init_random_frames: 0, since policies act from the start.
+        frames_per_batch: Env steps in each batch. With ``mode="async"``, env steps of the largest worker.
+        init_random_frames: 0, because policies act from the start.
 
     Raises:
-        ConfigurationError: an argument is wrong.
+        ConfigurationError: An argument is wrong.
 
     >>> import torch
     >>> class Agent(torch.nn.Linear):
@@ -112,35 +112,33 @@ class PoolCollector:
             raise ConfigurationError(f"total_frames must be positive, or -1 for no end, got {total_frames}")
         self.pool, self.policy, self._device = pool, policy, device
         self.total_frames = total_frames
-        plan, shares = pool._session.plan, pool._session.workers.shares
-        batch = sum(shares) if plan.mode == "sync" else max(shares)
-        self.frames_per_batch = self.requested_frames_per_batch = plan.job.rollout_length * batch
+        self.frames_per_batch = self.requested_frames_per_batch = pool.max_rollout_steps
         self._stream: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterator()
 
     def iterator(self) -> Iterator[Any]:
-        """Tensordicts until ``total_frames``, counted from here on."""
+        """Yield tensordicts until ``total_frames``, counted from this call."""
         stop = Stop() if self.total_frames == -1 else Stop(env_steps=self.total_frames)
         for rollout in self.pool.rollouts(stop):
             yield rollout.to_tensordict(self._device)
 
     def next(self) -> Any:
-        """The next one, or ``None`` where there is none."""
+        """Return the next tensordict, or ``None`` after the last one."""
         self._stream = self._stream or self.iterator()
         return next(self._stream, None)
 
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, policy: Any = None, weights: Any = None, **others: Any
     ) -> None:
-        """Publish, by default what the collector was given.
+        """Publish weights to all workers.
 
         Args:
-            policy_or_weights: a module, a policy, a state dict or a tensordict of weights.
-            policy: the same, by name.
-            weights: likewise.
-            **others: refused: workers are published to all at once.
+            policy_or_weights: Module, policy, state dict or tensordict of weights. Default: the collector's policy.
+            policy: Same as ``policy_or_weights``.
+            weights: Same as ``policy_or_weights``.
+            **others: Not supported: a pool publishes to all workers at once.
         """
         if unknown := [name for name, value in others.items() if value is not None]:
             raise ConfigurationError(f"a pool publishes to all its workers: it cannot honour {', '.join(unknown)}")
@@ -150,10 +148,10 @@ class PoolCollector:
         self.pool.publish(given)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """The seed that comes next; environments have that of the pool.
+        """Check that the pool has this seed, and return the next seed.
 
         Raises:
-            ConfigurationError: the pool was made with another one.
+            ConfigurationError: The pool was made with another seed.
         """
         if seed != self.pool.seed:
             raise ConfigurationError(
@@ -163,11 +161,11 @@ class PoolCollector:
         return seed if static_seed else seed + self.pool.num_envs
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the pool, see :meth:`~parenv.AsyncWorkerPool.state_dict`."""
+        """Return the state of the pool, see :meth:`~parenv.AsyncWorkerPool.state_dict`."""
         return self.pool.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another collector was, with a pool that has just been made."""
+        """Continue from the state of another collector, with a new pool."""
         self.pool.load_state_dict(state_dict)
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:

@@ -1,10 +1,11 @@
-"""Rollout buffers of on-policy models that are filled at once, where nobody looks at the single steps.
+"""Fill the rollout buffer of an on-policy model at once, if no callback and no wrapper reads single steps.
 
-What comes of it is that of ``OnPolicyAlgorithm.collect_rollouts`` to the bit, but for the ``locals`` of callbacks.
+The result is bitwise identical to ``OnPolicyAlgorithm.collect_rollouts``, except for the ``locals`` of callbacks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -23,10 +24,7 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 
-from parenv.adapters.sb3.checks import each_callback
-from parenv.adapters.sb3.played_rounds import Round, copies_at
-from parenv.adapters.sb3.played_vec_env import PlayedVecEnv
-from parenv.adapters.sb3.told_env import set_random_state
+from parenv.adapters.sb3.replay import RecordedSteps, ReplayedVecEnv, copies_at
 
 _BLIND = (
     CallbackList,
@@ -38,11 +36,11 @@ _BLIND = (
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
-"""Callbacks that need to be called in every step, but do not look at its ``locals``; what they hold is asked too."""
+"""Callbacks that do not read ``locals`` themselves, though the callbacks in them may. All are called in every step."""
 
 
-def fills(model: OnPolicyAlgorithm, envs: PlayedVecEnv, callback: Any, buffer: Any) -> bool:
-    """Whether the next rollout of a model can be filled at once."""
+def can_fill(model: OnPolicyAlgorithm, envs: ReplayedVecEnv, callback: Any, buffer: Any) -> bool:
+    """Return whether the next rollout of a model can be filled at once."""
     return (
         model.env is envs
         and not envs.is_between
@@ -54,15 +52,15 @@ def fills(model: OnPolicyAlgorithm, envs: PlayedVecEnv, callback: Any, buffer: A
 
 
 def is_blind(callback: Any) -> bool:
-    """Whether none of these callbacks looks at the ``locals`` of a step."""
-    return all(type(one) in _BLIND for one in each_callback(callback))
+    """Return whether no callback reads the ``locals`` of a step."""
+    return all(type(one) in _BLIND for one in _each_callback(callback))
 
 
-def fill(model: Any, envs: PlayedVecEnv, callback: BaseCallback, buffer: Any) -> bool:
-    """Do what ``collect_rollouts`` does, for as many steps as the buffer holds.
+def fill(model: Any, envs: ReplayedVecEnv, callback: BaseCallback, buffer: Any) -> bool:
+    """Collect as many steps as the buffer holds.
 
     Returns:
-        Whether it has come to its end: no callback has stopped it.
+        Whether the buffer is full, so that no callback has stopped the rollout.
     """
     import torch
 
@@ -70,7 +68,7 @@ def fill(model: Any, envs: PlayedVecEnv, callback: BaseCallback, buffer: Any) ->
     buffer.reset()
     callback.on_rollout_start()
     while not buffer.full:
-        part = envs.current_round()
+        part = envs.recorded()
         length = _call_back(model, envs, callback, part)
         _write(model, buffer, part, length)
         if length < part.length:
@@ -82,28 +80,35 @@ def fill(model: Any, envs: PlayedVecEnv, callback: BaseCallback, buffer: Any) ->
     return True
 
 
-def _call_back(model: Any, envs: PlayedVecEnv, callback: BaseCallback, part: Round) -> int:
-    """Count the steps of a part one by one; how many there are before the one at which a callback stops."""
-    infos, length = part.infos_with("episode", "is_success"), part.length
-    for step in range(length):
-        if step == length - 1 and part.random_state is not None:
-            set_random_state(part.random_state)
+def _each_callback(callback: Any) -> Iterator[Any]:
+    """Yield a callback, or the callbacks of a list, and the callbacks in them."""
+    if callback is None:
+        return
+    parts = callback if isinstance(callback, list) else getattr(callback, "callbacks", [])
+    if not isinstance(callback, list):
+        yield callback
+        parts = [*parts, getattr(callback, "callback", None), getattr(callback, "callback_on_new_best", None)]
+    for part in parts:
+        yield from _each_callback(part)
+
+
+def _call_back(model: Any, envs: ReplayedVecEnv, callback: BaseCallback, part: RecordedSteps) -> int:
+    """Call a callback in each step of a part, and return the number of steps before the one at which it stops."""
+    infos = part.infos_with("episode", "is_success")
+    for step in range(part.length):
         given = infos.get(step, {})
-        envs.note_ends(part, part.ended_at(step), given)
+        envs.finish_step(given)
         model.num_timesteps += envs.num_envs
         if not callback.on_step():
-            length = step
-            break
+            return step
         if given:
             env_ids = sorted(given)
             model._update_info_buffer([given[env_id] for env_id in env_ids], part.dones[step, env_ids])
-    part.pass_steps(step + 1)
-    envs.steps += step + 1
-    return length
+    return part.length
 
 
-def _write(model: Any, buffer: Any, part: Round, length: int) -> None:
-    """Write so many steps of a part behind what is in the buffer already."""
+def _write(model: Any, buffer: Any, part: RecordedSteps, length: int) -> None:
+    """Append the first steps of a part to the buffer."""
     if not length:
         return
     rows, extras = slice(buffer.pos, buffer.pos + length), part.rollout.extras
@@ -124,16 +129,16 @@ def _write(model: Any, buffer: Any, part: Round, length: int) -> None:
     model._last_episode_starts = part.dones[length - 1].copy()
 
 
-def _bootstrapped(model: Any, part: Round, length: int) -> Any:
-    """Rewards, with the value of what came where a limit ended an episode."""
+def _bootstrapped(model: Any, part: RecordedSteps, length: int) -> Any:
+    """Return rewards, with the value of the final observation added if a limit ended the episode."""
     import torch
 
     rewards = part.rollout.rewards.copy()
-    for step, column, final in part.cut_off():
+    for step, env_id, final in part.cut_off():
         if step < length:
             with torch.no_grad():
                 value = model.policy.predict_values(model.policy.obs_to_tensor(final)[0])[0]
-            rewards[step, column] += model.gamma * value
+            rewards[step, env_id] += model.gamma * value
     return rewards
 
 

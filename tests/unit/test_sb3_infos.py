@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from parenv.adapters.sb3.told_infos import InfoLog, infos_of
+from parenv.adapters.sb3.infos import InfoLog, infos_of
 from parenv.protocol.data import pack, unpack
 
 INFOS: list[dict[str, Any]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -11,42 +12,42 @@ from gymnasium import Env, Space, Wrapper
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
+from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from parenv.envs.batch import NO_OPTIONS
 from parenv.memory.kinds import FINAL_OBSERVATION
 from parenv.options import WorkerOptions
-from parenv.vector.env import ParallelVectorEnv
+from parenv.vector.library_vector_env import LibraryVectorEnv
 from parenv.vector.restarts import FLAG
 from parenv.vector.vector_plan import OnWorkerDeath
 
-_FINAL_INFO, _EACH = "final_info", "each"
+_FINAL_INFO = "final_info"
 
 
 class ParallelVecEnv(VecEnv):
     """Stable-Baselines3's ``SubprocVecEnv`` with many environments per worker: same arguments, same behaviour.
 
-    Traces are those of ``DummyVecEnv`` on the same seeds and actions.
+    Observations, rewards, dones and infos are those of ``DummyVecEnv`` with the same seeds and actions.
 
     Args:
-        env_fns: one factory for each environment.
-        start_method: accepted; all start methods mean the same here.
-        num_workers: worker processes, at most one per environment; ``None``: one per usable core; 0: everything in this
-            process; ``"auto"``: one per core or 0, whichever a measurement promises to be faster.
-        step_timeout_s: seconds in which a worker must answer a step or a call; one that does not is killed, its stack
-            shown. ``WorkerOptions(reset_timeout_s=...)`` is the same for resets.
-        on_worker_death: ``"raise"``: a dead worker closes everything; ``"restart"``: it is started again, the current
-            episodes of its environments are truncated and their infos have ``"worker_restarted"``.
-        workers: how workers are set up and how long they may take to start and to close.
-        spaces: of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
-        strict_infos: whether a value in an info that has no plain form is an error, or left out with a warning.
+        env_fns: One factory for each environment.
+        start_method: Start method, for compatibility. All start methods have the same effect.
+        num_workers: Number of worker processes, at most one per environment. ``None``: one per usable core. 0: all
+            environments run in this process. ``"auto"``: one per core or 0, whichever a measurement finds faster.
+        step_timeout_s: Seconds in which a worker must answer a step or a call. A worker that does not is killed, and
+            the error shows its stack. ``WorkerOptions(reset_timeout_s=...)`` limits resets.
+        on_worker_death: ``"raise"``: a dead worker closes the vec env. ``"restart"``: the worker is restarted, the
+            current episodes of its environments are truncated, and their infos have ``"worker_restarted"``.
+        workers: Options of workers, such as time limits for start and close.
+        spaces: Spaces of one environment, or how to get them, as in :class:`~parenv.ParallelVectorEnv`.
+        strict_infos: Whether an info value without a plain form is an error. Default: it is left out with a warning.
 
     Raises:
-        ConfigurationError: an argument is wrong, or cannot be honoured.
-        RuntimeError: the spaces of the environments do not go together.
+        ConfigurationError: An argument is wrong, or cannot be honoured.
 
     >>> from stable_baselines3.common.env_util import make_vec_env
-    >>> envs = make_vec_env("CartPole-v1", 4, seed=1, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": 2})
+    >>> envs = make_vec_env("CartPole-v1", 4, vec_env_cls=ParallelVecEnv, vec_env_kwargs={"num_workers": 2})
     >>> envs.reset().shape
     (4, 4)
     >>> observations, rewards, dones, infos = envs.step(np.zeros(4, int))
@@ -67,8 +68,9 @@ class ParallelVecEnv(VecEnv):
         spaces: tuple[Space[Any], Space[Any]] | Literal["make"] | None = None,
         strict_infos: bool = False,
     ) -> None:
-        self._envs = envs = ParallelVectorEnv(
+        self._envs = envs = LibraryVectorEnv(
             env_fns,
+            is_silent=True,
             context=start_method,
             autoreset_mode=AutoresetMode.SAME_STEP,
             num_workers=min(num_workers, len(env_fns)) if isinstance(num_workers, int) else num_workers,
@@ -78,8 +80,6 @@ class ParallelVecEnv(VecEnv):
             spaces=spaces,
             strict_infos=strict_infos,
         )
-        envs._session.serve_library(_EACH)
-        envs._session.backend.warn.is_silent = True
         try:
             super().__init__(len(env_fns), envs.single_observation_space, envs.single_action_space)
         except BaseException:
@@ -91,7 +91,7 @@ class ParallelVecEnv(VecEnv):
         """Begin an episode in all environments, with the seeds and options that were set since the last reset.
 
         Returns:
-            Observations only; infos are in ``reset_infos``.
+            Observations only. Infos are in ``reset_infos``.
         """
         # An environment without this argument needs none unless options were set.
         options = [one or NO_OPTIONS for one in self._options]
@@ -103,18 +103,18 @@ class ParallelVecEnv(VecEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """The environments themselves, as in ``DummyVecEnv``; with ``num_workers=0`` only."""
+        """Environments as in ``DummyVecEnv``, with ``num_workers=0`` only."""
         return self._envs.envs
 
     def step_async(self, actions: Any) -> None:
         """Begin a step without waiting for it.
 
         Args:
-            actions: an array ``[num_envs, ...]``; where the action space is a ``Dict`` or ``Tuple``, one for each
+            actions: Array ``[num_envs, ...]``. If the action space is a ``Dict`` or ``Tuple``, one action for each
                 environment.
 
         Raises:
-            ValueError: there is another number of them.
+            ValueError: The number of actions is not ``num_envs``.
         """
         if isinstance(self.action_space, Dict | Tuple) and not isinstance(actions, Mapping):
             actions = _batched(self.action_space, actions, self.num_envs)
@@ -124,9 +124,9 @@ class ParallelVecEnv(VecEnv):
         """Wait for a step.
 
         Returns:
-            Observations; rewards, float32 ``[num_envs]``; dones, bool ``[num_envs]``; infos, a list of dicts. Where an
-            episode ended, the info is that of its last step, its last observation is in ``"terminal_observation"``, and
-            what the reset gave is in ``reset_infos``.
+            Observations, rewards (float32 ``[num_envs]``), dones (bool ``[num_envs]``), and infos as a list of dicts.
+            At the end of an episode the info is the one of its last step, with the last observation as
+            ``"terminal_observation"``. ``reset_infos`` then has the info of the reset.
         """
         observations, rewards, terminated, truncated, infos = self._envs.step_wait()
         dones, each = terminated | truncated, self._each_info(infos)
@@ -144,22 +144,22 @@ class ParallelVecEnv(VecEnv):
         self._envs.close()
 
     def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
-        """An image of each environment, or ``None`` with a warning where ``render_mode`` is not ``"rgb_array"``."""
+        """Return an image of each environment, or warn and return ``None`` if the render mode is not ``rgb_array``."""
         if self.render_mode != "rgb_array":
             warnings.warn(f"get_images needs render_mode='rgb_array', but it is {self.render_mode!r}", stacklevel=2)
             return [None] * self.num_envs
         return self.env_method("render")
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether all environments have an attribute, whatever its value."""
+        """Return whether all environments have an attribute."""
         return all(self.env_method("has_wrapper_attr", attr_name))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """An attribute of some environments, found through their wrappers.
+        """Return an attribute of some environments, found through their wrappers.
 
         Raises:
-            AttributeError: they have none of this name.
-            NotDataError: its value is not plain data, and there are worker processes.
+            AttributeError: They have no attribute of this name.
+            NotDataError: Its value is not plain data, and there are worker processes.
         """
         return self.env_method("get_wrapper_attr", attr_name, indices=indices)
 
@@ -176,37 +176,83 @@ class ParallelVecEnv(VecEnv):
         """Call a method of some environments, found through their wrappers.
 
         Raises:
-            NotDataError: what it returns is not plain data, and there are worker processes.
+            NotDataError: It returns something other than plain data, and there are worker processes.
         """
         return self._ask(indices, "call", method_name, method_args, method_kwargs)
 
     def env_is_wrapped(
         self, wrapper_class: type[Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
     ) -> list[bool]:
-        """Whether some environments have a wrapper of this class among theirs; classes go by their names."""
-        module, name = wrapper_class.__module__, wrapper_class.__qualname__
-        return self._ask(indices, "is_wrapped", module, name)
+        """Return whether some environments have a wrapper of this class, compared by module and name."""
+        return self._ask(indices, "is_wrapped", wrapper_class.__module__, wrapper_class.__qualname__)
 
     def _each_info(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
-        """One dict for each environment, as it was given."""
-        each: list[dict[str, Any]] = infos.get(_EACH) or [{} for _ in range(self.num_envs)]
+        """Return one dict for each environment."""
+        each = self._envs.each_info(infos)
         for env_id in np.flatnonzero(infos.get(f"_{FLAG}", ())).tolist():
             each[env_id] |= {FINAL_OBSERVATION: infos[FINAL_OBSERVATION][env_id], _FINAL_INFO: {FLAG: True}}
         return each
 
     def _ask(self, indices: VecEnvIndices, method: str, *arguments: Any) -> list[Any]:
-        """Have the workers of some environments do something; negative indices count from the end."""
-        self._envs._check_free(method)
-        wanted = [range(self.num_envs)[env_id] for env_id in self._get_indices(indices)]
-        asked = sorted(set(wanted))
-        self._envs._session.begin_call(method, (), *arguments, env_ids=asked)
-        answers = dict(zip(asked, self._envs._session.end_call(None, method), strict=True))
-        return [answers[env_id] for env_id in wanted]
+        """Have the workers of some environments call a method. Negative indices count from the end."""
+        return self._envs.ask_some(env_ids_of(self, indices), method, *arguments)
+
+
+class SteppedVecEnv(ParallelVecEnv):
+    """A ``ParallelVecEnv`` for a model whose own environments are replaced: it writes the files of their Monitors.
+
+    Args:
+        env_fns: One factory for each environment.
+        writers: Writer of the Monitor's file, by env_id.
+        **options: Options of ``ParallelVecEnv``.
+
+    Attributes:
+        seconds: Seconds for which the model has waited for steps.
+        steps: Number of steps that all environments have made together.
+        num_workers: Number of worker processes. With 0, all environments run in this process.
+
+    >>> import gymnasium as gym
+    >>> envs = SteppedVecEnv([lambda: gym.make("CartPole-v1")] * 2, {}, num_workers=0)
+    >>> envs.reset().shape, envs.steps
+    ((2, 4), 0)
+    >>> envs.close()
+    """
+
+    def __init__(self, env_fns: Any, writers: Mapping[int, ResultsWriter], **options: Any) -> None:
+        super().__init__(env_fns, **options)
+        self._writers, self.num_workers = writers, self._envs.num_workers
+        self.seconds, self.steps = 0.0, 0
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step."""
+        began = time.perf_counter()
+        super().step_async(actions)
+        self.seconds += time.perf_counter() - began
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Wait for a step, and write a line into the file of a Monitor for each episode that ended."""
+        began = time.perf_counter()
+        stepped = super().step_wait()
+        self.seconds += time.perf_counter() - began
+        self.steps += 1
+        for env_id, writer in self._writers.items():
+            if (episode := stepped[3][env_id].get("episode")) is not None:
+                writer.write_row(episode)
+        return stepped
+
+    def generators(self) -> list[tuple[Any, Any]]:
+        """Return the random generator and the seed of each environment."""
+        return list(zip(self.get_attr("np_random"), self.get_attr("np_random_seed"), strict=True))
+
+
+def env_ids_of(envs: VecEnv, indices: VecEnvIndices) -> list[int]:
+    """Return env_ids for indices of a vec env, among which negative ones count from the end."""
+    return [range(envs.num_envs)[index] for index in envs._get_indices(indices)]
 
 
 def _batched(space: Space[Any], actions: Sequence[Any], n: int) -> Any:
-    """Actions one by one as Gymnasium's vector envs have them."""
+    """Return single actions as one action of Gymnasium's vector envs."""
     if len(actions) != n:
         raise ValueError(f"{len(actions)} actions were given for {n} environments")
-    room: Any = create_empty_array(space, n)
-    return concatenate(space, list(actions), room)
+    empty: Any = create_empty_array(space, n)
+    return concatenate(space, list(actions), empty)

@@ -1,0 +1,185 @@
+"""Models that accelerate takes, and the environments in them: where they are stored, and how they are copied."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import stable_baselines3
+from gymnasium import Env, Wrapper
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.monitor import Monitor, ResultsWriter
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv
+
+from parenv.adapters.sb3.replay import ReplayedVecEnv
+from parenv.adapters.sb3.transforms import unknown_wrapper
+from parenv.adapters.sb3.vec_env import ParallelVecEnv
+from parenv.argument_checks import at_least, one_of
+from parenv.errors import ConfigurationError, NotPicklableError
+from parenv.supervision.pickling import find_unpicklable
+from parenv.worker.pickled_env import PickledEnv
+
+
+def check_settings(num_workers: Any, mode: Any, max_policy_lag: Any) -> None:
+    """Check the arguments of accelerate except the model.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+    check_version(stable_baselines3.__version__)
+    if num_workers is not None:
+        at_least("num_workers", num_workers, 0)
+    one_of("mode", mode, ("sync", "async"))
+    if max_policy_lag is not None:
+        at_least("max_policy_lag", max_policy_lag, 0)
+        if mode == "sync":
+            raise ConfigurationError(
+                'max_policy_lag is for mode="async": with mode="sync" every step is by the newest policy'
+            )
+    if mode == "async" and num_workers == 0:
+        raise ConfigurationError(
+            'mode="async" needs worker processes: with num_workers=0 nothing runs at the same time'
+        )
+
+
+def check_version(version: str) -> None:
+    """Check that accelerate supports a version of Stable-Baselines3.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    major, minor, *_ = (int(part) for part in version.split(".")[:2])
+    if major != 2 or minor < 4:
+        raise ConfigurationError(
+            f"accelerate supports Stable-Baselines3 from 2.4 on and below 3, but {version} is installed: "
+            'pip install "stable-baselines3>=2.4,<3"'
+        )
+
+
+def check_model(model: Any, mode: str) -> None:
+    """Check that accelerate supports a model.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    name = type(model).__name__
+    if not isinstance(model, BaseAlgorithm):
+        raise ConfigurationError(f"accelerate takes a model of Stable-Baselines3, such as PPO(...), got a {name}")
+    if not isinstance(model, OnPolicyAlgorithm | OffPolicyAlgorithm):
+        raise ConfigurationError(
+            f"accelerate does not support {name}: it takes PPO, A2C, DQN, SAC, TD3, DDPG, and of sb3-contrib "
+            "TRPO, MaskablePPO, RecurrentPPO, TQC and QRDQN"
+        )
+    if mode == "sync":
+        return
+    if isinstance(model, OnPolicyAlgorithm):
+        raise ConfigurationError(
+            f'{name} is on-policy: it must learn from steps of its newest policy, so it has no mode="async"; '
+            'use mode="sync", or one of DQN, SAC, TD3, DDPG, TQC'
+        )
+    if (unknown := unknown_wrapper(wrappers_of(model))) is not None:
+        raise ConfigurationError(
+            f'with mode="async" workers act, and they cannot transform observations as {type(unknown).__name__} does. '
+            "They support VecNormalize, VecFrameStack, VecMonitor, VecTransposeImage, VecCheckNan and "
+            'VecExtractDictObs. Make it a wrapper of the single environments, or use mode="sync"'
+        )
+    train_freq: Any = model.train_freq
+    if train_freq.unit is not TrainFrequencyUnit.STEP:
+        raise ConfigurationError(
+            f'with mode="async" a rollout is a number of steps, but this {name} has {train_freq}: give '
+            'train_freq=(n, "step"), or use mode="sync"'
+        )
+
+
+def wrappers_of(model: BaseAlgorithm) -> list[VecEnvWrapper]:
+    """Return the wrappers around a model's vec env, the outermost first."""
+    found, env = [], model.env
+    while isinstance(env, VecEnvWrapper):
+        found.append(env)
+        env = env.venv
+    return found
+
+
+def innermost(model: BaseAlgorithm) -> VecEnv:
+    """Return the vec env inside all wrappers.
+
+    Raises:
+        ConfigurationError: The model has no vec env.
+    """
+    wrappers = wrappers_of(model)
+    env = wrappers[-1].venv if wrappers else model.env
+    if env is None:
+        raise ConfigurationError(f"this {type(model).__name__} has no environment: give it one by model.set_env(...)")
+    return env
+
+
+def holders_of(model: BaseAlgorithm, env: VecEnv) -> list[tuple[Any, str]]:
+    """Return the objects that hold a vec env, each with the name of its attribute.
+
+    They are the model or its innermost wrapper, and a replay buffer that relabels goals.
+    """
+    holders: list[tuple[Any, str]] = [(model, "env"), (getattr(model, "replay_buffer", None), "env")]
+    holders += [(wrapper, "venv") for wrapper in wrappers_of(model)]
+    return [(holder, name) for holder, name in holders if getattr(holder, "__dict__", {}).get(name) is env]
+
+
+def factories_of(env: VecEnv) -> list[PickledEnv]:
+    """Return factories of copies of a vec env's single environments.
+
+    Raises:
+        ConfigurationError: The vec env is not a ``DummyVecEnv``.
+        NotPicklableError: An environment cannot be copied. The message names it.
+    """
+    if type(env) is DummyVecEnv:
+        return [_pickled(env_id, one) for env_id, one in enumerate(env.envs)]
+    if isinstance(env, SubprocVecEnv):
+        why = "does not keep its environments in this process"
+    elif isinstance(env, ParallelVecEnv | ReplayedVecEnv):
+        why = "has its environments in workers already"
+    else:
+        why = "is not supported"
+    raise ConfigurationError(
+        f"accelerate copies the environments of a DummyVecEnv to its own workers, but a {type(env).__name__} {why}: "
+        "give the model make_vec_env(..., n_envs) without vec_env_cls, with any wrappers around it"
+    )
+
+
+def results_writers(env: VecEnv) -> dict[int, ResultsWriter]:
+    """Return the writers of Monitors' files by env_id. They stay in the main process."""
+    monitors = {i: monitor for i, one in enumerate(getattr(env, "envs", ())) for monitor in _monitors(one)}
+    return {i: monitor.results_writer for i, monitor in monitors.items() if monitor.results_writer is not None}
+
+
+@contextlib.contextmanager
+def temporarily(holders: Sequence[Any], name: str, values: Sequence[Any]) -> Iterator[None]:
+    """Set an attribute of several objects until the block ends."""
+    with contextlib.ExitStack() as undo:
+        for holder, value in zip(holders, values, strict=True):
+            undo.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+        yield
+
+
+def _pickled(env_id: int, env: Env[Any, Any]) -> PickledEnv:
+    monitors = list(_monitors(env))
+    with temporarily(monitors, "results_writer", [None] * len(monitors)):
+        try:
+            return PickledEnv.of(env, env_id)
+        except Exception as error:
+            where = find_unpicklable(env, f"env_id {env_id}")
+            raise NotPicklableError(
+                f"{where} cannot travel to a worker process: {error}. Make it in the environment's reset, or use "
+                "make_vec_env(..., vec_env_cls=parenv.adapters.sb3.ParallelVecEnv), whose factories run in the workers"
+            ) from error
+
+
+def _monitors(env: Any) -> Iterator[Monitor[Any, Any]]:
+    while isinstance(env, Wrapper):
+        if isinstance(env, Monitor):
+            yield env
+        env = env.env
