@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from parenv.errors import ProtocolError
 from parenv.protocol.data import Buffer, pack, unpack
+from parenv.protocol.forms import LARGEST_INTEGER, LEAST_INTEGER, Form, fit
 from parenv.protocol.messages import KINDS, Failure, Reply, SideData
 
 PROTOCOL_VERSION = 4
 T = TypeVar("T")
 _MAGIC = b"PENV"
-_LEAST_INTEGER, _LARGEST_INTEGER = -(1 << 63), (1 << 63) - 1
 _HEADER = struct.Struct("!4sHHII")
 HEADER_BYTES = _HEADER.size
 _TYPES = {"int": int, "str": str, "bytes": bytes, "memoryview": memoryview}
@@ -22,7 +22,7 @@ _FOR_USERS = (Reply, SideData, Failure)
 """Arrays in these are given to users, who may write to them."""
 _kinds: list[type[Any]] = []
 _index: dict[type[Any], int] = {}
-_fields: dict[type[Any], tuple[tuple[str, type | None], ...]] = {}
+_fields: dict[type[Any], tuple[tuple[str, type | None, Form], ...]] = {}
 
 
 class Sender(NamedTuple):
@@ -37,7 +37,7 @@ def register(kinds: Sequence[type[Any]]) -> None:
     for kind in kinds:
         _index[kind] = len(_kinds)
         _kinds.append(kind)
-        _fields[kind] = tuple((f.name, _TYPES.get(str(f.type))) for f in fields(kind))
+        _fields[kind] = tuple((f.name, _TYPES.get(str(f.type)), f.metadata.get("form", object)) for f in fields(kind))
 
 
 register(KINDS)
@@ -47,15 +47,19 @@ def to_frames(sender: Sender, message: object) -> list[Buffer]:
     """Encode a message: the header with the JSON behind it, then the raw buffers."""
     kind = type(message)
     header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, _index[kind], *sender)
-    text, buffers = pack([getattr(message, name) for name, _ in _fields[kind]])
+    text, buffers = pack([getattr(message, name) for name, _, _ in _fields[kind]])
     return [header + text, *buffers]
 
 
-def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Any]:
-    """Decode a message, of any kind: whether it may be said now is for the conversation to decide.
+def from_frames(frames: Sequence[Buffer], of_host: bool = False) -> tuple[Sender, Any]:
+    """Decode a message of any kind. The conversation decides whether it may be said now.
+
+    Args:
+        frames: Frames as :func:`to_frames` returns them.
+        of_host: Whether another machine sent the message. The fields must then have their forms.
 
     Raises:
-        ProtocolError: another protocol version, an unknown kind, or malformed fields.
+        ProtocolError: The protocol version differs, the kind is unknown, or a field is malformed.
     """
     if not frames or len(frames[0]) < _HEADER.size:
         raise ProtocolError("a message is shorter than its header")
@@ -68,21 +72,29 @@ def from_frames(frames: Sequence[Buffer]) -> tuple[Sender, Any]:
         raise ProtocolError(f"unknown kind of message: {index}")
     kind = _kinds[index]
     values = unpack(memoryview(frames[0])[_HEADER.size :], frames[1:], writable=kind in _FOR_USERS)
-    return Sender(worker, generation), build(kind, values)
+    return Sender(worker, generation), build(kind, values, of_host)
 
 
-def build(kind: type[T], values: Any) -> T:
-    """A message from its fields, as they have come.
+def build(kind: type[T], values: Any, of_host: bool = False) -> T:
+    """Make a message from its decoded fields.
+
+    Args:
+        kind: Class of the message.
+        values: List of the fields.
+        of_host: Whether the fields must have their forms, see :mod:`parenv.protocol.forms`.
 
     Raises:
-        ProtocolError: there are others, or they are of other types.
+        ProtocolError: The number of fields, a type or a form differs.
     """
     expected = _fields[kind]
     if not isinstance(values, list) or len(values) != len(expected):
         raise ProtocolError(f"{kind.__name__} has {len(expected)} fields")
-    for (name, wanted), value in zip(expected, values, strict=True):
+    for (name, wanted, _), value in zip(expected, values, strict=True):
         if wanted is not None and type(value) is not wanted:
             raise ProtocolError(f"{kind.__name__}.{name} must be {wanted.__name__}, got {type(value).__name__}")
-        if wanted is int and not _LEAST_INTEGER <= value <= _LARGEST_INTEGER:
+        if wanted is int and not LEAST_INTEGER <= value <= LARGEST_INTEGER:
             raise ProtocolError(f"{kind.__name__}.{name} is an integer of more than 64 bits")
+    if of_host:
+        named = zip(expected, values, strict=True)
+        values = [fit(form, value, f"{kind.__name__}.{name}") for (name, _, form), value in named]
     return kind(*values)

@@ -10,6 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, get_args
 
+from parenv.protocol.forms import between, of, shown, shown_data
+
+MAX_ENVS = 1 << 20
+"""Most sub-environments of one worker."""
+RECORDS = [(int, shown, shown)]
+"""The form of env_ids, each with two texts."""
+_SPACES = ([object], [int])
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -24,8 +32,8 @@ class Ready:
         infos: ``[name, shape, dtype, acted_on]`` of every info that the user named, likewise.
     """
 
-    spaces: Any
-    num_envs: int
+    spaces: Any = field(metadata=of((object, object)))
+    num_envs: int = field(metadata=of(between(1, MAX_ENVS)))
     extras: Any
     carry: Any
     infos: Any = field(default_factory=list)
@@ -43,11 +51,11 @@ class StepReady:
         generators: with which its spaces are sampled.
     """
 
-    spaces: Any
-    num_envs: int
-    metadata: Any
-    render_mode: Any
-    generators: Any
+    spaces: Any = field(metadata=of({"observation_space": _SPACES, "action_space": _SPACES}))
+    num_envs: int = field(metadata=of(between(1, MAX_ENVS)))
+    metadata: Any = field(metadata=of(dict))
+    render_mode: Any = field(metadata=of(str | None))
+    generators: Any = field(metadata=of({str: object}))
 
 
 @dataclass(frozen=True)
@@ -129,10 +137,10 @@ class SideData:
         left_out: ``[env_id, where, what]`` of the first value in each place in infos that has no plain form.
     """
 
-    kinds: Any
-    infos: Any
-    observations: Any
-    left_out: Any = ()
+    kinds: Any = field(metadata=of([(int, object)]))
+    infos: Any = field(metadata=of([(int, dict | None)]))
+    observations: Any = field(metadata=of([(int, list | None)]))
+    left_out: Any = field(default=(), metadata=of(RECORDS))
 
 
 @dataclass(frozen=True)
@@ -168,9 +176,9 @@ class Commit:
     """
 
     sequence: int
-    objects: Any
+    objects: Any = field(metadata=of(dict))
     report: Any
-    replaced: Any
+    replaced: Any = field(metadata=of(RECORDS))
 
 
 @dataclass(frozen=True)
@@ -223,11 +231,11 @@ class Failure:
     call: int
     more: int
     env_id: int
-    doing: str
-    kind: Any
-    message: str
-    traceback: str
-    attributes: Any = field(default_factory=dict)
+    doing: str = field(metadata=of(shown))
+    kind: Any = field(metadata=of((shown, shown)))
+    message: str = field(metadata=of(shown))
+    traceback: str = field(metadata=of(shown))
+    attributes: Any = field(default_factory=dict, metadata=of({str: shown_data}))
 
 
 def as_warning(text: str) -> Failure:

@@ -6,14 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from parenv.errors import ProtocolError
-from parenv.memory.agent_layout import AgentsSpec
 from parenv.memory.maps import SlotMap
 from parenv.protocol.frames import Sender
 from parenv.protocol.messages import Commit, Credit, Layout
-from parenv.remote.agents_validation import check_agents_commit
+from parenv.remote.checks import check_commit
 from parenv.remote.host_messages import Chunks, SlotPlan
 from parenv.remote.slot_transfer import SlotTransfer
-from parenv.remote.validation import are_records, check_commit
 
 
 @dataclass
@@ -61,11 +59,9 @@ class Deliveries:
         """Put chunks where they belong.
 
         Raises:
-            ProtocolError: there is no such credit, these are no chunks, or one does not fit.
+            ProtocolError: there is no such credit, or a chunk does not fit.
         """
         delivery = self._delivery(worker, message.sequence)
-        if not are_records(message.chunks, int, memoryview):
-            raise ProtocolError("chunks of a rollout are no offsets and bytes")
         for offset, data in message.chunks:
             self._transfers[worker.worker].write(delivery.slot, offset, data)
             delivery.received += data.nbytes
@@ -81,10 +77,7 @@ class Deliveries:
         if oldest != commit.sequence:
             raise ProtocolError(f"a worker commits credit {commit.sequence}, but not credit {oldest} before it")
         num_ends = self._transfers[worker.worker].finish(delivery.slot, commit.sequence, delivery.received)
-        if isinstance(spec := self._slots.spec, AgentsSpec):
-            check_agents_commit(commit, spec, self._slots.shares[worker.worker])
-        else:
-            check_commit(commit, spec, self._slots.shares[worker.worker], num_ends)
+        check_commit(commit, self._slots.spec, self._slots.shares[worker.worker], num_ends)
         del self._expected[worker][commit.sequence]
 
     def forget(self, worker: Sender) -> None:

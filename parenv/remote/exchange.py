@@ -27,11 +27,10 @@ from parenv.protocol.messages import (
     SideData,
     StepReady,
 )
-from parenv.remote.agents_validation import check_agents_ready
+from parenv.remote.checks import check_ready, checked_reply
 from parenv.remote.deliveries import Deliveries
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Heartbeat, Welcome
 from parenv.remote.step_buffers import StepBuffers
-from parenv.remote.validation import check_ready, check_reply, harmless_commit, harmless_failure, harmless_turn
 from parenv.remote.weight_transfer import chunks_of
 
 
@@ -128,22 +127,15 @@ class Exchange:
                 self._deliveries.write(sender, message)
                 return None
             self._deliveries.finish(sender, message)
-            return harmless_commit(message)
         elif isinstance(message, SideData):
             self.step_buffers.check(sender.worker, message)
         elif isinstance(message, Ready | StepReady):
-            if self._names:
-                check_agents_ready(message, self._names, first=sender.worker == 0)
-            else:
-                check_ready(message, self.step_buffers.used)
+            check_ready(message, self.step_buffers.used, self._names, sender.worker == 0)
         elif isinstance(message, Reply) and (sender, message.sequence) in self._calls:
             method, asked = self._calls.pop((sender, message.sequence))
-            check_reply("evaluate by name" if self._names and method == "evaluate" else method, asked, message.value)
-            return replace(message, value=harmless_turn(message.value)) if method == "turn" else message
-        elif isinstance(message, Failure):
-            if not message.more:
-                self._calls.pop((sender, message.call), None)
-            return harmless_failure(message)
+            return replace(message, value=checked_reply(method, asked, message.value, bool(self._names)))
+        elif isinstance(message, Failure) and not message.more:
+            self._calls.pop((sender, message.call), None)
         return message
 
     def forget_worker(self, worker: Sender) -> None:
@@ -180,8 +172,6 @@ def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:
         ProtocolError: it does not have a status slot for each worker that it names.
     """
     workers = heartbeat.workers
-    if type(workers) is not list or not all(type(worker) is int for worker in workers):
-        raise ProtocolError("a heartbeat names workers by their numbers")
     if len(heartbeat.status_slots) != STATUS_SLOT_BYTES * len(workers):
         raise ProtocolError("a heartbeat has a status slot for each worker that it names")
     for i, worker in enumerate(workers):

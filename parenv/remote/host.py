@@ -23,11 +23,10 @@ from parenv.protocol.data import Buffer
 from parenv.protocol.frames import Sender, from_frames, to_frames
 from parenv.protocol.messages import Close, Commit, Credit
 from parenv.remote import host_messages as wire
+from parenv.remote.checks import fitting
 from parenv.remote.host_rows import HostRows
-from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.host_keys import HostKeys
-from parenv.remote.sizes import fitting
 from parenv.remote.slot_transfer import in_chunks
 from parenv.remote.weight_transfer import write_chunk
 from parenv.transport.waiting import remaining
@@ -129,7 +128,7 @@ class HostSession:
             deadline: until when to look for the driver, on the monotonic clock.
             tell: told what happens, in words.
         """
-        self._say(wire.Join(own_versions(), platform.node(), os.getpid(), self._num_workers))
+        self._say(wire.Join(wire.own_versions(), platform.node(), os.getpid(), self._num_workers))
         joined = False
         while self._outcome is None:
             self._serve()

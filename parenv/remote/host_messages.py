@@ -6,10 +6,16 @@ raw memory: copied into the message by whoever sends them, and read where they h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from parenv.protocol.frames import Sender, register
+import cloudpickle
+
+from parenv.libraries import installed_version
+from parenv.memory.status_slot import STATUS_SLOT_BYTES
+from parenv.protocol.forms import of, shown, sized
+from parenv.protocol.frames import PROTOCOL_VERSION, Sender, register
 from parenv.protocol.messages import Message
 
 HOST = Sender(0xFFFFFFFF, 0)
@@ -17,6 +23,7 @@ HOST = Sender(0xFFFFFFFF, 0)
 CHUNK_BYTES = 1 << 18
 """Memory crosses in chunks of at most so many bytes, so that what waits to be read is bounded, and signs of life pass
 between them."""
+MAX_STACK_LENGTH = 1 << 15
 
 
 def max_head_bytes(max_message_bytes: int) -> int:
@@ -205,9 +212,9 @@ class Gone:
     """
 
     pid: int
-    exit_code: Any
-    signal: Any
-    refused: str
+    exit_code: Any = field(metadata=of(int | None))
+    signal: Any = field(metadata=of(int | None))
+    refused: str = field(metadata=of(shown))
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ class Chunks:
     """
 
     sequence: int
-    chunks: Any
+    chunks: Any = field(metadata=of([(int, memoryview)]))
 
 
 @dataclass(frozen=True)
@@ -232,7 +239,7 @@ class Heartbeat:
         status_slots: theirs, see :mod:`~parenv.memory.status_slot`, one behind the other.
     """
 
-    workers: Any
+    workers: Any = field(metadata=of([int]))
     status_slots: bytes
 
 
@@ -246,16 +253,20 @@ class Answers:
         data: these rows, column by column, and the infos of those that have one.
     """
 
-    rows: Any
-    status_slot: bytes
+    rows: Any = field(metadata=of([int]))
+    status_slot: bytes = field(metadata=of(sized(bytes, STATUS_SLOT_BYTES, STATUS_SLOT_BYTES)))
     data: memoryview
+
+
+def _stack(value: Any, where: str) -> str:
+    return shown(value[:MAX_STACK_LENGTH], where)
 
 
 @dataclass(frozen=True)
 class Stack:
     """Host: what this worker wrote when it was asked for its stack, perhaps nothing."""
 
-    text: str
+    text: str = field(metadata=of(_stack))
 
 
 Control = Join | Refuse | Welcome | Start | Signal | SlotPlan | Weights | Goodbye
@@ -267,3 +278,27 @@ HOST_KINDS: tuple[type[HostMessage], ...] = get_args(HostMessage)
 AnyMessage = Message | HostMessage
 
 register(HOST_KINDS)
+
+
+def own_versions() -> dict[str, str]:
+    """The versions here."""
+    return {
+        "protocol": str(PROTOCOL_VERSION),
+        "parenv": installed_version("parenv") or "unknown",
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "cloudpickle": ".".join(cloudpickle.__version__.split(".")[:2]),
+    }
+
+
+def disagreement(theirs: Any) -> str:
+    """What differs between there and here, in words; nothing if all agrees.
+
+    >>> disagreement(own_versions() | {"python": "2.7"}).startswith("python is 2.7 there and ")
+    True
+    """
+    mine = own_versions()
+    if not isinstance(theirs, dict):
+        return "it does not say its versions"
+    said = {name: theirs.get(name) for name in mine}
+    said = {name: version if type(version) is str else "unknown" for name, version in said.items()}
+    return "; ".join(f"{name} is {said[name]} there and {mine[name]} here" for name in said if said[name] != mine[name])

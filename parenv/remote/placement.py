@@ -21,23 +21,26 @@ from parenv.options import RemotePlacement
 from parenv.placement.base import Ended, Event, Launch, Notifier, Poller, Received, Traffic, drained
 from parenv.placement.local import LocalPlacement
 from parenv.process.stack_pipe import STACK_SIGNAL, STACK_TIMEOUT_S
-from parenv.protocol.frames import Sender, from_frames, to_frames
+from parenv.protocol.forms import harmless
+from parenv.protocol.frames import Sender, to_frames
 from parenv.protocol.messages import Message
 from parenv.remote import host_messages as wire
+from parenv.remote.checks import decode
 from parenv.remote.exchange import Exchange, take_status
 from parenv.remote.host_scheduler import HostScheduler
-from parenv.remote.host_versions import disagreement
 from parenv.remote.net.curve import HostListener
+from parenv.remote.net.refusals import Refusals
 from parenv.remote.ray import RayHosts
-from parenv.remote.rejections import Rejections
-from parenv.remote.sizes import check_head, heard
 from parenv.remote.step_buffers import HostNotifier, HostsPoller
-from parenv.remote.validation import harmless
 from parenv.transport.waiting import remaining
 
 PROBE_S = 0.5
 LINGER_S = 5.0
-MAX_STACK_LENGTH, MAX_NAME = 1 << 15, 253
+MAX_NAME = 253
+MAX_MESSAGES_AT_ONCE = 64
+MAX_OFFENCES = 3
+"""Number of offences after which the hosts with a key are barred."""
+MAX_REASON = 300
 _log = logging.getLogger("parenv")
 
 
@@ -78,7 +81,8 @@ class HostsPlacement:
         self._pids: dict[Sender, int] = {}
         self._events: deque[Event] = deque()
         self._stacks: dict[Sender, str] = {}
-        self._rejections = Rejections()
+        self._refusals = Refusals()
+        self._offences: Counter[str] = Counter()
         self._sent = self._received = 0
         self._next_probe = 0.0
         self._connections_ended = 0
@@ -161,7 +165,7 @@ class HostsPlacement:
         if host is None or (if_room and not self._scheduler.could_leave(host)):
             return False
         key = self._hosts[host].key
-        self._rejections.offence("misbehaved", key, f"is expelled: {why}")
+        self._offend("misbehaved", key, f"is expelled: {why}")
         self._dismiss(host, f"the driver ends this host: {why}", why)
         return True
 
@@ -190,7 +194,7 @@ class HostsPlacement:
 
     def traffic(self) -> Traffic:
         """What has crossed the network."""
-        refused = dict(self._rejections.counts + Counter(self._listener.refusals))
+        refused = dict(self._refusals.counts + Counter(self._listener.refusals))
         return Traffic(self._sent, self._received, len(self._hosts), refused)
 
     def problems(self) -> list[str]:
@@ -268,34 +272,47 @@ class HostsPlacement:
         return self._pids.pop(worker, -1)
 
     def _hear(self) -> None:
-        for host, name, frames in heard(self._listener, self._max_message_bytes):
+        messages, most_bytes = MAX_MESSAGES_AT_ONCE, wire.max_head_bytes(self._max_message_bytes)
+        while messages > 0 and most_bytes >= 0 and (received := self._listener.receive()) is not None:
+            host, name, frames = received
+            messages, most_bytes = messages - 1, most_bytes - len(frames[0])
             self._received += sum(map(len, frames))
-            if barred := self._rejections.bar(name):
-                self._rejections.note("barred", name, f"cannot join: {barred}")
+            if self._offences[name] >= MAX_OFFENCES:
+                barred = f"hosts with this key have sent what they may not {MAX_OFFENCES} times"
+                self._refuse("barred", name, f"cannot join: {barred}")
                 self._dismiss(host, barred, "it sent what it may not")
                 continue
             # One that has not joined says no more than that it wants to.
             if host not in self._hosts and len(frames[0]) > wire.max_head_bytes(0):
-                self._rejections.note("has not joined", name, "speaks, but has not joined")
+                self._refuse("has not joined", name, "speaks, but has not joined")
                 continue
             try:
-                check_head(frames, self._max_message_bytes)
-                sender, message = from_frames(frames)
+                sender, message = decode(frames, self._max_message_bytes)
                 if host in self._hosts:
                     self._obey(host, name, sender, message)
                 elif isinstance(message, wire.Join):
                     self._welcome(host, name, message)
                 else:
-                    self._rejections.note("has not joined", name, "speaks, but has not joined")
+                    self._refuse("has not joined", name, "speaks, but has not joined")
             except Exception as error:
                 self._expel(host, name, error)
+
+    def _refuse(self, reason: str, key: str, why: str) -> None:
+        """Count and log what is refused of a host; ``why`` may quote what the host has sent."""
+        shown = harmless(" ".join(why[: 2 * MAX_REASON].split()))[:MAX_REASON]
+        self._refusals.note(reason, key, f"host {key} {shown}")
+
+    def _offend(self, reason: str, key: str, why: str) -> None:
+        """Refuse what no correct host sends, see :data:`MAX_OFFENCES`."""
+        self._refuse(reason, key, why)
+        self._offences[key] += 1
 
     def _expel(self, host: bytes, name: str, error: Exception) -> None:
         """End a host over whose message something was raised; whatever that is, it must not end the run."""
         why = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, ProtocolError):
             _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
-        self._rejections.offence("malformed message", name, f"sent what it may not: {why}")
+        self._offend("malformed message", name, f"sent what it may not: {why}")
         self._dismiss(host, f"the driver cannot accept what it was sent: {why}", "it sent what it may not")
 
     def _dismiss(self, host: bytes, refusal: str, why: str) -> None:
@@ -305,8 +322,8 @@ class HostsPlacement:
 
     def _welcome(self, host: bytes, name: str, join: wire.Join) -> None:
         roomless = "a host needs room for at least one worker" if join.capacity < 1 else ""
-        if why := disagreement(join.versions) or roomless:
-            self._rejections.note("version", name, f"cannot join: {why}")
+        if why := wire.disagreement(join.versions) or roomless:
+            self._refuse("version", name, f"cannot join: {why}")
             self._tell(host, wire.Refuse(why))
             return
         launch = self._launch
@@ -326,19 +343,16 @@ class HostsPlacement:
         elif isinstance(message, wire.Goodbye):
             self._lose(host, "it was told to leave")
         elif self._scheduler.host_of(sender) != host:
-            self._rejections.note("old generation", name, f"speaks for {sender}, which it does not have")
+            self._refuse("old generation", name, f"speaks for {sender}, which it does not have")
         elif isinstance(message, wire.Started):
             self._pids[sender] = message.pid
         elif isinstance(message, wire.Gone):
-            if not all(how is None or type(how) is int for how in (message.exit_code, message.signal)):
-                raise ProtocolError("a process ends with a code or by a signal")
             self._scheduler.ended(sender)
             self._forget(sender)
-            refused = harmless(message.refused)
-            self._events.append(Ended(sender, message.pid, message.exit_code, message.signal, refused))
+            self._events.append(Ended(sender, message.pid, message.exit_code, message.signal, message.refused))
             self._place()
         elif isinstance(message, wire.Stack):
-            self._stacks[sender] = harmless(message.text[:MAX_STACK_LENGTH])
+            self._stacks[sender] = message.text
         elif isinstance(message, wire.HOST_KINDS) and not isinstance(message, wire.Chunks | wire.Answers):
             raise ProtocolError(f"a host may not say {type(message).__name__}")
         elif (taken := self._exchange.take(self._head, sender, message)) is not None:

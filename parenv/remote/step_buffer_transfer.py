@@ -147,8 +147,8 @@ class WorkerRows:
         return rows.tolist(), np.concatenate([*parts, self._infos[with_infos].reshape(-1)]).data
 
     def _check_rows(self, rows: Any) -> None:
-        if not isinstance(rows, list) or not 0 < len(rows) <= self._share or any(type(row) is not int for row in rows):
-            raise ProtocolError(f"answers are to 1 to {self._share} rows, as integers")
+        if not 0 < len(rows) <= self._share:
+            raise ProtocolError(f"answers must be to 1 to {self._share} rows, got {len(rows)}")
         if rows[0] < 0 or rows[-1] >= self._share or any(map(operator.ge, rows, rows[1:])):
             raise ProtocolError(f"rows must be rising numbers from 0 to {self._share - 1}")
 

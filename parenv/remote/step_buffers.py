@@ -10,13 +10,12 @@ from typing import Any
 from parenv.errors import ConfigurationError, ProtocolError
 from parenv.memory.kinds import is_kind, kind_numbers
 from parenv.memory.maps import BoardMap
-from parenv.memory.status_slot import STATUS_SLOT_BYTES, status_slot
+from parenv.memory.status_slot import status_slot
 from parenv.placement.base import Event
 from parenv.placement.local import LocalPlacement
 from parenv.protocol.messages import SideData
 from parenv.remote.host_messages import Answers, Ring
 from parenv.remote.step_buffer_transfer import WorkerRows, flags_of, row_plan
-from parenv.remote.validation import are_records
 
 HOSTS = -1
 """Stands for hosts, which have no descriptor, where a descriptor stands for what is ready."""
@@ -118,10 +117,6 @@ class StepBuffers:
         """
         if worker not in self.rows or self._step_buffer is None:
             raise ProtocolError(f"worker {worker} has no rows to answer")
-        if len(answers.status_slot) != STATUS_SLOT_BYTES:
-            raise ProtocolError(
-                f"the status slot of a worker has {STATUS_SLOT_BYTES} bytes, not {len(answers.status_slot)}"
-            )
         self.rows[worker].write_answers(answers.rows, answers.data, kind_numbers(worker, len(self._step_buffer.shares)))
         status_slot(head, worker)[:] = answers.status_slot
 
@@ -136,21 +131,8 @@ class StepBuffers:
         step_buffer = self._step_buffer
         first = sum(step_buffer.shares[:worker])
         mine, numbers = range(first, first + step_buffer.shares[worker]), kind_numbers(worker, len(step_buffer.shares))
-        for number, kind in _pairs(side_data.kinds):
+        for number, kind in side_data.kinds:
             if number not in numbers or not is_kind(kind, step_buffer.spec.info_bytes):
                 raise ProtocolError("a kind of info is announced that there cannot be")
-        infos, observations = _pairs(side_data.infos), _pairs(side_data.observations)
-        for pairs, wanted in ((infos, dict | None), (observations, list | None)):
-            if not all(env_id in mine and isinstance(value, wanted) for env_id, value in pairs):
-                raise ProtocolError(f"side data are not about a sub-environment of worker {worker}")
-        if type(side_data.left_out) not in (list, tuple) or not are_records([*side_data.left_out], int, str, str):
-            raise ProtocolError("what was left out of infos is said in another form")
-
-
-def _pairs(values: Any) -> list[Any]:
-    """Pairs of an integer and something, as they have come."""
-    if type(values) is not list:
-        raise ProtocolError("side data are lists")
-    if not all(type(pair) is list and len(pair) == 2 and type(pair[0]) is int for pair in values):
-        raise ProtocolError("side data are pairs of a number and what it is about")
-    return values
+        if not all(env_id in mine for env_id, _ in (*side_data.infos, *side_data.observations)):
+            raise ProtocolError(f"side data are not about a sub-environment of worker {worker}")

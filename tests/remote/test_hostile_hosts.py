@@ -35,8 +35,8 @@ from parenv.remote.host_messages import (
     Stack,
     Start,
     Started,
+    own_versions,
 )
-from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.host_keys import read_host_keys
 from parenv.remote.step_buffer_transfer import WorkerRows

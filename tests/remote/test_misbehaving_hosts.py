@@ -27,6 +27,7 @@ from parenv.memory.status_slot import code
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
 from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData
 from parenv.remote import exchange, placement
+from parenv.remote.checks import decode
 from parenv.remote.host_messages import (
     HOST,
     Chunks,
@@ -40,8 +41,8 @@ from parenv.remote.host_messages import (
     Start,
     Started,
     Welcome,
+    own_versions,
 )
-from parenv.remote.host_versions import own_versions
 from parenv.remote.net.curve import HostListener, HostSocket
 from parenv.remote.net.host_keys import AllowList, read_driver_keys, read_host_keys
 from parenv.supervision import watch
@@ -237,7 +238,7 @@ def test_a_host_speaks_for_its_own_workers_only(hosts: Any, fake: FakeHost) -> N
             Commit(0, {}, None, []),
             Chunks(0, [[0, memoryview(b"\xff" * 512)]]),
             Started(1),
-            Ready([], 2, [], []),
+            Ready([describe(spaces.Discrete(2))] * 2, 2, [], []),
             Reply(1, pickle.dumps(_Canary(Path("never")))),
         ):
             fake.say(message, (0, 0))
@@ -401,7 +402,7 @@ def test_whatever_happens_while_a_message_is_checked_is_the_offence_of_its_host(
     with driven(hosts) as seen:
         fake.join()
         worker, _ = fake.hear(Start)
-        fake.say(Ready([], 666, [], []), worker)
+        fake.say(Ready([0, 0], 666, [], []), worker)
         _, refusal = fake.hear(Refuse)
         assert error.__name__ in refusal.reason
         hosts.start(1)
@@ -582,15 +583,15 @@ def test_the_connection_of_an_offender_ends_and_nothing_more_of_it_is_read(
 ) -> None:
     read: list[bytes] = []
 
-    def noted(frames: Any) -> Any:
+    def noted(frames: Any, limit: int) -> Any:
         read.append(bytes(frames[0][:4]))
-        return from_frames(frames)
+        return decode(frames, limit)
 
     with serving(hosts) as pool:
         expected: dict[int, tuple[int, ...]] = {}
         fake.join()
         take(pool, expected, until=lambda: pool.statistics().hosts == 2)
-        monkeypatch.setattr(placement, "from_frames", noted)
+        monkeypatch.setattr(placement, "decode", noted)
         for _ in range(5):
             fake.say_frames([b"\x00" * 40])
         take(pool, expected, until=lambda: fake._socket.look() == "lost")

@@ -11,7 +11,6 @@ import struct
 import threading
 import time
 import traceback
-from collections import Counter
 
 import zmq
 from zmq.utils import z85
@@ -30,6 +29,7 @@ from parenv.remote.net.limits import (
     objections,
     surplus_strangers,
 )
+from parenv.remote.net.refusals import Refusals
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000
@@ -66,7 +66,6 @@ _EVENTS = (
 )
 # Never EVENT_HANDSHAKE_FAILED_PROTOCOL. ZeroMQ reports it also of frames that cannot be deciphered later on, and that
 # alters the errno that it has yet to look at: it takes the connection for one that is read too slowly, and keeps it.
-_log = logging.getLogger("parenv")
 
 
 def host_of(user: str) -> Known:
@@ -107,7 +106,8 @@ class Admission:
     ) -> None:
         # Those that are being closed count as well. If the hard limit is too low, there is nothing more to be done.
         free_descriptors(2 * (limits.connections + MAX_STRANGERS + MAX_EVENTS_WAITING + MAX_EVENTS_AT_ONCE))
-        self.refusals: Counter[str] = Counter()
+        self._refusals = Refusals(MAX_LOGGED)
+        self.refusals = self._refusals.counts
         self.ended = 0
         self._allowed = allowed
         self._limits = limits
@@ -116,7 +116,6 @@ class Admission:
         self._failure = ""
         self._judged = 0
         self._let_in: set[Known] = set()
-        self._logged: set[tuple[str, str]] = set()
         self._wake_up = WakeUp()
         self._told = False
         self._zap = context.socket(zmq.ROUTER)
@@ -154,11 +153,8 @@ class Admission:
             peer: its IP address.
             detail: what else there is to say.
         """
-        if (reason, peer) not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add((reason, peer))
-            why = f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
-            _log.warning("refused a connection from %s: %s; more like it are only counted", peer, why)
-        self.refusals[reason] += 1
+        why = f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
+        self._refusals.note(reason, peer, f"refused a connection from {peer}: {why}")
 
     def expel(self, reason: str, fd: int, peer: str) -> None:
         """End a connection that had been let in.
@@ -232,13 +228,10 @@ class Admission:
                     self._look_at_traffic()
                     self._end_the_removed()
             except Exception:
-                self._complain(traceback.format_exc())
-
-    def _complain(self, raised: str) -> None:
-        """Log once what should not have been; without this thread, nobody could join and nothing would be bounded."""
-        if ("", raised) not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add(("", raised))
-            _log.error("looking after connections goes on after an error, which should be reported:\n%s", raised)
+                # If this thread ended, no host could join, and connections would have no bounds.
+                text = "looking after connections goes on after an error, which should be reported:\n"
+                raised = traceback.format_exc()
+                self._refusals.log_once("", raised, logging.ERROR, text + raised)
 
     def _interval_ms(self) -> int:
         """How long connections are not looked at."""

@@ -1,0 +1,415 @@
+"""Messages of hosts that are accepted, and a sample of those that are refused while they are decoded and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from parenv.errors import ConfigurationError, ProtocolError
+from parenv.memory.agent_layout import NOBODY, AgentsSpec, agents_layout, agents_spec
+from parenv.memory.layout import WHOLE_EPISODES, RolloutSpec
+from parenv.memory.maps import SlotMap
+from parenv.memory.spaces import describe, leaves
+from parenv.protocol.forms import harmless
+from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
+from parenv.protocol.messages import Commit, Failure, Ready, Reply, SideData, StepReady
+from parenv.remote.checks import check_commit, check_ready, checked_reply, decode, fitting
+from parenv.remote.host_messages import Answers, Chunks, Gone, Heartbeat, max_brackets
+from parenv.remote.slot_transfer import SlotTransfer
+
+LIMIT = 1 << 26
+WORKER = Sender(0, 0)
+BOX, DISCRETE, TEXT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Text(4)
+STEPS = StepReady(
+    {
+        "observation_space": [[describe(BOX), describe(TEXT)], [0, 1, 0]],
+        "action_space": [[describe(DISCRETE)], [0] * 3],
+    },
+    3,
+    {"render_modes": ["human"]},
+    None,
+    {},
+)
+ROLLOUTS = Ready([describe(BOX), describe(DISCRETE)], 2, [["value", [], "<f4", False]], [[["h"], [8], "<f8"]])
+SPEC = RolloutSpec(2, leaves(TEXT), leaves(TEXT))
+FAILURE = Failure(0, 0, 0, "step", ["builtins", "ValueError"], "no", "", {"code": 3})
+COMMIT = Commit(
+    0,
+    {("observations", 0): [["a", "b"]] * 3, ("actions", 0): [["a", "b"]] * 2, ("finals", 0): ["z"]},
+    None,
+    [[1, "step", "ValueError: no"]],
+)
+GRADIENT = RolloutSpec(2, leaves(BOX), leaves(DISCRETE), gradient_bytes=64)
+EPISODES = replace(GRADIENT, rollout_length=WHOLE_EPISODES)
+REPORT = Commit(0, {}, [4, {"loss": 0.5}, None], [])
+COLUMNS = [[1.0, 2.0], [10, 20], [0.1, 0.2], [0, 1]]
+
+TURN: dict[str, Any] = {
+    "score": 1.0,
+    "env_steps": 32,
+    "mean_return": float("nan"),
+    "metrics": {"loss": 0.5},
+    "episodes": COLUMNS,
+    "seconds": [0.1, 0.2, 0.3],
+    "state": {"hyperparameters": {}, "tensors": {}, "policy": None, "parts": {}, "normalising": []},
+}
+
+OBSERVED = spaces.Dict({"fox": spaces.Box(-1, 1, (3,)), "hen": spaces.Box(-1, 1, (2,))})
+ACTED = spaces.Dict({"fox": spaces.Discrete(2), "hen": spaces.Discrete(3)})
+FOUND = {"clever": [1, [["value", [], "<f4", False]], []], "shy": [2, [], [[["h"], [8], "<f8"]]]}
+ABOUT = {"state": [[[], [4], "<f4"]], "turns": False, "infos": [[], []], "found": FOUND}
+AGENTS = Ready([describe(OBSERVED), describe(ACTED)], 2, ABOUT, [])
+POLICIES = ("clever", "shy")
+AGENTS_SPEC = agents_spec(4, OBSERVED, ACTED, POLICIES, ABOUT)
+AGENTS_COMMIT = Commit(0, {}, [8, 1, [0, 1], {"loss": 0.5}], [])
+EVALUATED = (*COLUMNS, {"shy": [*COLUMNS, ["hen", "hen"], [3, 4]]})
+
+
+SIDE_DATA = SideData([[4, ["dict"]]], [[0, {"a": 1}], [1, None]], [[1, ["x"]]], [[0, "infos['a']", "a list"]])
+OF_HOSTS = (
+    Gone(1, None, 9, ""),
+    Gone(1, 0, None, "why not"),
+    Chunks(0, [[0, memoryview(b"x")]]),
+    Heartbeat([0, 1], bytes(64)),
+    Answers([0, 1], bytes(32), memoryview(b"x")),
+)
+EXCESS = (
+    r"^a message has 262,14. lists, dicts and arrays, "
+    r"more than the 262,144 that RemotePlacement\(max_message_bytes=67,108,864\) lets cross$"
+)
+
+
+def said(message: Any) -> Any:
+    """A message of a host, as the main process decodes it."""
+    return decode(to_frames(WORKER, message), LIMIT)[1]
+
+
+def ready(message: Any, steps: bool = False, policies: Sequence[str] = (), first: bool = True) -> None:
+    check_ready(said(message), steps, policies, first)
+
+
+def commit(message: Any, spec: RolloutSpec | AgentsSpec, num_ends: int = 0) -> None:
+    check_commit(said(message), spec, 2, num_ends)
+
+
+def reply(method: str, asked: int, value: Any) -> Any:
+    """The answer to a call, which policies with names give if the method ends so."""
+    named = " by name"
+    return checked_reply(method.removesuffix(named), asked, said(Reply(1, value)).value, method.endswith(named))
+
+
+REPLIES = [
+    ("call", 2, [1, None]),
+    ("get_attr", 1, ["x"]),
+    ("is_wrapped", 2, [True, False]),
+    ("set_attr", 2, None),
+    ("set_attr", 2, [None, None]),
+    ("reset", 2, []),
+    ("measure", 0, [0.5]),
+    ("load", 0, 3),
+    ("evaluate", 3, (np.ones(2), np.ones(2, np.int64), np.ones(2), np.arange(2))),
+    ("get_state", 0, {"random": 1, "generation": 0}),
+    ("set_state", 1, [0, 1]),
+    ("turn", 0, TURN),
+    ("turn", 0, {"failure": [0, 0, 0, "step", ["builtins", "ValueError"], "no", "", {}]}),
+    ("evaluate by name", 3, EVALUATED),
+]
+
+
+@pytest.mark.parametrize(("method", "asked", "value"), REPLIES, ids=str)
+def test_a_reply_has_the_shape_that_was_asked_for(method: str, asked: int, value: Any) -> None:
+    reply(method, asked, value)
+    for other in (5, "text", {3: 4}, [1] * 7, (np.ones(2),) * 5, [["deep"]] * 3, (np.ones((2, 2)),) * 4, None):
+        if type(other) is not type(value) and not (method == "set_attr" and other is None):
+            with pytest.raises(ProtocolError):
+                reply(method, asked, other)
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "value"),
+    [
+        ("call", 2, [1]),
+        ("get_attr", 2, []),
+        ("set_attr", 2, [None]),
+        ("reset", 2, [1]),
+        ("measure", 0, ["1"]),
+        ("measure", 0, [-1.0]),
+        ("measure", 0, [float("nan")]),
+        ("load", 0, True),
+        ("evaluate", 3, (np.ones(2), np.ones(2), np.ones(3), np.ones(2))),
+        ("evaluate", 3, (np.ones(2), np.ones(2), np.array(["a", "b"]), np.ones(2))),
+        ("get_state", 0, {"random": 1, "generation": "0"}),
+        ("set_state", 1, ["0"]),
+        ("set_state", 1, [1 << 70]),
+        ("turn", 0, TURN | {"score": 1}),
+        ("turn", 0, TURN | {"failure": []}),
+        ("turn", 0, TURN | {"metrics": {"loss": "0.5"}}),
+        ("turn", 0, TURN | {"seconds": [0.1, 0.2]}),
+        ("turn", 0, TURN | {"episodes": [*COLUMNS[:1], [10.5, 20], *COLUMNS[2:]]}),
+        ("turn", 0, TURN | {"state": {**TURN["state"], "tensors": None}}),
+    ],
+    ids=str,
+)
+def test_a_reply_of_another_shape_is_refused(method: str, asked: int, value: Any) -> None:
+    with pytest.raises(ProtocolError):
+        reply(method, asked, value)
+
+
+@pytest.mark.parametrize("failure", [5, None, [], [0, 0, 0, "step", ["builtins", "ValueError"], 5, "", {}]])
+def test_what_a_turn_has_raised_is_an_exception(failure: Any) -> None:
+    with pytest.raises(ProtocolError):
+        reply("turn", 0, {"failure": failure})
+
+
+@pytest.mark.parametrize(
+    "tensor", [["<f8", [2], np.zeros(16, np.uint8)], ["float32", [3], np.zeros(8, np.uint8)], ["float32", [1]], [1]]
+)
+def test_the_state_of_a_member_has_tensors_that_can_be_read(tensor: Any) -> None:
+    with pytest.raises((ProtocolError, ValueError, RuntimeError, TypeError)):
+        reply("turn", 0, TURN | {"state": {**TURN["state"], "tensors": {"weight": {"torch.Tensor": tensor}}}})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, \u00fcber\n\ttwo lines", "plain, \u00fcber\n\ttwo lines"),
+        ("\x1b]0;title\x07\x1b[2Jgone", "\\x1b]0;title\\x07\\x1b[2Jgone"),
+        ("a\rb\x9bc\u202ed\ud800", "a\\rb\\x9bc\\u202ed\\ud800"),
+    ],
+)
+def test_what_would_move_a_terminal_is_shown_and_does_nothing(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+
+
+def test_what_honest_workers_say_is_let_through() -> None:
+    ready(STEPS, steps=True)
+    ready(ROLLOUTS)
+    ready(AGENTS, policies=POLICIES)
+    ready(replace(AGENTS, extras={}), policies=POLICIES, first=False)
+    for message, steps in ((STEPS, False), (ROLLOUTS, True)):
+        with pytest.raises(ProtocolError, match="another task"):
+            ready(message, steps)
+    for message in (FAILURE, SIDE_DATA, *OF_HOSTS):
+        assert said(message) == message
+    commit(COMMIT, SPEC, 1)
+    commit(REPORT, GRADIENT)
+    commit(replace(REPORT, report=[30, {}, COLUMNS]), EPISODES)
+    commit(AGENTS_COMMIT, AGENTS_SPEC)
+
+
+@pytest.mark.parametrize("changed", [{"kind": "ValueError"}, {"attributes": [3]}, {"attributes": {3: "code"}}], ids=str)
+def test_a_failure_of_another_form_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        said(replace(FAILURE, **changed))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_envs": 0},
+        {"num_envs": 2},
+        {"num_envs": 1 << 60},
+        {"spaces": [describe(BOX), describe(DISCRETE)]},
+        {"spaces": {}},
+        {"spaces": {**STEPS.spaces, "action_space": 7}},
+        {"spaces": {**STEPS.spaces, "action_space": [7, 7]}},
+        {"spaces": {**STEPS.spaces, "action_space": [[describe(DISCRETE)], [0, 0, 1]]}},
+        {"spaces": {**STEPS.spaces, "action_space": [[describe(DISCRETE)] * 2, [0, 0, 0]]}},
+        {"spaces": {**STEPS.spaces, "action_space": [["box"], [0, 0, 0]]}},
+        {"spaces": {**STEPS.spaces, "action_space": [[describe(DISCRETE)], ["0", "0", "0"]]}},
+        {"metadata": None},
+        {"render_mode": 5},
+        {"generators": 5},
+    ],
+    ids=str,
+)
+def test_a_worker_of_a_vector_env_says_nothing_else(changed: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        ready(replace(STEPS, **changed), steps=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_envs": 1 << 60},
+        {"carry": [[["deeper"] * 2000, [8], "<f8"]]},
+        {"carry": [[["deeper"] * 65, [8], "<f8"]]},
+        {"carry": [[[("no", "key")], [8], "<f8"]]},
+        {"spaces": [["dict", {1: describe(BOX)}], describe(DISCRETE)]},
+    ],
+    ids=lambda changed: str(changed)[:40],
+)
+def test_a_worker_of_a_pool_says_nothing_else(changed: dict[str, Any]) -> None:
+    with pytest.raises((ProtocolError, ConfigurationError)):
+        ready(replace(ROLLOUTS, **changed))
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        {("observations", 0): 5},
+        {("observations", 0): [["a", "b"]] * 2},
+        {("observations", 0): [["a"]] * 3},
+        {("observations", 0): [["a", "b"], ["a", "b"], 5]},
+        {("actions", 0): [["a", "b"]] * 3},
+        {("finals", 0): []},
+        {("finals", 0): "z"},
+    ],
+    ids=str,
+)
+def test_objects_of_a_rollout_have_its_shape(objects: dict[Any, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        commit(replace(COMMIT, objects={**COMMIT.objects, **objects}), SPEC, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "report"),
+    [
+        (SPEC, [4, {}, None]),
+        (GRADIENT, None),
+        (GRADIENT, [4, {}]),
+        (GRADIENT, [-4, {}, None]),
+        (GRADIENT, ["4", {}, None]),
+        (GRADIENT, [4, [], None]),
+        (GRADIENT, [4, {"loss": "low"}, None]),
+        (GRADIENT, [4, {"loss": np.zeros(3)}, None]),
+        (GRADIENT, [4, {1: 0.5}, None]),
+        (GRADIENT, [1 << 70, {}, None]),
+        (GRADIENT, [0, {}, None]),
+        (GRADIENT, [5, {}, None]),
+        (GRADIENT, [4, {}, COLUMNS]),
+        (EPISODES, [0, {}, COLUMNS]),
+        (EPISODES, [5_000_000, {}, COLUMNS]),
+        (EPISODES, [30, {}, [column * 2 for column in COLUMNS]]),
+        (EPISODES, [30, {}, [COLUMNS[0], [10, 1 << 40], *COLUMNS[2:]]]),
+        (GRADIENT, [4, {"loss": 1 << 2000}, None]),
+        (EPISODES, [4, {}, [COLUMNS[0], [1 << 70, 2], *COLUMNS[2:]]]),
+        (EPISODES, [4, {}, [[1 << 2000, 2.0], *COLUMNS[1:]]]),
+        (EPISODES, [4, {}, None]),
+        (EPISODES, [4, {}, COLUMNS[:3]]),
+        (EPISODES, [4, {}, [[1.0], *COLUMNS[1:]]]),
+        (EPISODES, [4, {}, [["a", "b"], *COLUMNS[1:]]]),
+        (EPISODES, [4, {}, [*COLUMNS[:3], [0.5, 0.5]]]),
+    ],
+    ids=lambda value: "" if isinstance(value, RolloutSpec) else str(value)[:60],
+)
+def test_a_report_is_of_a_gradient_and_of_numbers(spec: RolloutSpec, report: Any) -> None:
+    objects = COMMIT.objects if spec is SPEC else {}
+    with pytest.raises(ProtocolError):
+        commit(replace(COMMIT, objects=objects, report=report), spec, 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"spaces": [describe(OBSERVED)]},
+        {"spaces": [describe(OBSERVED["fox"]), describe(ACTED)]},
+        {"spaces": [describe(OBSERVED), describe(spaces.Dict({"fox": ACTED["fox"]}))]},
+        {"spaces": [describe(spaces.Dict({}))] * 2},
+        {"extras": {}},
+        {"extras": ABOUT | {"turns": 1}},
+        {"extras": ABOUT | {"infos": [[]]}},
+        {"extras": ABOUT | {"infos": [[], [["mask", [-1], "|b1", True]]]}},
+        {"extras": ABOUT | {"state": [[[], [4], "O"]]}},
+        {"extras": ABOUT | {"found": {"clever": FOUND["clever"]}}},
+        {"extras": ABOUT | {"found": FOUND | {"shy": [3, [], []]}}},
+        {"extras": ABOUT | {"found": FOUND | {"shy": [0, [], []]}}},
+        {"extras": ABOUT | {"found": FOUND | {"shy": [2, [["value", [], "O", False]], []]}}},
+    ],
+    ids=str,
+)
+def test_a_worker_that_does_not_say_its_agents_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        ready(replace(AGENTS, **changed), policies=POLICIES)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"objects": {("observations", 0): []}},
+        {"replaced": [[0, "step"]]},
+        {"replaced": [["0", "step", "no"]]},
+        {"report": None},
+        {"report": [9, 1, [0], {}]},
+        {"report": [8, "1", [0], {}]},
+        {"report": [8, 1, ["shy"], {}]},
+        {"report": [8, 1, [0], {"loss": "0.5"}]},
+    ],
+    ids=str,
+)
+def test_a_rollout_is_reported_in_steps_versions_and_policies(changed: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        commit(replace(AGENTS_COMMIT, **changed), AGENTS_SPEC)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        COLUMNS,
+        (*COLUMNS, []),
+        (*COLUMNS, {"shy": COLUMNS}),
+        (*COLUMNS, {"shy": [*COLUMNS, ["hen"], [3, 4]]}),
+        (*COLUMNS, {"shy": [*COLUMNS, ["hen", 5], [3, 4]]}),
+        (*COLUMNS, {"shy": [*COLUMNS, ["hen", "hen"], [3, -4]]}),
+        (*COLUMNS[:3], ["0", "1"], {}),
+    ],
+    ids=str,
+)
+def test_an_evaluation_by_name_has_its_columns(value: Any) -> None:
+    with pytest.raises(ProtocolError):
+        reply("evaluate by name", 3, value)
+
+
+@pytest.mark.parametrize(("field", "group", "policy"), [("policies", 1, 1), ("assigned", 2, 0), ("policies", 2, 7)])
+def test_who_acts_is_a_policy_of_these_agents(field: str, group: int, policy: int) -> None:
+    layout = agents_layout(AGENTS_SPEC, 2, 1)
+    slots = SlotMap(bytearray(layout.total_bytes), AGENTS_SPEC, 0, layout.total_bytes, False, (2,), 1, lambda: names)
+    names = {0: "clever", 1: "shy", 2: "shy"}
+    transfer = SlotTransfer(slots, 0)
+    memory = np.zeros(layout.total_bytes, np.uint8)
+    arrays = transfer.layout.arrays(memory)
+    for of_group, acting in zip(arrays[1:], ([0, NOBODY], [1, 2]), strict=True):
+        of_group["policies", 0][:] = of_group["assigned", 0][:] = acting
+    for index in (0, 1):
+        arrays[0]["commits", 0]["sequence"] = index
+        transfer.write(0, 0, memoryview(memory)[: layout.reserved_bytes])
+        if index == 0:
+            transfer.finish(0, 0, layout.reserved_bytes)
+            arrays[group][field, 0].flat[0] = policy
+    with pytest.raises(ProtocolError, match="a policy acts that is none of these agents'"):
+        transfer.finish(0, 1, layout.reserved_bytes)
+
+
+@pytest.mark.parametrize("filling", [b"[],", b"[[]],", b'{"tuple":[]},', b'{"dict":[]},'])
+def test_a_head_of_many_lists_is_refused_before_it_is_read(filling: bytes) -> None:
+    header = bytes(to_frames(WORKER, Reply(1, None))[0][:HEADER_BYTES])
+    each = filling.count(b"[") + filling.count(b"{")
+    many = (max_brackets(LIMIT) - 2) // each
+    decode([header + b"[1,[" + filling * many + b"0]]"], LIMIT)
+    with pytest.raises(ProtocolError, match=EXCESS):
+        decode([header + b"[1,[" + filling * (many + 1) + b"0]]"], LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ([np.zeros(3)] * 80_000, True),
+        ([()] * 120_000, True),
+        ([[]] * 300_000, False),
+        ("x" * 5_000_000, False),
+        (np.zeros(1 << 26, np.int8), False),
+        ("[" * 300_000, False),
+    ],
+    ids=["arrays", "tuples", "lists", "text", "bytes", "brackets in a text"],
+)
+def test_a_host_sends_an_error_in_place_of_what_its_driver_would_refuse(value: Any, fits: bool) -> None:
+    frames = fitting(WORKER, Reply(1, value), LIMIT)
+    decode(frames, LIMIT)
+    _, message = from_frames(frames)
+    assert isinstance(message, Reply if fits else Failure)
+    assert isinstance(message, Reply) or "RemotePlacement(max_message_bytes=67,108,864) lets cross" in message.message
