@@ -28,8 +28,8 @@ from parenv.protocol.messages import (
     StepReady,
 )
 from parenv.remote.checks import check_ready, checked_reply
-from parenv.remote.deliveries import Deliveries
 from parenv.remote.host_messages import CHUNK_BYTES, HOST, Answers, AnyMessage, Chunks, Heartbeat, Welcome
+from parenv.remote.rollout_transfer import RolloutTransfer
 from parenv.remote.step_buffers import StepBuffers
 from parenv.remote.weight_transfer import chunks_of
 
@@ -45,7 +45,7 @@ class Exchange:
     def __init__(self, placing: RemotePlacement, weights: AnyWeights) -> None:
         self._placing, self._weights = placing, weights
         self.step_buffers = StepBuffers(placing.num_local, placing.max_message_bytes)
-        self._deliveries: Deliveries | None = None
+        self._transfers: dict[int, RolloutTransfer] = {}
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
         self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
         """Those that wait for an answer: the method, and how many sub-environments each is about."""
@@ -75,19 +75,20 @@ class Exchange:
 
     def lay_out(self, slots: SlotMap) -> None:
         """Hear where rollouts lie."""
-        self._deliveries = Deliveries(slots, self._placing.num_local)
+        on_hosts = range(self._placing.num_local, len(slots.shares))
+        self._transfers = {worker: RolloutTransfer(slots, worker) for worker in on_hosts}
 
     def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, Sender]]:
         """What to say to a host in place of a message to one of its workers, each with what its header names."""
         self._conversations[to].say(DRIVER, message)
         if isinstance(message, Call):
             self._calls[to, message.sequence] = message.method, message.asked
-        if isinstance(message, Layout) and self._deliveries is not None:
-            plan, message = self._deliveries.plan(to.worker, message)
+        if isinstance(message, Layout) and self._transfers:
+            plan, message = self._transfers[to.worker].plan(message)
             yield plan, to
-        elif isinstance(message, Credit) and self._deliveries is not None:
+        elif isinstance(message, Credit) and self._transfers:
             yield from self._missing_weights(host, message.policy_version)
-            message = self._deliveries.expect(to, message)
+            message = self._transfers[to.worker].expect(message)
             version = message.policy_version, message.weights_slot
             if self._snapshots.get(host) == version:
                 message = replace(message, snapshot=b"")
@@ -121,12 +122,11 @@ class Exchange:
             self.step_buffers.take(head, sender.worker, message)
             return None
         if isinstance(message, Chunks | Commit):
-            if self._deliveries is None:
+            if (transfer := self._transfers.get(sender.worker)) is None:
                 raise ProtocolError(f"worker {sender.worker} was asked for no rollout")
             if isinstance(message, Chunks):
-                self._deliveries.write(sender, message)
-                return None
-            self._deliveries.finish(sender, message)
+                return transfer.write(message)
+            transfer.finish(message)
         elif isinstance(message, SideData):
             self.step_buffers.check(sender.worker, message)
         elif isinstance(message, Ready | StepReady):
@@ -142,8 +142,8 @@ class Exchange:
         """Take nothing more from a worker that has ended."""
         self._conversations.pop(worker, None)
         self._calls = {key: call for key, call in self._calls.items() if key[0] != worker}
-        if self._deliveries is not None:
-            self._deliveries.forget(worker)
+        if worker.worker in self._transfers:
+            self._transfers[worker.worker].forget()
 
     def forget_host(self, host: bytes) -> None:
         """A host is gone, with the weights that it had."""

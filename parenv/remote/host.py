@@ -27,7 +27,7 @@ from parenv.remote.checks import fitting
 from parenv.remote.host_rows import HostRows
 from parenv.remote.net.curve import HostSocket
 from parenv.remote.net.host_keys import HostKeys
-from parenv.remote.slot_transfer import in_chunks
+from parenv.remote.rollout_transfer import in_chunks
 from parenv.remote.weight_transfer import write_chunk
 from parenv.transport.waiting import remaining
 

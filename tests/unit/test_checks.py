@@ -17,10 +17,10 @@ from parenv.memory.maps import SlotMap
 from parenv.memory.spaces import describe, leaves
 from parenv.protocol.forms import harmless
 from parenv.protocol.frames import HEADER_BYTES, Sender, from_frames, to_frames
-from parenv.protocol.messages import Commit, Failure, Ready, Reply, SideData, StepReady
+from parenv.protocol.messages import Commit, Credit, Failure, Ready, Reply, SideData, StepReady
 from parenv.remote.checks import check_commit, check_ready, checked_reply, decode, fitting
 from parenv.remote.host_messages import Answers, Chunks, Gone, Heartbeat, max_brackets
-from parenv.remote.slot_transfer import SlotTransfer
+from parenv.remote.rollout_transfer import RolloutTransfer
 
 LIMIT = 1 << 26
 WORKER = Sender(0, 0)
@@ -370,19 +370,20 @@ def test_who_acts_is_a_policy_of_these_agents(field: str, group: int, policy: in
     layout = agents_layout(AGENTS_SPEC, 2, 1)
     slots = SlotMap(bytearray(layout.total_bytes), AGENTS_SPEC, 0, layout.total_bytes, False, (2,), 1, lambda: names)
     names = {0: "clever", 1: "shy", 2: "shy"}
-    transfer = SlotTransfer(slots, 0)
+    transfer = RolloutTransfer(slots, 0)
     memory = np.zeros(layout.total_bytes, np.uint8)
     arrays = transfer.layout.arrays(memory)
     for of_group, acting in zip(arrays[1:], ([0, NOBODY], [1, 2]), strict=True):
         of_group["policies", 0][:] = of_group["assigned", 0][:] = acting
-    for index in (0, 1):
-        arrays[0]["commits", 0]["sequence"] = index
-        transfer.write(0, 0, memoryview(memory)[: layout.reserved_bytes])
-        if index == 0:
-            transfer.finish(0, 0, layout.reserved_bytes)
+    for sequence in (0, 1):
+        transfer.expect(Credit(sequence, 0, 0, 0, b""))
+        arrays[0]["commits", 0]["sequence"] = sequence
+        transfer.write(Chunks(sequence, [[0, memoryview(memory)[: layout.reserved_bytes]]]))
+        if sequence == 0:
+            transfer.finish(AGENTS_COMMIT)
             arrays[group][field, 0].flat[0] = policy
     with pytest.raises(ProtocolError, match="a policy acts that is none of these agents'"):
-        transfer.finish(0, 1, layout.reserved_bytes)
+        transfer.finish(replace(AGENTS_COMMIT, sequence=1))
 
 
 @pytest.mark.parametrize("filling", [b"[],", b"[[]],", b'{"tuple":[]},', b'{"dict":[]},'])

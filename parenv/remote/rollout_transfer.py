@@ -1,13 +1,14 @@
-"""Rollouts that are written in another machine's memory: what of a slot crosses the network, and where it goes.
+"""Transfer of rollouts from the memory of hosts into the slots of the pool.
 
-A worker on a host has slots of its own there, with nobody else's columns. What it filled crosses as it lies, in chunks.
-In the driver it lies in the pool's slot straight away where that has the same layout, and otherwise, where several
-workers share a slot, it is put together from a slot's worth of memory beside it.
+A worker on a host has its own slots there, without columns of other workers. The host sends the filled bytes in chunks.
+If the slot of the pool has the same layout, the main process writes chunks directly into it. If several workers share a
+slot, the main process assembles the rollout in a buffer first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,31 +17,43 @@ from parenv.errors import ProtocolError
 from parenv.memory.agent_layout import NOBODY, AgentsLayout, AgentsSpec, RowGroup, agents_layout
 from parenv.memory.layout import ROLLOUT_FIELDS, Axes, RolloutSpec, SlotLayout, part_of_slot, slot_layout
 from parenv.memory.maps import SlotMap
+from parenv.protocol.messages import Commit, Credit, Layout
+from parenv.remote.checks import check_commit
+from parenv.remote.host_messages import Chunks, SlotPlan
 
 Arrays = Mapping[tuple[str, Any], Any]
 
 
-class SlotTransfer:
-    """The slots of one worker on a host.
+@dataclass
+class _Delivery:
+    """The rollout of a credit: its slot in the pool, and the number of bytes received."""
+
+    slot: int
+    received: int = 0
+
+
+class RolloutTransfer:
+    """The rollouts of one worker on a host, from the credit to the commit.
 
     Args:
-        slots: of the pool.
-        worker: index of the worker.
+        slots: Slots of the pool.
+        worker: Index of the worker.
 
     Attributes:
-        layout: of the worker's slots on its host.
-        ends: of each group of rows, where the number of its episode ends is, and ``[offset, bytes]`` of what there is
-            for each of these.
+        layout: Layout of the slots on the host.
+        ends: For each group of rows, the offset of its number of episode ends, and ``[offset, bytes]`` of each field
+            with one entry per episode end.
     """
 
     def __init__(self, slots: SlotMap, worker: int) -> None:
-        self._slots = slots
-        spec, num_envs = slots.spec, slots.shares[worker]
+        self._slots, self._worker = slots, worker
+        spec, self._num_envs = slots.spec, slots.shares[worker]
         self._groups = spec.groups if isinstance(spec, AgentsSpec) else (RowGroup(("",), spec),)
         self._lengths = [group.spec.rollout_length for group in self._groups]
-        self._rows = [num_envs * len(group.agents) for group in self._groups]
-        self.layout = _layout(spec, num_envs, 1)
+        self._rows = [self._num_envs * len(group.agents) for group in self._groups]
+        self.layout = _layout(spec, self._num_envs, 1)
         self.ends = [_ends(layout) for layout in self.layout.layouts]
+        self._slot_bytes = _layout(spec, max(slots.shares), 1).total_bytes
         self._position, self._first = (worker, sum(slots.shares[:worker])) if slots.together else (0, 0)
         self._beside: tuple[Any, Any] | None = None
         self._laid_out: dict[int, tuple[Any, Any]] = {}
@@ -49,48 +62,78 @@ class SlotTransfer:
             self._whole = _layout(spec, sum(slots.shares), len(slots.shares))
             beside = np.zeros(self.layout.total_bytes, np.uint8)
             self._beside = beside, self.layout.arrays(beside)
+        self._expected: dict[int, _Delivery] = {}
 
-    def write(self, slot: int, offset: int, data: memoryview) -> None:
-        """Put a chunk where it belongs.
+    def plan(self, layout: Layout) -> tuple[SlotPlan, Layout]:
+        """Return the place of the worker's rollouts in the host's memory: for the host, and for the worker."""
+        plan = SlotPlan(
+            offset=layout.slots_offset + self._slot_there(0) * self._slot_bytes,
+            slot_bytes=self._slot_bytes,
+            count=self._slots.credits,
+            fixed_bytes=self.layout.reserved_bytes,
+            ends=self.ends,
+        )
+        alone = replace(layout, slot_envs=self._num_envs, slot_workers=1, first_column=0, position=0)
+        return plan, replace(alone, slot_bytes=self._slot_bytes)
+
+    def expect(self, credit: Credit) -> Credit:
+        """Accept the rollout of a credit from now on. Returns the credit with the slot on the host."""
+        self._expected[credit.sequence] = _Delivery(credit.slot)
+        return replace(credit, slot=self._slot_there(credit.sequence))
+
+    def write(self, message: Chunks) -> None:
+        """Copy chunks into the slot.
 
         Raises:
-            ProtocolError: it does not fit into a slot.
+            ProtocolError: The worker has no such credit, or a chunk does not fit into a slot.
         """
-        if offset < 0 or offset + data.nbytes > self.layout.total_bytes:
-            raise ProtocolError(f"a chunk of {data.nbytes} bytes at {offset} does not fit into a slot")
-        to, _ = self._mine(slot)
-        to[offset : offset + data.nbytes] = np.frombuffer(data, np.uint8)
+        delivery = self._delivery(message.sequence)
+        to, _ = self._mine(delivery.slot)
+        for offset, data in message.chunks:
+            if offset < 0 or offset + data.nbytes > self.layout.total_bytes:
+                raise ProtocolError(f"a chunk of {data.nbytes} bytes at {offset} does not fit into a slot")
+            to[offset : offset + data.nbytes] = np.frombuffer(data, np.uint8)
+            delivery.received += data.nbytes
 
-    def finish(self, slot: int, sequence: int, received: int) -> int:
-        """All chunks are there.
-
-        Args:
-            slot: of the pool.
-            sequence: of the credit.
-            received: bytes in all chunks.
-
-        Returns:
-            How many episodes of sub-environments end in it.
+    def finish(self, commit: Commit) -> None:
+        """Check that the rollout of a commit is complete, and accept no more chunks of it.
 
         Raises:
-            ProtocolError: they are not the rollout of this credit.
+            ProtocolError: The worker has no such credit, has an older one, or has sent other bytes.
         """
-        _, mine = self._mine(slot)
+        delivery, sequence = self._delivery(commit.sequence), commit.sequence
+        if (oldest := next(iter(self._expected))) != sequence:
+            raise ProtocolError(f"a worker commits credit {sequence}, but not credit {oldest} before it")
+        _, mine = self._mine(delivery.slot)
         counts = [int(arrays["commits", 0]["num_ends"][0]) for arrays in mine]
         fits = all(0 <= counts[i] <= self._rows[i] * self._lengths[i] for i in range(len(counts)))
         expected = transfer_bytes(self.layout.reserved_bytes, self.ends, counts) if fits else -1
-        if mine[0]["commits", 0]["sequence"][0] != sequence or received != expected:
+        if mine[0]["commits", 0]["sequence"][0] != sequence or delivery.received != expected:
             raise ProtocolError(
-                f"{received} bytes, where the rollout of credit {sequence} with {sum(counts)} episode ends has "
-                f"{expected}"
+                f"{delivery.received} bytes, where the rollout of credit {sequence} with {sum(counts)} episode ends "
+                f"has {expected}"
             )
         for index, arrays in enumerate(mine):
             self._check(index, arrays, counts[index])
+        check_commit(commit, self._slots.spec, self._num_envs, counts[0])
         if self._whole is not None:
-            whole = self._slot(slot, self._whole)[1]
+            whole = self._slot(delivery.slot, self._whole)[1]
             for index, arrays in enumerate(mine):
                 self._put_together(index, arrays, whole[index], counts[index])
-        return counts[0]
+        del self._expected[sequence]
+
+    def forget(self) -> None:
+        """Accept nothing more from the worker: it has ended."""
+        self._expected.clear()
+
+    def _delivery(self, sequence: int) -> _Delivery:
+        if sequence not in self._expected:
+            raise ProtocolError(f"worker {self._worker} has no credit {sequence}")
+        return self._expected[sequence]
+
+    def _slot_there(self, sequence: int) -> int:
+        """Return the slot of a credit on the host. The rollout of ``credits`` credits before has arrived."""
+        return self._worker * self._slots.credits + sequence % self._slots.credits
 
     def _check(self, index: int, arrays: Arrays, count: int) -> None:
         ends = arrays["ends", 0][:count]
@@ -99,17 +142,17 @@ class SlotTransfer:
         for (name, _), values in arrays.items():
             if values.dtype == bool and (values[: _used(name, count)].view(np.uint8) > 1).any():
                 raise ProtocolError(f"truth values are 0 or 1, and not all in {name} are")
-        if index and isinstance(spec := self._slots.spec, AgentsSpec):  # Nobody acts in rows of sub-environments.
+        if index and isinstance(spec := self._slots.spec, AgentsSpec):  # Rows of sub-environments have no policy.
             known = [i for i, of in self._slots.policies().items() if spec.found[of].group == index]
             if not all(np.isin(arrays[name, 0], [NOBODY, *known]).all() for name in ("policies", "assigned")):
                 raise ProtocolError("a policy acts that is none of these agents'")
 
     def _mine(self, slot: int) -> tuple[Any, Sequence[Arrays]]:
-        """The bytes that chunks are written to, and the arrays there."""
+        """Return the bytes that chunks are written to, and the arrays over them."""
         return self._slot(slot, self.layout) if self._beside is None else self._beside
 
     def _slot(self, slot: int, layout: AgentsLayout) -> tuple[Any, Any]:
-        """The bytes and the arrays of a slot of the pool, which stay where they are."""
+        """Return the bytes and the arrays of a slot of the pool."""
         if slot not in self._laid_out:
             begin = self._slots.offset + slot * self._slots.slot_bytes
             there = np.frombuffer(self._slots.memory, np.uint8, self._slots.slot_bytes, begin)
@@ -126,7 +169,7 @@ class SlotTransfer:
 
 
 def _layout(spec: RolloutSpec | AgentsSpec, num_envs: int, num_workers: int) -> AgentsLayout:
-    """Of several groups, or of the only one."""
+    """Return the layout of a slot with one group of rows or more."""
     if isinstance(spec, AgentsSpec):
         return agents_layout(spec, num_envs, num_workers)
     alone = slot_layout(spec, num_envs, num_workers)
@@ -140,7 +183,7 @@ def _ends(layout: SlotLayout) -> list[Any]:
 
 
 def transfer_bytes(fixed_bytes: int, ends: Sequence[Any], counts: Sequence[int]) -> int:
-    """What a rollout with so many episode ends in each group of rows has, in bytes.
+    """Return the size of a rollout with this number of episode ends in each group of rows, in bytes.
 
     >>> transfer_bytes(1000, [[64, [[1024, 32], [2048, 16]]]], [3])
     1144
@@ -150,18 +193,15 @@ def transfer_bytes(fixed_bytes: int, ends: Sequence[Any], counts: Sequence[int])
 
 
 def in_chunks(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -> Iterator[list[Any]]:
-    """Parts of a memory, cut up so that they pass in turns of so many bytes.
+    """Split parts of a memory into lists of ``[offset, bytes]``.
 
     Args:
-        memory: bytes.
-        parts: offset and number of bytes of each.
-        most: bytes in a turn.
+        memory: Bytes of a slot.
+        parts: Offset and size of each part, in bytes.
+        most: Maximum size of all chunks in one list, in bytes.
 
-    Yields:
-        ``[offset, bytes]`` of each chunk in a turn.
-
-    >>> turns = in_chunks(memoryview(bytes(99)), [(0, 5), (8, 4)], 4)
-    >>> [[(offset, data.nbytes) for offset, data in turn] for turn in turns]
+    >>> lists = in_chunks(memoryview(bytes(99)), [(0, 5), (8, 4)], 4)
+    >>> [[(offset, data.nbytes) for offset, data in chunks] for chunks in lists]
     [[(0, 4)], [(4, 1), (8, 3)], [(11, 1)]]
     """
     chunks: list[Any] = []
@@ -180,7 +220,7 @@ def in_chunks(memory: memoryview, parts: Sequence[tuple[int, int]], most: int) -
 
 
 def _used(name: str, count: int) -> int | None:
-    """How much of a field's arrays is used where so many episodes end; ``None``: all."""
+    """Return the number of entries in use of a field, or ``None`` for all."""
     return count if ROLLOUT_FIELDS[name].axes is Axes.ENDS else None
 
 

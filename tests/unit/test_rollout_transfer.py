@@ -1,4 +1,4 @@
-"""What crosses of a slot, and where it goes: a rollout written elsewhere is the same in the pool's slot."""
+"""A rollout that a host has sent is in the slot of the pool as a worker on this machine would have written it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from parenv.errors import ProtocolError
 from parenv.memory.layout import Extra, RolloutSpec, slot_layout
 from parenv.memory.maps import SlotMap
 from parenv.memory.spaces import Leaf
-from parenv.remote.slot_transfer import SlotTransfer, transfer_bytes
+from parenv.protocol.messages import Commit, Credit
+from parenv.remote.host_messages import Chunks
+from parenv.remote.rollout_transfer import RolloutTransfer, transfer_bytes
 
 T = 4
 
@@ -35,7 +37,7 @@ def slot_map(shares: tuple[int, ...], together: bool, spec: RolloutSpec) -> Slot
     return SlotMap(memory, spec, 128, layout.total_bytes, together, shares, 2)
 
 
-def written(transfer: SlotTransfer, sequence: int, ends: int, seed: int) -> Any:
+def written(transfer: RolloutTransfer, sequence: int, ends: int, seed: int) -> Any:
     """A slot as a worker leaves it on its host."""
     memory = np.random.default_rng(seed).integers(0, 255, transfer.layout.total_bytes, dtype=np.uint8)
     (arrays,) = transfer.layout.arrays(memory)
@@ -49,7 +51,7 @@ def written(transfer: SlotTransfer, sequence: int, ends: int, seed: int) -> Any:
     return memory
 
 
-def chunks(transfer: SlotTransfer, memory: Any, ends: int, size: int) -> list[tuple[int, memoryview]]:
+def chunks(transfer: RolloutTransfer, memory: Any, ends: int, size: int) -> list[tuple[int, memoryview]]:
     ((_, per_end),) = transfer.ends
     ranges = [(0, transfer.layout.reserved_bytes), *((offset, ends * each) for offset, each in per_end)]
     return [
@@ -57,6 +59,22 @@ def chunks(transfer: SlotTransfer, memory: Any, ends: int, size: int) -> list[tu
         for offset, nbytes in ranges
         for at in range(offset, offset + nbytes, size)
     ]
+
+
+def deliver(
+    transfer: RolloutTransfer, slot: int, sequence: int, parts: Any, share: int, ends: int, has_gradient: bool = False
+) -> None:
+    """Send the rollout of a credit, with the values that its slot does not hold."""
+    transfer.expect(Credit(sequence, slot, 0, 0, b""))
+    transfer.write(Chunks(sequence, parts))
+    objects = {("observations", 1): [[0] * share] * (T + 1), ("finals", 1): [0] * ends}
+    transfer.finish(Commit(sequence, objects, [1, {}, None] if has_gradient else None, []))
+
+
+REASONS = {
+    **dict.fromkeys(["sequence", "too many ends", "negative ends", "bytes missing"], "bytes, where the rollout of"),
+    **dict.fromkeys(["step", "column", "negative column"], "an episode ends outside its rollout"),
+}
 
 
 @given(
@@ -73,15 +91,12 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
     slots = slot_map(shares, together, spec)
     sources = []
     for worker in range(len(shares)):
-        transfer = SlotTransfer(slots, worker)
+        transfer = RolloutTransfer(slots, worker)
         memory = written(transfer, 9, ends, worker)
-        received = 0
-        slot = 1 if together else worker
-        for offset, data in chunks(transfer, memory, ends, size):
-            transfer.write(slot, offset, data)
-            received += data.nbytes
+        parts = chunks(transfer, memory, ends, size)
+        received = sum(data.nbytes for _, data in parts)
         assert received == transfer_bytes(transfer.layout.reserved_bytes, transfer.ends, [ends])
-        transfer.finish(slot, 9, received)
+        deliver(transfer, 1 if together else worker, 9, parts, shares[worker], ends, gradient_bytes > 0)
         sources += transfer.layout.arrays(memory)
     for worker, mine in enumerate(sources):
         layout = slot_layout(spec, sum(shares), len(shares)) if together else slot_layout(spec, shares[worker], 1)
@@ -109,9 +124,10 @@ def test_what_crosses_is_there_and_nothing_else_is_touched(
     ("offset", "nbytes"), [(-1, 8), (1 << 40, 8), (0, 1 << 20)], ids=["before", "behind", "larger than a slot"]
 )
 def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
-    transfer = SlotTransfer(slot_map((2, 2), True, spec_of()), 0)
+    transfer = RolloutTransfer(slot_map((2, 2), True, spec_of()), 0)
+    transfer.expect(Credit(0, 0, 0, 0, b""))
     with pytest.raises(ProtocolError, match="does not fit"):
-        transfer.write(0, offset, memoryview(bytes(nbytes)))
+        transfer.write(Chunks(0, [[offset, memoryview(bytes(nbytes))]]))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +140,7 @@ def test_a_piece_that_does_not_fit_is_refused(offset: int, nbytes: int) -> None:
 @pytest.mark.parametrize("shares", [(2,), (2, 1)])
 def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tuple[int, ...]) -> None:
     slots = slot_map(shares, len(shares) > 1, spec_of())
-    transfer = SlotTransfer(slots, 0)
+    transfer = RolloutTransfer(slots, 0)
     memory = written(transfer, 5, 2, 0)
     (arrays,) = transfer.layout.arrays(memory)
     if wrong in ("too many ends", "negative ends"):
@@ -135,9 +151,8 @@ def test_what_is_not_the_rollout_of_the_credit_is_refused(wrong: str, shares: tu
         arrays["ends", 0]["column"][1] = -1
     elif wrong != "sequence" and wrong != "bytes missing":
         arrays[wrong, 2 if wrong in ("observations", "finals") else 0].view(np.uint8).flat[1] = 2
-    received = 0
-    for offset, data in chunks(transfer, memory, 2, 1 << 20):
-        transfer.write(0, offset, data)
-        received += data.nbytes
-    with pytest.raises(ProtocolError):
-        transfer.finish(0, 6 if wrong == "sequence" else 5, received - (wrong == "bytes missing"))
+    parts = chunks(transfer, memory, 2, 1 << 20)
+    if wrong == "bytes missing":
+        parts[-1] = (parts[-1][0], parts[-1][1][:-1])
+    with pytest.raises(ProtocolError, match=REASONS.get(wrong, "truth values are 0 or 1")):
+        deliver(transfer, 0, 6 if wrong == "sequence" else 5, parts, shares[0], 2)
