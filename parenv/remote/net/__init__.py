@@ -1,1 +1,1 @@
-"""Frames between driver and hosts over TCP: encrypted, authenticated, and bounded."""
+"""Encrypted and authenticated messages between the main process and hosts over TCP, with limits on their cost."""

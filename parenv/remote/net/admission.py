@@ -1,7 +1,7 @@
-"""Who may join a driver: decided, counted and logged in a thread of its own, which goes on while the driver learns.
+"""Admission of hosts, in a thread that also runs while the main process learns.
 
-Two sources tell it all: ZeroMQ asks for each key that a peer has proved to hold (ZAP, RFC 27), and the listener's
-monitor reports connections that begin and end. Only the monitor knows of those that never show a key.
+The thread has two sources. ZeroMQ asks whether the holder of a key may join (ZAP, RFC 27). The monitor of the listener
+reports connections that begin and end, also those without a key.
 """
 
 from __future__ import annotations
@@ -19,31 +19,34 @@ from parenv.errors import ConfigurationError
 from parenv.process.descriptors import free_descriptors
 from parenv.process.wake_up import WakeUp
 from parenv.remote.net import tcp
-from parenv.remote.net.connections import UNKNOWN, peer_of, shut, traffic
-from parenv.remote.net.host_keys import AllowList, Known
-from parenv.remote.net.limits import (
+from parenv.remote.net.connections import (
     MAX_STRANGERS,
     OVERHEAD_BYTES,
+    UNKNOWN,
     Connection,
     Limits,
     objections,
+    peer_of,
+    shut,
     surplus_strangers,
+    traffic,
 )
+from parenv.remote.net.host_keys import AllowList, Known
 from parenv.remote.net.refusals import Refusals
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_LOGGED = 1000
 CHECKS = 4
-"""How often in a silence a connection is looked at, so that it is noticed in the last quarter."""
+"""Number of checks per ``silence_s``, so that a silent connection is found in the last quarter."""
 INTERVAL_S, STRANGER_INTERVAL_S = 0.25, 0.05
-"""How often it is looked at what connections bring, and those that have not been let in."""
+"""Seconds between two checks of the traffic: if all connections are admitted, and otherwise."""
 LAST_MESSAGE_S = 2.0
-"""How long a connection that is to end stays open for the message that tells its host why."""
+"""Seconds for which a dismissed connection stays open, so that the last message arrives."""
 MAX_EVENTS_AT_ONCE = 64
 MAX_EVENTS_WAITING = 1001
-"""Beyond it ZeroMQ accepts no connection until this thread has read events: so many it accepts ahead of this thread."""
+"""Number of unread events at which ZeroMQ stops accepting connections."""
 _SENT_AHEAD = 1000
-"""How many of them ZeroMQ lets wait at its own end, which nobody can set."""
+"""Number of events that ZeroMQ keeps at its own end. It cannot be set."""
 REASONS = {
     "handshake": "it does not identify itself as a host of this driver: it has no key, the key file of another driver, "
     "or is another program",
@@ -64,35 +67,35 @@ _EVENT = struct.Struct("=HI")
 _EVENTS = (
     zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-# Never EVENT_HANDSHAKE_FAILED_PROTOCOL. ZeroMQ reports it also of frames that cannot be deciphered later on, and that
-# alters the errno that it has yet to look at: it takes the connection for one that is read too slowly, and keeps it.
+# EVENT_HANDSHAKE_FAILED_PROTOCOL must not be added. ZeroMQ also reports it for later frames that it cannot decrypt. The
+# report changes errno before ZeroMQ reads it, so that ZeroMQ keeps the connection instead of closing it.
 
 
 def host_of(user: str) -> Known:
-    """The host of a connection, from the ``User-Id`` that :class:`Admission` has given it."""
+    """Return the host of a connection from the ``User-Id`` that :class:`Admission` has assigned."""
     name, _, public = user.partition(" ")
     return Known(name, public.encode())
 
 
 class Admission:
-    """Lets hosts of the allow list in, and nobody else.
+    """Admits the hosts of the allow list only, and closes connections that break the limits.
 
-    The listener must belong to the same context, which must have a single I/O thread: the events of a failed
-    handshake then come in one piece. Nothing may be bound before this is there, or everybody would be let in.
+    The context must have a single I/O thread, so that the events of a failed handshake come without others in between.
+    The listener must be bound afterwards: until then, ZeroMQ would admit every peer.
 
-    It also ends connections that are silent, and not ZeroMQ's heartbeats: these abort the process when a host dies of
-    which ZeroMQ has stopped reading, because nobody takes what it holds of it. Hosts must send something meanwhile.
+    Admission also closes silent connections. ZeroMQ's heartbeats cannot do this: if a host dies while ZeroMQ does not
+    read from it, they abort the process. Hosts must therefore send something within ``silence_s``.
 
     Args:
-        context: of the listener.
-        listener: a CURVE server, not yet bound.
-        allowed: who may join.
-        limits: on what hosts may open and send.
-        silence_s: seconds after which a connection on which nothing comes is ended.
+        context: ZeroMQ context of the listener.
+        listener: CURVE server, not bound yet.
+        allowed: Hosts that may join.
+        limits: Limits on connections.
+        silence_s: Seconds after which a silent connection is closed.
 
     Attributes:
-        refusals: how many peers were refused, by reason; see :data:`REASONS`.
-        ended: how many connections that may have been let in have ended.
+        refusals: Number of refused peers by reason, see :data:`REASONS`.
+        ended: Number of admitted connections that have ended. It may include some that were not admitted.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Admission:
         limits: Limits,
         silence_s: float,
     ) -> None:
-        # Those that are being closed count as well. If the hard limit is too low, there is nothing more to be done.
+        # Connections that are being closed count as well. The hard limit may be lower, and cannot be raised.
         free_descriptors(2 * (limits.connections + MAX_STRANGERS + MAX_EVENTS_WAITING + MAX_EVENTS_AT_ONCE))
         self._refusals = Refusals(MAX_LOGGED)
         self.refusals = self._refusals.counts
@@ -132,7 +135,7 @@ class Admission:
 
     @property
     def connections(self) -> int:
-        """How many connections are open, whether or not they have been let in."""
+        """Number of open connections, admitted or not."""
         return len(self._live)
 
     def fileno(self) -> int:
@@ -140,47 +143,35 @@ class Admission:
         return self._wake_up.fileno()
 
     def take(self) -> None:
-        """Take note that connections have ended; only while :meth:`fileno` is readable."""
-        # In this order: an end in between is told by the ring that is taken now, or by one to come.
+        """Reset :meth:`fileno`; call only while it is readable."""
+        # The order matters: a connection that ends in between is reported by this wake-up or the next.
         self._told = False
         self._wake_up.take()
 
     def refuse(self, reason: str, peer: str, detail: str = "") -> None:
-        """Count a refusal, and log the first of its kind before that.
-
-        Args:
-            reason: one of :data:`REASONS`.
-            peer: its IP address.
-            detail: what else there is to say.
-        """
+        """Log a refusal if it is the first for this reason and IP address, then count it."""
         why = f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
         self._refusals.note(reason, peer, f"refused a connection from {peer}: {why}")
 
     def expel(self, reason: str, fd: int, peer: str) -> None:
-        """End a connection that had been let in.
-
-        Args:
-            reason: one of :data:`REASONS`.
-            fd: descriptor of the connection, which may be closed already.
-            peer: its IP address.
-        """
+        """Close an admitted connection, unless it is closed already, for one of :data:`REASONS`."""
         self.refuse(reason, peer)
         connection = self._live.get(fd)
         if connection is not None and connection.peer in (peer, UNKNOWN):
             shut(fd, connection.port)
 
     def dismiss(self, fd: int) -> None:
-        """End a connection once the last message to it has had the time to arrive."""
+        """Close a connection after :data:`LAST_MESSAGE_S`."""
         if (connection := self._live.get(fd)) is not None:
             connection.ends_s = time.monotonic() + LAST_MESSAGE_S
 
     def objection(self, host: Known, is_first: bool) -> str:
-        """Why a message of a host that was let in is not to be heard: one of :data:`REASONS`, or nothing.
+        """Return the reason to drop a message of an admitted host, one of :data:`REASONS`, or an empty text.
 
         Args:
-            host: whose it is.
-            is_first: whether it is the first one of its connection. Before that, nobody knows which connection is
-                whose, to end it when a key is removed.
+            host: Sender of the message.
+            is_first: Whether it is the first message of its connection. Only this message tells which connection must
+                be closed when the key is removed.
         """
         if host not in self._let_in:
             return "key"
@@ -196,13 +187,13 @@ class Admission:
         return "too many of a key" if has_others and 2 * by_it >= max(2, self._limits.connections) else ""
 
     def heard(self, fd: int, host: Known, nbytes: int) -> None:
-        """Note that a message of this connection has been read, which is this host's and has so many bytes."""
+        """Count a message of a host as read."""
         if (connection := self._live.get(fd)) is not None:
             connection.host = host
             connection.read_bytes += nbytes + OVERHEAD_BYTES
 
     def close(self) -> None:
-        """End; to be called when the listener is closed. Idempotent."""
+        """End the thread. Call after closing the listener. Idempotent."""
         if self._thread.is_alive():
             self._ending.notify(1)
             self._thread.join()
@@ -219,7 +210,7 @@ class Admission:
         checked_s = time.monotonic()
         while self._ending.fileno() not in (ready := dict(poller.poll(self._interval_ms() if self._live else None))):
             try:
-                # In this order: connections are judged behind their beginning.
+                # The order matters: a connection must be known before its key is judged.
                 self._follow()
                 if self._zap in ready:
                     self._answer(self._zap.recv_multipart())
@@ -234,13 +225,13 @@ class Admission:
                 self._refusals.log_once("", raised, logging.ERROR, text + raised)
 
     def _interval_ms(self) -> int:
-        """How long connections are not looked at."""
+        """Return the time until the next check of the traffic."""
         are_strangers = not all(connection.let_in for connection in self._live.values())
         interval_s = STRANGER_INTERVAL_S if are_strangers else INTERVAL_S
         return round(1000 * min(interval_s, self._silence_s / CHECKS))
 
     def _answer(self, request: list[bytes]) -> None:
-        """Answer whether the holder of a key may join."""
+        """Tell ZeroMQ whether the holder of a key may join."""
         routing_id, empty, version, number, _, address, _, mechanism, *credentials = request
         user, code, refusal, detail = "", b"400", "handshake", ""
         if mechanism == b"CURVE" and len(credentials) == 1:
@@ -250,7 +241,7 @@ class Admission:
                     user, code, refusal = f"{name} {public.decode()}", b"200", ""
                     self._let_in.add(Known(name, public))
             except ConfigurationError as error:
-                # To 300, ZeroMQ says nothing to the peer, which will try again.
+                # After code 300, ZeroMQ sends no answer, and the peer tries again.
                 code, refusal, detail = b"300", "allow list", str(error)
         if refusal:
             self._judged += 1
@@ -264,7 +255,7 @@ class Admission:
         shut(fd, connection.port)
 
     def _end_the_removed(self) -> None:
-        """End connections of hosts that have been taken off the list since they were let in."""
+        """Close connections of hosts that were removed from the allow list."""
         removed = self._allowed.removed(self._let_in)
         self._let_in -= removed
         for fd, connection in self._live.items():
@@ -281,13 +272,13 @@ class Admission:
     def _look_at(self, fd: int, connection: Connection) -> None:
         now = traffic(fd, connection.port)
         connection.note(now)
-        # One that has not been let in is ended anyway when its handshake takes too long.
+        # If the peer is not admitted, ZeroMQ closes the connection when the handshake takes too long.
         is_silent = connection.let_in and now.silent_s > self._silence_s * (CHECKS - 1) / CHECKS
         if is_silent or time.monotonic() > connection.ends_s:
             shut(fd, connection.port)
 
     def _follow(self) -> None:
-        """Take in what has happened to connections, and shut strangers that are too many."""
+        """Process events of connections, and close connections that are too many and not admitted."""
         for _ in range(MAX_EVENTS_AT_ONCE):
             try:
                 packed, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -314,9 +305,9 @@ class Admission:
                 self._end(self._live.pop(value), failure)
 
     def _end(self, connection: Connection, failure: str) -> None:
-        """A connection has ended.
+        """Process the end of a connection.
 
-        The events do not say whether it had been let in, nor that it was not. It was not if none was judged meanwhile.
+        The events do not report whether the peer was admitted. If no peer was judged since it came, it was not.
         """
         if failure == "gone" and time.monotonic() - connection.since_s > tcp.HANDSHAKE_S / 2:
             failure = "timeout"

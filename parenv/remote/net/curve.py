@@ -1,12 +1,12 @@
-"""Between machines: a driver that listens on TCP, and hosts that connect to it, over CURVE and nothing less.
+"""Encrypted messages between machines: the driver listens on TCP, and hosts connect to it. All connections use CURVE.
 
-Whatever they say is encrypted, and cannot be read, altered, repeated or left out by others without the connection
-breaking. A host that a driver does not know cannot join, and a host knows its driver.
+A third party cannot read messages. If it changes, repeats or drops one, the connection breaks. A host needs a key that
+the driver knows, and knows the key of its driver.
 
-**At most a window of messages of a host waits to be read**, see :mod:`parenv.remote.net.window`. A host keeps the rest,
-and :meth:`HostSocket.send` says so; the driver tells it of every half window that it has read. Without this, ZeroMQ
-would stop reading from a host of which it holds enough. It would then not see its heartbeats either, so that the host
-would take its driver for gone whenever this learns for longer than ``silence_s``.
+**At most a window of messages of a host is unread**, see :mod:`parenv.remote.net.window`. :meth:`HostSocket.send`
+returns false beyond it, and the driver reports every half window that it has read. Without the window, ZeroMQ would
+stop reading from a host with many unread messages. It would not see the host's heartbeats either, and the host would
+lose its driver whenever an update of the policy takes longer than ``silence_s``.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ MAX_SKIPPED = 100
 
 
 class HostListener:
-    """The driver's end: listens for hosts, lets those in that it knows, and exchanges frames with them.
+    """The driver's end: admits known hosts and exchanges messages with them.
 
     Args:
-        address: where to listen, such as ``tcp://192.0.2.7:5555``; ``*`` as the port, or 0, for any that is free.
-        keys: of the driver.
-        allowed: the hosts that may join.
-        max_message_bytes: the largest message that a host may send, all frames together; the connection of one that
-            sends more is ended.
-        max_connections: how many hosts may be connected; by one key half as many, where others are listed.
-        silence_s: seconds after which a connection on which nothing comes is taken to be cut.
+        address: Address to listen at, such as ``tcp://192.0.2.7:5555``. Port ``*`` or 0: any free port.
+        keys: Keys of the driver.
+        allowed: Hosts that may join.
+        max_message_bytes: Maximum size of a message of a host. A larger message ends its connection.
+        max_connections: Maximum number of connected hosts. If the list has several keys, each may have half of them.
+        silence_s: Seconds after which a silent connection is closed.
 
     Attributes:
-        address: where it listens, with the port.
-        admission: who is let in, and which connections there are. :meth:`wait` returns when more of them have ended;
-            what had come over these may still be waiting in :meth:`receive`.
-        refusals: how many peers were refused, by reason; see :data:`parenv.remote.net.admission.REASONS`.
+        address: Address with the port.
+        admission: Admission of hosts. :meth:`wait` also returns when a connection has ended. Its last messages may
+            still be waiting in :meth:`receive`.
+        refusals: Number of refused peers by reason, see :data:`parenv.remote.net.admission.REASONS`.
 
     Raises:
-        ConfigurationError: the address is not one of TCP, or cannot be listened at.
+        ConfigurationError: The address is not a TCP address, or is not available.
     """
 
     def __init__(
@@ -88,31 +87,31 @@ class HostListener:
         self._waiting.watch(self)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a message has come or a connection has ended, or until the limit.
+        """Wait until a message has come or a connection has ended, up to a limit.
 
-        Waits for :data:`parenv.transport.waiting.MAX_WAIT_S` at most.
+        The limit is ``timeout_s`` or :data:`parenv.transport.waiting.MAX_WAIT_S`.
         """
         self._waiting.wait(timeout_s)
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
-        """What to poll, for whoever waits for this among others."""
+        """Return the sources to poll and their events."""
         return (self._socket, zmq.POLLIN), (self.admission.fileno(), zmq.POLLIN)
 
     def notice(self, ready: Container[object]) -> None:
-        """Take note of connections that have ended."""
+        """Process wake-ups about ended connections."""
         if self.admission.fileno() in ready:
             self.admission.take()
 
     def send(self, peer: bytes, frames: Frames = (), credit: int = 0) -> bool:
-        """Send to one host.
+        """Send a message to a host.
 
         Args:
-            peer: as :meth:`receive` has named it.
-            frames: none for a credit alone. They are copied, and may be altered afterwards.
-            credit: how many messages more it may send.
+            peer: Connection of the host, from :meth:`receive`.
+            frames: Parts of the message, which are copied. Default: only a credit.
+            credit: Number of messages more that the host may send.
 
         Returns:
-            Whether it is on its way; false where there is no such host any more, or it does not take what it is sent.
+            Whether the message was sent. False: the host is gone, or does not read its messages.
         """
         stream = self._streams.of(peer)
         if stream is None:
@@ -127,11 +126,7 @@ class HostListener:
         return True
 
     def receive(self) -> tuple[bytes, str, list[Buffer]] | None:
-        """The next message, or ``None``.
-
-        Returns:
-            Which connection it comes from, the name of its host, and its frames.
-        """
+        """Return the connection, the host's name and the frames of the next message, or ``None``."""
         for _ in range(MAX_SKIPPED):
             if (frames := tcp.received(self._socket)) is None:
                 break
@@ -141,25 +136,21 @@ class HostListener:
         return None
 
     def dismiss(self, peer: bytes, frames: Frames) -> None:
-        """Send a host a last message, drop what it still sends, and end its connection soon after."""
+        """Send a last message to a host, ignore its further messages, and close its connection soon."""
         if (stream := self._streams.of(peer)) is not None:
             self.send(peer, frames)
             self._streams.ban(peer)
             self.admission.dismiss(stream.fd)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close. Idempotent.
-
-        Args:
-            linger_s: how long to wait for what was sent last to be on its way, in seconds.
-        """
+        """Close the socket. Sent messages have up to ``linger_s`` seconds to leave. Idempotent."""
         if not self._socket.closed:
             tcp.close_monitored(self._socket, linger_s)
             self.admission.close()
             terminate(self._context)
 
     def _opened(self, peer: bytes, host: Known, whole: Sequence[zmq.Frame]) -> list[Buffer]:
-        """The parts of a message that is to be delivered. If something is wrong with it, its connection is ended."""
+        """Return the parts of a message, or close its connection and return none."""
         if (stream := self._streams.begin(peer)) is None:
             return []
         first, *frames = whole
@@ -169,7 +160,7 @@ class HostListener:
             _, parts = stream.open(tcp.only(frames))
         except ProtocolError:
             refusal = "sequence"
-        # An identity that a peer has chosen could be taken for that of another.
+        # A peer that chooses its identity could take the identity of another peer.
         if len(peer) != 5 or peer[0]:
             refusal = "identity"
         refusal = refusal or self.admission.objection(host, stream.received == 1)
@@ -188,15 +179,15 @@ class HostSocket:
     """A host's end: one connection to its driver.
 
     Args:
-        address: where the driver listens, such as ``tcp://192.0.2.7:5555``.
-        keys: of the host.
-        silence_s: seconds after which a connection on which nothing comes is taken to be cut.
+        address: Address of the driver, such as ``tcp://192.0.2.7:5555``.
+        keys: Keys of the host.
+        silence_s: Seconds after which a silent connection is lost.
 
     Attributes:
-        link: how the connection is, as far as :meth:`look` has seen.
+        link: State of the connection at the last :meth:`look`.
 
     Raises:
-        ConfigurationError: the address is not one of TCP.
+        ConfigurationError: The address is not a TCP address.
     """
 
     def __init__(self, address: str, keys: HostKeys, *, silence_s: float = 5.0) -> None:
@@ -218,12 +209,11 @@ class HostSocket:
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def look(self) -> State:
-        """How the connection is; does not wait.
+        """Return the state of the connection without waiting.
 
         Returns:
-            ``"connecting"``, as long as there is no answer; ``"connected"``; ``"refused"``, if the driver does not
-            let this host in, or is not a driver; ``"lost"``, if it was connected and is not any more. A refused or
-            lost connection stays so: make another one.
+            ``"connecting"``: no answer yet. ``"connected"``. ``"refused"``: the driver does not accept this host, or is
+            not a driver. ``"lost"``: the connection has ended. A refused or lost connection cannot be used again.
         """
         while not self._monitor.closed and self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
@@ -232,28 +222,27 @@ class HostSocket:
         return self.link.state
 
     def polled(self) -> Sequence[tuple[Polled, int]]:
-        """What to poll, for whoever waits for this among others."""
+        """Return the sources to poll and their events."""
         writes = self._wants_to_write and self._window.is_open and self.link.state in ("connecting", "connected")
         return (self._socket, zmq.POLLIN | (zmq.POLLOUT if writes else 0)), (self._monitor, zmq.POLLIN)
 
     def notice(self, ready: Container[object]) -> None:
-        """Take note of how the connection is."""
+        """Process events of the connection."""
         if self._monitor in ready:
             self.look()
 
     def want_to_write(self, wanted: bool) -> None:
-        """Say whether whoever waits for this shall also be woken when :meth:`send` can take a message."""
+        """Set whether :meth:`polled` includes the time when :meth:`send` accepts a message."""
         self._wants_to_write = wanted
 
     def send(self, frames: Frames) -> bool:
-        """Send to the driver, or, while it is not connected yet, as soon as it is.
+        """Send a message to the driver, after the connection is established.
 
         Args:
-            frames: at least one. They are copied, and may be altered afterwards.
+            frames: Parts of the message, at least one. They are copied.
 
         Returns:
-            Whether it was taken; false while as much waits for the driver as may, or if there is no connection and
-            will be none.
+            Whether the message was accepted. False: the window is full, or the connection is refused or lost.
         """
         if not self._window.is_open or self.link.state in ("refused", "lost"):
             return False
@@ -267,15 +256,11 @@ class HostSocket:
         return True
 
     def receive(self) -> list[Buffer] | None:
-        """The next message, or ``None``. What came before a connection was lost is not lost."""
+        """Return the next message, or ``None``. Messages that came before a loss can still be received."""
         return self._last.popleft() if self._last else self._next()
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Close. Idempotent.
-
-        Args:
-            linger_s: how long to wait for what was sent last to be on its way, in seconds.
-        """
+        """Close the socket. Sent messages have up to ``linger_s`` seconds to leave. Idempotent."""
         if not self._socket.closed:
             tcp.close_monitored(self._socket, linger_s if self.look() == "connected" else 0.0)
             self._monitor.close(0)
@@ -296,12 +281,12 @@ class HostSocket:
         return None
 
     def _rescue(self) -> None:
-        """Keep what had come before the connection was lost, which is not to be read once it is given up."""
+        """Keep the messages that came before the loss: they cannot be read after the socket has disconnected."""
         self._last.extend(iter(self._next, None))
         self._give_up()
 
     def _give_up(self) -> None:
-        """Without this, ZeroMQ would connect again, and go on in the middle of the conversation."""
+        # Without this, ZeroMQ would reconnect and continue in the middle of the conversation.
         self.link.state = "lost"
         with contextlib.suppress(zmq.ZMQError):
             self._socket.disconnect(self._endpoint)

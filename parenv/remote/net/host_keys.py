@@ -1,8 +1,8 @@
-"""Keys for the network: who a driver is, and which hosts may join it.
+"""Keys of the main process (the driver) and of the hosts that may join it.
 
-Each side has a CURVE key pair. A host knows the driver's public key, so that nobody can pose as the driver; the driver
-knows the public keys of its hosts, so that nobody else can join. Keys are Z85 text of 40 bytes. They are kept in files
-that only their owner may read, and are never shown: not in a ``repr``, not in an error, not in a log.
+Each side has a CURVE key pair. A host knows the driver's public key, so that no other program can pose as the driver.
+The driver knows the public keys of its hosts, so that no other program can join. A key is Z85 text of 40 bytes. Keys
+are stored in files that only their owner can read. They never appear in a ``repr``, an error or a log.
 """
 
 from __future__ import annotations
@@ -35,14 +35,10 @@ _HOSTS_TEXT = "# parenv: public keys of the hosts that may join, a name and a ke
 
 @dataclass(frozen=True, repr=False)
 class KeyPair:
-    """What one side is known by and proves it with.
-
-    Args:
-        public: what the other side knows it by, Z85 of 40 bytes.
-        secret: what it proves it with.
+    """A public and a secret key, each Z85 text of 40 bytes.
 
     Raises:
-        ConfigurationError: these are not keys, or do not belong together.
+        ConfigurationError: A key is malformed, or the keys do not belong together.
     """
 
     public: bytes
@@ -64,15 +60,10 @@ class DriverKeys(KeyPair):
 
 @dataclass(frozen=True, repr=False)
 class HostKeys(KeyPair):
-    """The key pair of a host, and the driver it trusts.
-
-    Args:
-        public: what the driver knows it by, Z85 of 40 bytes.
-        secret: what it proves it with.
-        driver_public: the public key of its driver.
+    """The key pair of a host, and the public key of its driver.
 
     Raises:
-        ConfigurationError: these are not keys, or do not belong together.
+        ConfigurationError: A key is malformed, or the keys do not belong together.
     """
 
     driver_public: bytes
@@ -84,27 +75,22 @@ class HostKeys(KeyPair):
 
 
 class Known(NamedTuple):
-    """A host that has shown a key of the list.
-
-    Args:
-        name: that it had there.
-        public: the key.
-    """
+    """Name and public key of a host on the allow list."""
 
     name: str
     public: bytes
 
 
 class AllowList:
-    """Which hosts may join, by their public keys.
+    """Public keys of the hosts that may join.
 
     Args:
-        source: path of a file such as ``hosts.pub``, read anew whenever a host asks to join and every now and then, so
-            that hosts can be added and removed while the driver runs; or public keys as Z85 text, whose hosts are named
-            ``host-0`` and so on.
+        source: Path of a file such as ``hosts.pub``, or a list of public keys as Z85 text. The file is read again when
+            a host asks to join and at intervals, so that it can be changed while the driver runs. Hosts of a list are
+            named ``host-0``, ``host-1`` and so on.
 
     Raises:
-        ConfigurationError: the file cannot be used, or something in the list is not a key.
+        ConfigurationError: The file cannot be used, or the list contains something else than keys.
     """
 
     def __init__(self, source: str | os.PathLike[str] | Sequence[str]) -> None:
@@ -114,25 +100,25 @@ class AllowList:
         self._current()
 
     def __len__(self) -> int:
-        """How many hosts may join.
+        """Return the number of hosts.
 
         Raises:
-            ConfigurationError: the file cannot be used any more.
+            ConfigurationError: The file cannot be used any more.
         """
         return len(self._current())
 
     def name_of(self, public: bytes) -> str | None:
-        """The name of the host with this public key, or ``None`` where it may not join.
+        """Return the name of the host with this public key, or ``None`` if it may not join.
 
         Raises:
-            ConfigurationError: the file cannot be used any more, so that nobody may join for now.
+            ConfigurationError: The file cannot be used any more. No host may join for now.
         """
         return self._current().get(public)
 
     def removed(self, let_in: Iterable[Known]) -> set[Known]:
-        """Those of these hosts that may not join any more by that name and key; none while the file cannot be used.
+        """Return the hosts that are no longer on the list; none while the file cannot be used.
 
-        They must be missing twice in a row: a file that somebody rewrites in place is empty, or half, for a moment.
+        A host must be missing twice in a row: a file that is rewritten in place is incomplete for a moment.
         """
         try:
             current = self._current()
@@ -146,18 +132,18 @@ class AllowList:
 
 
 def create_keys(directory: str | os.PathLike[str], hosts: Sequence[str]) -> list[Path]:
-    """Make the keys of a driver and of its hosts.
+    """Create the keys of a driver and of its hosts.
 
     Args:
-        directory: where to; made if missing, for its owner only.
-        hosts: names of the hosts: letters, digits, dots, hyphens and underscores.
+        directory: Directory for the files. It is created if it is missing, for its owner only.
+        hosts: Names of the hosts: letters, digits, dots, hyphens and underscores.
 
     Returns:
-        The files made: ``driver.key``, a key file for each host, which belongs on that host and nowhere else, and
-        ``hosts.pub``, the list of hosts that may join.
+        Paths of the files: ``driver.key``, a key file for each host, and ``hosts.pub``, the list of hosts that may
+        join. A key file of a host belongs on this host only.
 
     Raises:
-        ConfigurationError: a name cannot be used, a file exists already, or the directory cannot be written.
+        ConfigurationError: A name cannot be used, a file exists already, or the directory cannot be written.
     """
     for name in hosts:
         _check_name(name)
@@ -174,17 +160,13 @@ def create_keys(directory: str | os.PathLike[str], hosts: Sequence[str]) -> list
 
 
 def add_host(directory: str | os.PathLike[str], name: str) -> Path:
-    """Make the key of one more host, and let it join.
-
-    Args:
-        directory: with the files that :func:`create_keys` has made.
-        name: of the host.
+    """Create the key of another host in a directory of :func:`create_keys`, and add the host to the list.
 
     Returns:
-        The key file of the host.
+        Path of the key file of the host.
 
     Raises:
-        ConfigurationError: the name cannot be used or is taken, or the directory is not one with keys.
+        ConfigurationError: The name cannot be used or is taken, or the directory has no keys.
     """
     _check_name(name)
     folder = Path(directory)
@@ -206,15 +188,18 @@ def add_host(directory: str | os.PathLike[str], name: str) -> Path:
 
 
 def listed_hosts(directory: str | os.PathLike[str]) -> list[str]:
-    """Names of the hosts that may join, in the order of the list."""
+    """Return the names of the hosts that may join, in the order of the list."""
     return list(_read_hosts(Path(directory) / HOSTS_FILE).values())
 
 
 def remove_host(directory: str | os.PathLike[str], name: str) -> Path:
-    """Let a host join no more; a driver that runs ends its connection. Returns its key file, which is deleted.
+    """Remove a host from the list and delete its key file. A driver that runs closes its connection.
+
+    Returns:
+        Path of the deleted key file.
 
     Raises:
-        ConfigurationError: it is not in the list, or the directory is not one with keys.
+        ConfigurationError: The host is not on the list, or the directory has no keys.
     """
     listed, path = Path(directory) / HOSTS_FILE, Path(directory) / f"{name}.key"
     with locked(listed):
@@ -230,7 +215,7 @@ def read_driver_keys(path: str | os.PathLike[str]) -> DriverKeys:
     """Read the key file of a driver.
 
     Raises:
-        ConfigurationError: it is missing or malformed, or others may read it.
+        ConfigurationError: The file is missing or malformed, or other users may read it.
     """
     return _read_keys(path, DriverKeys, ("public", "secret"), "driver")
 
@@ -239,19 +224,19 @@ def read_host_keys(path: str | os.PathLike[str]) -> HostKeys:
     """Read the key file of a host.
 
     Raises:
-        ConfigurationError: it is missing or malformed, or others may read it.
+        ConfigurationError: The file is missing or malformed, or other users may read it.
     """
     return _read_keys(path, HostKeys, _HOST_WORDS, "host")
 
 
 def ephemeral_keys() -> tuple[DriverKeys, HostKeys]:
-    """Keys of a driver and of all its hosts, for one run: they are in memory only."""
+    """Create keys of a driver and of all its hosts, for one run and without files."""
     driver = DriverKeys(*zmq.curve_keypair())
     return driver, HostKeys(*zmq.curve_keypair(), driver.public)
 
 
 def is_key(value: object) -> bool:
-    """Whether something is a key in Z85 text.
+    """Return whether a value is a key in Z85 text.
 
     >>> is_key(b"rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"), is_key(b"short")
     (True, False)
@@ -261,7 +246,7 @@ def is_key(value: object) -> bool:
     try:
         z85.decode(value)
     except struct.error:
-        # Five characters can say more than the four bytes that they stand for can hold.
+        # Five characters of Z85 can encode more than four bytes can hold.
         return False
     return True
 
@@ -283,7 +268,7 @@ def _named(keys: Sequence[str]) -> dict[bytes, str]:
                 f"entry {place} of the list of hosts is not a key: it must be 40 characters of Z85"
             )
     if not encoded:
-        raise ConfigurationError("the list of hosts is empty: nobody could ever join")
+        raise ConfigurationError("the list of hosts is empty: no host could ever join")
     return {key: f"host-{place}" for place, key in enumerate(encoded)}
 
 
@@ -315,7 +300,7 @@ def _read_keys(path: str | os.PathLike[str], kind: type[Keys], words: Sequence[s
 
 
 def _read_hosts(path: Path) -> dict[bytes, str]:
-    """Names by public key."""
+    """Return the names of hosts by public key."""
     names: dict[bytes, str] = {}
     for number, name, public in _lines(read_private(path, Others.CANNOT_WRITE)):
         if not (_NAME.fullmatch(name) and is_key(public)):
@@ -327,7 +312,7 @@ def _read_hosts(path: Path) -> dict[bytes, str]:
 
 
 def _lines(text: str) -> list[tuple[int, str, bytes]]:
-    """Number, first word and rest of every line that is no comment."""
+    """Return the number, the first word and the rest of every line that is not a comment."""
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     words = [(number, line.split(None, 1)) for number, line in lines if line and not line.startswith("#")]
     return [(number, first, "".join(rest).encode()) for number, (first, *rest) in words]

@@ -1,4 +1,4 @@
-"""How a connection to a driver is, told from the events that ZeroMQ reports of it: pure decisions."""
+"""State of a host's connection, derived from the events that ZeroMQ reports."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-# Why not EVENT_HANDSHAKE_FAILED_PROTOCOL: see parenv.remote.net.admission.
+# parenv.remote.net.admission explains why EVENT_HANDSHAKE_FAILED_PROTOCOL is missing.
 
 
 class Link:
-    """A connection that is made once: what is refused or lost stays so.
+    """A connection that is made once. After ``refused`` or ``lost``, its state does not change.
 
     >>> link = Link()
     >>> link.take_in(zmq.EVENT_HANDSHAKE_SUCCEEDED), link.take_in(zmq.EVENT_DISCONNECTED)
     ('connected', 'lost')
 
     Attributes:
-        state: how it is.
-        broken_handshakes: how often the other side has ended it before it was established. More than once or twice, it
-            means that the key file is for another driver, or it has too many connections.
+        state: State of the connection.
+        broken_handshakes: Number of handshakes that the peer has aborted. More than two mean that the key file belongs
+            to another main process, or that this one has too many connections.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,7 @@ class Link:
         self._will_try_again = False
 
     def take_in(self, event: int) -> State:
-        """Take in an event.
-
-        Args:
-            event: one of :data:`EVENTS`.
-
-        Returns:
-            How the connection is now.
-        """
+        """Process one of :data:`EVENTS`. Returns the new state."""
         if self.state == "connected" and event == zmq.EVENT_DISCONNECTED:
             self.state = "lost"
         elif self.state == "connecting":
@@ -58,5 +51,5 @@ class Link:
         elif event == zmq.EVENT_DISCONNECTED and self._will_try_again:
             self._will_try_again = False
         else:
-            # Of a peer that does not speak its protocol ZeroMQ says no more than that the connection has ended.
+            # If the peer does not speak ZeroMQ's protocol, this event is the only one.
             self.state = "refused"

@@ -1,4 +1,4 @@
-"""Files that are their owner's affair: written for nobody else, and read only if that is so."""
+"""Files that only their owner can access. A file that other users can access is not read."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class Others(IntFlag):
-    """What group and others must not be able to do with a file: bits of its mode."""
+    """Permission bits that the mode of a file must not have."""
 
     CANNOT_READ = stat.S_IRWXG | stat.S_IRWXO
     CANNOT_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def write_new(folder: Path, texts: Mapping[Path, str]) -> None:
-    """Write files that only their owner can read, from their first moment on: all of them, or none.
+    """Create files that only their owner can read: all of them, or none.
 
     Args:
-        folder: where they are; made if missing, for its owner only.
-        texts: what to write, by path.
+        folder: Directory of the files. It is created if it is missing, for its owner only.
+        texts: Content of the files by path.
 
     Raises:
-        ConfigurationError: one exists already, or cannot be written.
+        ConfigurationError: A file exists already or cannot be written.
     """
     for path in texts:
         if os.path.lexists(path):
@@ -51,10 +51,10 @@ def write_new(folder: Path, texts: Mapping[Path, str]) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file anew: whoever reads it meanwhile sees all of the old text, or all of the new one.
+    """Replace the content of a file. A reader gets the old content or the new content, never a mixture.
 
     Raises:
-        ConfigurationError: it cannot be written, and is as it was.
+        ConfigurationError: The file cannot be written. It is unchanged.
     """
     temporary = ""
     try:
@@ -70,17 +70,17 @@ def replace(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Change a file by :func:`replace` while no other process or thread does so.
+    """Lock a file against changes by other processes and threads that use this lock.
 
     Raises:
-        ConfigurationError: the file cannot be opened for writing.
+        ConfigurationError: The file cannot be opened for writing.
     """
     with contextlib.ExitStack() as stack:
         try:
             while True:
                 file = stack.enter_context(open(path, "rb+", buffering=0))
                 fcntl.flock(file, fcntl.LOCK_EX)
-                # While this waited for the lock, another process may have replaced the file that the lock is on.
+                # During the wait for the lock, another process may have replaced the file.
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     break
                 stack.close()
@@ -92,17 +92,13 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def read_private(path: Path, others: Others) -> str:
-    """Read a file that others cannot reach.
-
-    Args:
-        path: of the file.
-        others: what group and others must not be able to do.
+    """Read a text file that other users cannot access.
 
     Raises:
-        ConfigurationError: it is missing, no text file, too large, or others can reach it.
+        ConfigurationError: The file is missing, not text, too large, or other users can access it.
     """
     try:
-        # Without O_NONBLOCK, a named pipe in the place of the file would keep us waiting for ever.
+        # Without O_NONBLOCK, opening a named pipe in place of the file would block forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             _check(path, os.fstat(descriptor), others)
@@ -128,5 +124,5 @@ def _check(path: Path, status: os.stat_result, others: Others) -> None:
         can = "read or write" if others == Others.CANNOT_READ else "write"
         raise ConfigurationError(
             f"{path}: others may {can} it (mode {stat.S_IMODE(status.st_mode):04o}), so that it cannot be trusted; "
-            f"if nobody has done so yet: chmod 600 {path}"
+            f"if no other user has done so: chmod 600 {path}"
         )

@@ -1,10 +1,10 @@
-"""The messages of a connection in one direction and the other: none missing, none twice, each whole.
+"""Numbered messages of a connection: none is missing, none comes twice, each is complete.
 
-CURVE lets nobody read, alter or repeat a frame of ZeroMQ, but it accepts that somebody on the way leaves some out.
-Every message is therefore one frame, with its number in it. (For a message of several frames, ZeroMQ may also abort the
-process, if the connection breaks while its socket is being closed.)
+CURVE encrypts and authenticates the frames of ZeroMQ, but an attacker in between may drop some. Every message is
+therefore one frame with a number. (If a message has several frames and the connection breaks while its socket is being
+closed, ZeroMQ may abort the process.)
 
-In the frame are the number, a credit, how many parts there are, the size of each, and the parts, at multiples of
+A frame holds the number, a credit, the number of parts, their sizes, and the parts, at multiples of
 :data:`ALIGNMENT` bytes.
 """
 
@@ -20,12 +20,12 @@ from parenv.remote.net.window import Receipts
 
 ALIGNMENT = 8
 BIG_BYTES = 1 << 16
-"""Parts of this size are not copied when they are received."""
+"""Minimum size of parts that are not copied when they are received."""
 _HEAD = struct.Struct("<QII")
 
 
 class Stream:
-    """Numbers the messages of one connection.
+    """Numbers the messages of one connection, in both directions.
 
     >>> here, there = Stream(), Stream()
     >>> frame = here.seal([b"some", b"thing"])
@@ -34,9 +34,9 @@ class Stream:
     (0, [b'some', b'thing'])
 
     Attributes:
-        received: how many messages have come.
-        receipts: of what has come, on the driver's side.
-        fd: descriptor of the connection, on the driver's side.
+        received: Number of received messages.
+        receipts: Receipts for the host, in the main process.
+        fd: Descriptor of the connection, in the main process.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,7 @@ class Stream:
         self._sent = 0
 
     def seal(self, parts: Sequence[Buffer], credit: int = 0) -> bytes:
-        """The next message as one frame.
-
-        Args:
-            parts: that it consists of.
-            credit: how many messages more the other side may send.
-        """
+        """Return the next message as one frame. ``credit`` is the number of messages more that the peer may send."""
         sizes = [len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in parts]
         pieces: list[Buffer] = [_HEAD.pack(self._sent, credit, len(parts)), struct.pack(f"<{len(sizes)}Q", *sizes)]
         for part, size in zip(parts, sizes, strict=True):
@@ -59,17 +54,17 @@ class Stream:
         return b"".join(pieces)
 
     def sent_one(self) -> None:
-        """Note that the message was sent."""
+        """Count the message as sent."""
         self._sent += 1
 
     def open(self, frame: Buffer) -> tuple[int, list[Buffer]]:
-        """Take a message apart that has come.
+        """Split a received message.
 
         Returns:
-            How many messages more this side may send, and its parts: big ones where they lie in the frame.
+            The credit of this side, and the parts. Large parts are views of the frame.
 
         Raises:
-            ProtocolError: it is malformed, or messages before it are missing.
+            ProtocolError: The message is malformed, or an earlier message is missing.
         """
         whole = memoryview(frame)
         if len(whole) < _HEAD.size:
@@ -97,11 +92,11 @@ def _parts(whole: memoryview, num_parts: int) -> Iterator[Buffer]:
 
 
 class Streams:
-    """Those of all peers of a socket.
+    """The streams of all peers of a socket.
 
     Args:
-        num_live: how many connections there can be at a time.
-        reachable: whether a peer can still be sent to.
+        num_live: Maximum number of connections.
+        reachable: Returns whether a peer is still connected.
     """
 
     def __init__(self, num_live: int, reachable: Callable[[bytes], bool]) -> None:
@@ -111,21 +106,21 @@ class Streams:
         self._banned: deque[bytes] = deque(maxlen=num_live)
 
     def of(self, peer: bytes) -> Stream | None:
-        """The stream of a peer; ``None`` where nothing has come from it, or it is banned."""
+        """Return the stream of a peer, or ``None`` if it has sent nothing or is banned."""
         return self._of.get(peer)
 
     def begin(self, peer: bytes) -> Stream | None:
-        """The stream of a peer from which something has come; ``None`` where it is banned."""
+        """Return the stream of a peer that has sent something, or ``None`` if it is banned."""
         if peer in self._banned:
             return None
         if peer not in self._of:
-            # Nobody says which connections have ended.
+            # ZeroMQ does not report which peers have disconnected.
             if len(self._of) >= 2 * self._num_live:
                 self._of = {peer: stream for peer, stream in self._of.items() if self._reachable(peer)}
             self._of[peer] = Stream()
         return self._of[peer]
 
     def ban(self, peer: bytes) -> None:
-        """Ignore what else has come from a peer."""
+        """Ignore further messages of a peer."""
         self._of.pop(peer, None)
         self._banned.append(peer)

@@ -1,21 +1,21 @@
-"""How much of a host may wait to be read: both ends count it, and the driver says what it has read."""
+"""Flow control: a limit on the unread messages of a host, counted at both ends."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW = 16
-"""How many messages."""
+"""Maximum number of unread messages."""
 WINDOW_BYTES = 1 << 22
-"""How many bytes, beside one more message."""
+"""Maximum number of unread bytes, beside one more message."""
 
 
 class Window:
-    """What a host has sent that its driver has not read yet, as far as the host knows.
+    """A host's count of the messages that the main process has not read yet.
 
     Args:
-        messages: how many there may be.
-        nbytes: how much may be there beside one more message.
+        messages: Maximum number of messages.
+        nbytes: Maximum number of bytes, beside one more message.
     """
 
     def __init__(self, messages: int = WINDOW, nbytes: int = WINDOW_BYTES) -> None:
@@ -24,25 +24,25 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is room for another message."""
+        """True if another message may be sent."""
         return len(self._sizes) < self._messages and sum(self._sizes) < self._nbytes
 
     def sent(self, nbytes: int) -> None:
-        """A message is on its way."""
+        """Count a message of this size as sent."""
         self._sizes.append(nbytes)
 
     def read(self, messages: int) -> None:
-        """The driver says that it has read so many."""
+        """Count this number of messages as read."""
         for _ in range(min(messages, len(self._sizes))):
             self._sizes.popleft()
 
 
 class Receipts:
-    """What a driver has read of a host and not told it yet: half of a :class:`Window` at most.
+    """The main process's count of read messages that it has not reported to the host: at most half a :class:`Window`.
 
     Args:
-        messages: of the window.
-        nbytes: of the window.
+        messages: Number of messages in the window.
+        nbytes: Number of bytes in the window.
     """
 
     def __init__(self, messages: int = WINDOW, nbytes: int = WINDOW_BYTES) -> None:
@@ -50,7 +50,7 @@ class Receipts:
         self._read = self._read_bytes = 0
 
     def due(self, nbytes: int) -> int:
-        """A message has been read; how many to tell the host of now, or 0."""
+        """Count a message as read. Returns the number of messages to report now, or 0."""
         self._read, self._read_bytes = self._read + 1, self._read_bytes + nbytes
         if 2 * self._read < self._messages and 2 * self._read_bytes < self._nbytes:
             return 0

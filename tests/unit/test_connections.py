@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from parenv.remote.net.connections import TcpTraffic
-from parenv.remote.net.host_keys import Known
-from parenv.remote.net.limits import (
+from parenv.remote.net.connections import (
     MAX_STRANGERS,
     MOST_TO_STRANGERS,
     STRANGER_BYTES,
     Connection,
     Limits,
+    TcpTraffic,
     objections,
     surplus_strangers,
 )
+from parenv.remote.net.host_keys import Known
 
 LIMITS = Limits(connections=3, unread_bytes=1000, all_unread_bytes=2500)
 ALPHA = Known("alpha", b"key")
