@@ -1,5 +1,5 @@
-"""Many machines: placements whose workers are on hosts, the hosts themselves, and what passes between them.
+"""Workers on other machines: the placement in the main process, the hosts, and the messages between them.
 
-Nothing else imports this but the command line and, when a placement is wanted, ``parenv.supervision.launch``; the
-door is ``joining``.
+Only the command line and, for a remote placement, ``parenv.supervision.launch`` import this package. Its entry point is
+``joining``.
 """

@@ -1,4 +1,4 @@
-"""Exchange with workers on hosts beside their messages: weights, rollouts and rows of step buffers."""
+"""Data exchanged with workers on hosts beside messages: weights, rollouts and rows of step buffers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from parenv.remote.weight_transfer import chunks_of
 
 
 class Exchange:
-    """Adds to what the driver says what a host needs for it, and takes in what hosts send of their memory.
+    """Adds data to messages for workers on hosts, and checks what these workers send.
 
     Args:
-        placing: how many workers are on no host, how weights cross, and what one message from a host may have.
-        weights: the policy's weights, or ``None``.
+        placing: The user's placement.
+        weights: Weights of the policy, or ``None``.
     """
 
     def __init__(self, placing: RemotePlacement, weights: AnyWeights) -> None:
@@ -48,18 +48,18 @@ class Exchange:
         self._transfers: dict[int, RolloutTransfer] = {}
         self._conversations: defaultdict[Sender, Conversation] = defaultdict(Conversation)
         self._calls: dict[tuple[Sender, int], tuple[str, int]] = {}
-        """Those that wait for an answer: the method, and how many sub-environments each is about."""
+        """Calls without an answer: the method, and the number of sub-environments that it is about."""
         self._brought: dict[bytes, dict[Any, int]] = {}
         self._names = () if weights is None else weights.policies
         self._snapshots: dict[bytes, tuple[int, int]] = {}
-        """By host, the version of the last snapshot that it was sent, and where its weights lie."""
+        """By host, the version and the weight slot of its last snapshot."""
 
     def welcome(self, launch: Launch, head_bytes: int) -> Welcome:
-        """What a host that has joined has to know.
+        """Return the first message for a host that has joined.
 
         Args:
-            launch: what every worker gets.
-            head_bytes: of the driver's memory before the slots, or before the step buffer.
+            launch: Data for every worker.
+            head_bytes: Size of the driver's memory before the slots or the step buffer.
         """
         return Welcome(
             entry=launch.entry,
@@ -74,12 +74,12 @@ class Exchange:
         )
 
     def lay_out(self, slots: SlotMap) -> None:
-        """Hear where rollouts lie."""
+        """Set the location of the rollout slots."""
         on_hosts = range(self._placing.num_local, len(slots.shares))
         self._transfers = {worker: RolloutTransfer(slots, worker) for worker in on_hosts}
 
     def outgoing(self, host: bytes, to: Sender, message: Message) -> Iterator[tuple[AnyMessage, Sender]]:
-        """What to say to a host in place of a message to one of its workers, each with what its header names."""
+        """Yield the messages for a host that replace a message to one of its workers, each with its header."""
         self._conversations[to].say(DRIVER, message)
         if isinstance(message, Call):
             self._calls[to, message.sequence] = message.method, message.asked
@@ -103,18 +103,18 @@ class Exchange:
         yield message, to
 
     def take(self, head: Any, sender: Sender, message: Any) -> Any:
-        """Take in what comes of a worker.
+        """Check a message of a worker, and write its data to the driver's memory.
 
         Args:
-            head: the driver's memory.
-            sender: the worker, which is on the host that this comes from.
-            message: of any kind.
+            head: Memory of the driver.
+            sender: Worker on the host that has sent the message.
+            message: Message of any kind.
 
         Returns:
-            What of it is for whoever speaks with that worker, or ``None``.
+            Message for the supervisor, or ``None``.
 
         Raises:
-            ProtocolError: it does not fit what that worker was asked for.
+            ProtocolError: The message does not fit the requests to this worker.
         """
         if not isinstance(message, Answers | Chunks):
             self._conversations[sender].say(WORKER, message)
@@ -123,7 +123,7 @@ class Exchange:
             return None
         if isinstance(message, Chunks | Commit):
             if (transfer := self._transfers.get(sender.worker)) is None:
-                raise ProtocolError(f"worker {sender.worker} was asked for no rollout")
+                raise ProtocolError(f"worker {sender.worker} must not send rollouts")
             if isinstance(message, Chunks):
                 return transfer.write(message)
             transfer.finish(message)
@@ -139,19 +139,19 @@ class Exchange:
         return message
 
     def forget_worker(self, worker: Sender) -> None:
-        """Take nothing more from a worker that has ended."""
+        """Drop the state of a worker that has ended."""
         self._conversations.pop(worker, None)
         self._calls = {key: call for key, call in self._calls.items() if key[0] != worker}
         if worker.worker in self._transfers:
             self._transfers[worker.worker].forget()
 
     def forget_host(self, host: bytes) -> None:
-        """A host is gone, with the weights that it had."""
+        """Drop the state of a host that is gone."""
         self._brought.pop(host, None)
         self._snapshots.pop(host, None)
 
     def _missing_weights(self, host: bytes, version: int) -> Iterator[tuple[AnyMessage, Sender]]:
-        """A version, unless the host has it: it crosses once for all workers there."""
+        """Yield the weights of a version that the host does not have: they are sent once for all its workers."""
         brought = self._brought.setdefault(host, {})
         for place in () if self._weights is None else self._weights.needed(version):
             if brought.get(place.key) != place.version:
@@ -161,15 +161,15 @@ class Exchange:
 
 
 def take_status(head: Any, here: set[int], heartbeat: Heartbeat) -> None:
-    """Note what workers on a host are doing.
+    """Write the status slots of a heartbeat to the driver's memory.
 
     Args:
-        head: the driver's memory.
-        here: indices of the workers that are there; of others there is nothing to know any more.
-        heartbeat: of the host.
+        head: Memory of the driver.
+        here: Indices of the workers on the host. Status slots of other workers are ignored.
+        heartbeat: Message of the host.
 
     Raises:
-        ProtocolError: it does not have a status slot for each worker that it names.
+        ProtocolError: The number of workers and of status slots differ.
     """
     workers = heartbeat.workers
     if len(heartbeat.status_slots) != STATUS_SLOT_BYTES * len(workers):

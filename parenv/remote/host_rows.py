@@ -1,4 +1,4 @@
-"""The host's side of vector envs: step buffers and wake-ups of the workers on this host."""
+"""Step buffers and wake-ups of the workers on a host, for vector envs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from parenv.remote.step_buffer_transfer import WorkerRows
 
 
 class HostRows:
-    """Passes requests on to workers, and collects what they have answered.
+    """Forwards requests to workers, and collects their answers.
 
     Args:
-        memory: of the host.
-        local: starts the workers.
+        memory: Shared memory of the host.
+        local: Placement of the workers on the host.
 
     Attributes:
-        wake_up: is rung by every worker that has answered.
+        wake_up: Wake-up that every worker notifies after an answer.
     """
 
     def __init__(self, memory: SharedMemory, local: LocalPlacement) -> None:
@@ -36,7 +36,7 @@ class HostRows:
         self._rows: dict[Sender, WorkerRows] = {}
 
     def start(self, sender: Sender) -> None:
-        """Prepare for a process in a worker's place."""
+        """Prepare for a new process of a worker."""
         for before in [other for other in self._wake_ups if other.worker == sender.worker]:
             self._wake_ups.pop(before).close()
             self._rows.pop(before, None)
@@ -45,10 +45,10 @@ class HostRows:
         progress.said[0] = progress.has_infos[0] = 0
 
     def obey(self, sender: Sender, message: RowPlan | Ring) -> None:
-        """Make room for a worker's rows, or pass on what is requested of them; nothing where that process is gone.
+        """Allocate a worker's rows, or forward requests for them unless this process is gone.
 
         Raises:
-            MemoryError: there is not that much memory.
+            MemoryError: The memory cannot be allocated.
         """
         if isinstance(message, RowPlan):
             self._rows[sender] = self._lay_out(message)
@@ -57,7 +57,7 @@ class HostRows:
             self._wake_ups[sender].notify(message.number)
 
     def answers(self) -> Iterator[tuple[Sender, Answers]]:
-        """What workers have answered since the last time."""
+        """Yield the answers of workers since the last call."""
         if self._poll.poll(0):
             self.wake_up.take()
         for sender, of_one in self._rows.items():
@@ -65,7 +65,7 @@ class HostRows:
                 yield sender, Answers(rows, bytes(status_slot(self._head, sender.worker)), data)
 
     def close(self) -> None:
-        """Close the wake-ups, for which nobody waits from now on."""
+        """Close the wake-ups."""
         self._local.unwatch(self.wake_up.fileno())
         for wake_up in (self.wake_up, *self._wake_ups.values()):
             wake_up.close()
@@ -76,6 +76,6 @@ class HostRows:
             if row_bytes:
                 self._memory.reserve(offset, plan.share * row_bytes)
         rows = WorkerRows(self._memory.map(), plan)
-        # What another process has left there is not news, and what this one answers is, even by the same number.
+        # Answers of an earlier process are not new. Answers of this process are new, even if the number is the same.
         rows.forget()
         return rows

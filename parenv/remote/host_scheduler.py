@@ -1,4 +1,4 @@
-"""Which worker runs on which host: pure decisions."""
+"""Assignment of workers to hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parenv.protocol.frames import Sender
 
 
 class HostScheduler:
-    """Hosts that come and go, and the workers that want a place on one.
+    """The hosts that are connected, and the workers on them or waiting for one.
 
     >>> scheduler = HostScheduler()
     >>> scheduler.want(Sender(0, 0)), scheduler.want(Sender(1, 0)), scheduler.place()
@@ -27,19 +27,19 @@ class HostScheduler:
         self._waiting: list[Sender] = []
 
     def host_of(self, worker: Sender) -> bytes | None:
-        """The host of a worker, or ``None`` while it has none."""
+        """Return the host of a worker, or ``None``."""
         return self._host_of.get(worker)
 
     def workers_of(self, host: bytes) -> list[Sender]:
-        """The workers of a host, by index."""
+        """Return the workers of a host, by index."""
         return sorted(worker for worker, its_host in self._host_of.items() if its_host == host)
 
     def join(self, host: bytes, capacity: int) -> None:
-        """A host has come."""
+        """Add a host."""
         self._capacity[host] = capacity
 
     def leave(self, host: bytes) -> list[Sender]:
-        """A host is gone; the workers that are gone with it."""
+        """Remove a host. Returns the workers that were on it."""
         self._capacity.pop(host, None)
         lost = self.workers_of(host)
         for worker in lost:
@@ -47,26 +47,26 @@ class HostScheduler:
         return lost
 
     def could_leave(self, host: bytes) -> bool:
-        """Whether other hosts have room for the workers of a host."""
+        """Return whether other hosts have room for the workers of a host."""
         others = sum(self._capacity.values()) - self._capacity[host]
         return len(self._host_of) + len(self._waiting) <= others
 
     def want(self, worker: Sender) -> None:
-        """A worker is to be started."""
+        """Add a worker that waits for a host."""
         self._waiting.append(worker)
 
     def is_waiting(self, worker: Sender) -> bool:
-        """Whether a worker waits for a host with room for it."""
+        """Return whether a worker waits for a host."""
         return worker in self._waiting
 
     def ended(self, worker: Sender) -> None:
-        """A worker has ended, or is not wanted any more: there is room for another."""
+        """Remove a worker. Its host has room for another one."""
         self._host_of.pop(worker, None)
         if worker in self._waiting:
             self._waiting.remove(worker)
 
     def place(self) -> list[tuple[Sender, bytes]]:
-        """Give every waiting worker that there is room for to the host with the most room."""
+        """Assign waiting workers, each to the host with the most room. Returns the new assignments."""
         placed = []
         room = Counter(self._capacity)
         room.subtract(self._host_of.values())

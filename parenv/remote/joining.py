@@ -1,4 +1,4 @@
-"""The door to many machines: a placement where hosts join, and those of Ray."""
+"""Entry point of this package: the placement of a pool or vector env whose workers are on hosts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ HOST_ENTRY = "parenv.remote.host:serve"
 def remote_placement(
     placing: RemotePlacement | RayPlacement, weights: AnyWeights, options: WorkerOptions
 ) -> HostsPlacement:
-    """Listen for hosts; those of Ray are started as well.
+    """Listen for hosts, and start those of Ray.
 
     Args:
-        placing: the user's.
-        weights: the policy's, or ``None``.
-        options: the user's.
+        placing: The user's placement.
+        weights: Weights of the policy, or ``None``.
+        options: The user's options for workers.
 
     Raises:
-        ConfigurationError: a key cannot be read, nobody can listen at that address, or Ray refuses the resources.
+        ConfigurationError: A key cannot be read, the address is not available, or Ray refuses the resources.
     """
     hosts = None
     if isinstance(placing, RemotePlacement):

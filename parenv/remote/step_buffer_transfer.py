@@ -1,7 +1,7 @@
-"""One worker's rows of a step buffer as raw bytes, which cross between two step buffers of the same layout.
+"""Transfer of one worker's rows between two step buffers of the same layout, as raw bytes.
 
 The step buffer of the main process has all rows. A worker on a host has a step buffer with the same layout at the same
-offset, and uses only its own rows of it. Requests are transferred whole, answers row by row.
+offset, and uses only its own rows of it. Requests are transferred for all rows, answers row by row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANSWERED = ("finished", "info_kinds", "rewards", "terminated", "truncated", "obs
 
 
 def row_plan(step_buffer: BoardMap, worker: int) -> RowPlan:
-    """Where a worker's rows of a step buffer lie, in whichever memory has it at the same offset."""
+    """Return the location of a worker's rows in a step buffer."""
     (infos,) = _columns(step_buffer, worker, ("infos",))
     return RowPlan(
         share=step_buffer.shares[worker],
@@ -36,13 +36,13 @@ def row_plan(step_buffer: BoardMap, worker: int) -> RowPlan:
 
 
 def _columns(step_buffer: BoardMap, worker: int, names: Sequence[str]) -> list[list[int]]:
-    """``[offset, bytes per row]`` of these fields, in the order of the names; one of several leaves has several."""
+    """Return ``[offset, bytes per row]`` of each leaf of these fields, in the order of the names."""
     first, fields = sum(step_buffer.shares[:worker]), _fields(step_buffer, names)
     return [[step_buffer.offset + field.offset + first * field.row_bytes, field.row_bytes] for field in fields]
 
 
 def flags_of(step_buffer: BoardMap) -> list[int]:
-    """Which columns of :data:`ANSWERED` hold truth values."""
+    """Return the indices of the columns of :data:`ANSWERED` that hold truth values."""
     return [i for i, field in enumerate(_fields(step_buffer, ANSWERED)) if np.dtype(field.dtype) == bool]
 
 
@@ -52,16 +52,16 @@ def _fields(step_buffer: BoardMap, names: Sequence[str]) -> list[Field]:
 
 
 class WorkerRows:
-    """The rows of one worker, on either side.
+    """The rows of one worker, in the main process or on a host.
 
     Args:
-        memory: buffer with the step buffer.
-        plan: where they lie in it: requests as :data:`REQUESTED` names them, answers as :data:`ANSWERED` does.
-        flags: which of the answers are to be 0 or 1.
+        memory: Memory with the step buffer.
+        plan: Location of the rows, from :func:`row_plan`.
+        flags: Indices of the answers that must be 0 or 1.
 
     Attributes:
-        plan: as given.
-        row_bytes: what one answered row takes at most.
+        plan: Location of the rows.
+        row_bytes: Maximum size of one answered row.
     """
 
     def __init__(self, memory: Any, plan: RowPlan, flags: Sequence[int] = ()) -> None:
@@ -80,29 +80,29 @@ class WorkerRows:
         self._seen = self._finished.copy()
 
     def requests(self) -> memoryview:
-        """A copy of what is requested of all rows."""
+        """Return a copy of the requests to all rows."""
         return np.concatenate([column.reshape(-1) for column in self._requests]).data
 
     def write_requests(self, data: memoryview) -> None:
-        """Write what :meth:`requests` has given elsewhere."""
+        """Write the requests that :meth:`requests` has returned in the main process."""
         block, begin = np.frombuffer(data, np.uint8), 0
         for column in self._requests:
             column.reshape(-1)[:] = block[begin : begin + column.size]
             begin += column.size
 
     def forget(self) -> None:
-        """Whatever is answered from now on is news, even by the number of an earlier answer."""
+        """Treat all later answers as new, even with the number of an earlier answer."""
         self._finished[:] = -1
         self._kinds[:] = 0
         self._seen = self._finished.copy()
 
     def answers(self, most_bytes: int) -> list[tuple[list[int], memoryview]]:
-        """What was answered since the last time: rows counted from the worker's first one, and a copy of their bytes.
+        """Return the answers since the last call: row numbers within the worker, and the bytes of these rows.
 
         Args:
-            most_bytes: of one copy, unless a single row has more.
+            most_bytes: Maximum size of the bytes, unless a single row has more.
         """
-        # The worker writes a row before its number: what is copied behind the numbers is at least as new as they are.
+        # The worker writes a row before its number. Rows that are copied after the numbers are at least as new.
         finished = self._finished.copy()
         fence()
         changed = np.flatnonzero(finished != self._seen)
@@ -111,15 +111,15 @@ class WorkerRows:
         return [self._copied(changed[i : i + each], finished) for i in range(0, len(changed), each)]
 
     def write_answers(self, rows: Any, data: memoryview, kinds: range) -> None:
-        """Write what :meth:`answers` has given on a host.
+        """Write the answers that :meth:`answers` has returned on a host.
 
         Args:
-            rows: as given there.
-            data: as given there.
-            kinds: numbers that the worker may give to the kinds of its infos.
+            rows: Row numbers within the worker.
+            data: Bytes of the rows.
+            kinds: Numbers that the worker may give to the kinds of its infos.
 
         Raises:
-            ProtocolError: these are not answers to requests of these rows; nothing was written.
+            ProtocolError: The answers do not fit the requests to these rows. Nothing was written.
         """
         self._check_rows(rows)
         n, block = len(rows), np.frombuffer(data, np.uint8)
@@ -153,7 +153,7 @@ class WorkerRows:
             raise ProtocolError(f"rows must be rising numbers from 0 to {self._share - 1}")
 
     def _check_parts(self, rows: Any, parts: Sequence[Any], allowed: range) -> Any:
-        """Check what numbers can be checked; the rows that have an info."""
+        """Check numbers, kinds of infos and truth values. Returns the rows with an info."""
         finished, kinds = np.frombuffer(parts[0].tobytes(), "<i8"), np.frombuffer(parts[1].tobytes(), "<i4")
         if (finished > self._requested[rows]).any():
             raise ProtocolError("a request is answered that was never made")

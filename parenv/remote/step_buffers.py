@@ -1,4 +1,4 @@
-"""The main process's side of vector envs on hosts: it sends requests and writes answers into its own step buffer."""
+"""The step buffer of the main process for workers on hosts: requests leave it, and answers are written into it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,27 @@ from parenv.remote.host_messages import Answers, Ring
 from parenv.remote.step_buffer_transfer import WorkerRows, flags_of, row_plan
 
 HOSTS = -1
-"""Stands for hosts, which have no descriptor, where a descriptor stands for what is ready."""
+"""Returned by :class:`HostsPoller` in place of a descriptor when a host has sent something."""
 
 
 class HostNotifier:
-    """The wake-up of a worker on a host.
+    """The wake-up of a worker on a host: ``notify`` sends a number there."""
 
-    Args:
-        ring: sends a number there.
-    """
-
-    def __init__(self, ring: Callable[[int], object]) -> None:
-        self.notify = ring
+    def __init__(self, notify: Callable[[int], object]) -> None:
+        self.notify = notify
 
     def close(self) -> None:
-        """The host has the wake-up, and closes it."""
+        """Do nothing: the host closes the wake-up."""
 
 
 class HostsPoller:
     """Waits for hosts, and for a descriptor that workers on this machine make readable.
 
     Args:
-        wait: of the placement.
-        events: of the placement, where what :attr:`wait` returns is kept for its next call.
-        local: where workers on this machine run.
-        descriptor: that one.
+        wait: The placement's ``wait``.
+        events: Queue of the placement, which keeps the events of ``wait`` for its next call.
+        local: Placement of the workers on this machine.
+        descriptor: Descriptor of the wake-up of the main process.
     """
 
     def __init__(
@@ -53,11 +49,13 @@ class HostsPoller:
         self._poll.register(descriptor, select.POLLIN)
 
     def poll(self, timeout_ms: float, /) -> list[tuple[int, int]]:
-        """Wait up to the limit: the descriptor if it is readable, and :data:`HOSTS` if there are events.
+        """Wait for the descriptor or for events, up to a limit.
 
-        Answers of hosts are written onto the step buffer, and are no events.
+        Returns:
+            The descriptor if it is readable, and :data:`HOSTS` if there are events. Answers of hosts are written to the
+            step buffer and are not events.
         """
-        # Only here: nobody reads it while something else is awaited, and what is readable ends every wait.
+        # Other waits must not watch the descriptor: they do not read it, and would return at once.
         self._local.watch(self._descriptor)
         try:
             self._events.extend(self._wait(timeout_ms / 1000.0))
@@ -67,15 +65,15 @@ class HostsPoller:
 
 
 class StepBuffers:
-    """What crosses between the driver's step buffer and those of hosts.
+    """Transfer between the driver's step buffer and the step buffers of hosts.
 
     Args:
-        num_local: workers on this machine, the first ones.
-        max_message_bytes: what a host may send in one message.
+        num_local: Number of workers on this machine.
+        max_message_bytes: Maximum size of a message of a host.
 
     Attributes:
-        used: whether workers step, and have wake-ups.
-        rows: of each worker that is on a host, by its index.
+        used: Whether workers have step buffers and wake-ups.
+        rows: Rows of each worker on a host, by its index.
     """
 
     def __init__(self, num_local: int, max_message_bytes: int) -> None:
@@ -85,10 +83,10 @@ class StepBuffers:
         self.rows: dict[int, WorkerRows] = {}
 
     def lay_out(self, step_buffer: BoardMap) -> None:
-        """Hear where the driver's step buffer is.
+        """Set the location of the driver's step buffer.
 
         Raises:
-            ConfigurationError: a row is larger.
+            ConfigurationError: A row is larger than a message may be.
         """
         self._step_buffer = step_buffer
         for worker in range(self._num_local, len(step_buffer.shares)):
@@ -101,19 +99,19 @@ class StepBuffers:
             self.rows[worker] = rows
 
     def requests(self, worker: int, number: int) -> Ring:
-        """What is requested of a worker now, and a number to ring."""
+        """Return the current requests to a worker, with the number for its wake-up."""
         return Ring(number, self.rows[worker].requests())
 
     def take(self, head: Any, worker: int, answers: Answers) -> None:
-        """Write answers onto the driver's step buffer, as a worker on this machine would have.
+        """Write answers to the driver's step buffer, as a worker on this machine would.
 
         Args:
-            head: the driver's memory, with the worker's status slot.
-            worker: whose they are.
-            answers: as they came.
+            head: Memory of the driver, with the status slot of the worker.
+            worker: Index of the worker.
+            answers: Message of the host.
 
         Raises:
-            ProtocolError: they are not answers to what was requested of this worker; nothing was written.
+            ProtocolError: The answers do not fit the requests to this worker. Nothing was written.
         """
         if worker not in self.rows or self._step_buffer is None:
             raise ProtocolError(f"worker {worker} has no rows to answer")
@@ -121,18 +119,18 @@ class StepBuffers:
         status_slot(head, worker)[:] = answers.status_slot
 
     def check(self, worker: int, side_data: SideData) -> None:
-        """Check side data that came from a host.
+        """Check side data of a host.
 
         Raises:
-            ProtocolError: they are not about rows of this worker, or name a kind of info that there cannot be.
+            ProtocolError: The data are about rows of another worker, or contain an invalid kind of info.
         """
         if worker not in self.rows or self._step_buffer is None:
-            raise ProtocolError(f"worker {worker} has no rows to say anything about")
+            raise ProtocolError(f"worker {worker} has no rows")
         step_buffer = self._step_buffer
         first = sum(step_buffer.shares[:worker])
         mine, numbers = range(first, first + step_buffer.shares[worker]), kind_numbers(worker, len(step_buffer.shares))
         for number, kind in side_data.kinds:
             if number not in numbers or not is_kind(kind, step_buffer.spec.info_bytes):
-                raise ProtocolError("a kind of info is announced that there cannot be")
+                raise ProtocolError("a kind of info is invalid")
         if not all(env_id in mine for env_id, _ in (*side_data.infos, *side_data.observations)):
             raise ProtocolError(f"side data are not about a sub-environment of worker {worker}")

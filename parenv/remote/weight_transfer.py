@@ -1,4 +1,4 @@
-"""Versions of the weights in shared memory, as bytes that cross to other machines."""
+"""Transfer of weights to hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parenv.remote.host_messages import Weights
 
 
 def chunks_of(weights: WeightsMap, weights_slot: int, encoding: WeightsEncoding, chunk_bytes: int) -> Iterator[Weights]:
-    """The version in a weight slot in messages of at most so many bytes. Exact ones are views of the memory."""
+    """Yield the version in a weight slot in messages of up to ``chunk_bytes``. Exact chunks are views of the memory."""
     base = weights.offset + weights_slot * weights.nbytes
     for begin, stop, is_float32 in _parts(weights):
         rounds = is_float32 and encoding == "bfloat16"
@@ -27,7 +27,7 @@ def chunks_of(weights: WeightsMap, weights_slot: int, encoding: WeightsEncoding,
 
 
 def _parts(weights: WeightsMap) -> Iterator[tuple[int, int, bool]]:
-    """Where each part begins and stops, and whether it holds float32 numbers; some are empty."""
+    """Yield the begin and end of each part of a version, and whether it holds float32 numbers. Parts may be empty."""
     done = 0
     for begin, stop in (*weights.float32, (weights.nbytes, weights.nbytes)):
         yield done, begin, False
@@ -36,10 +36,10 @@ def _parts(weights: WeightsMap) -> Iterator[tuple[int, int, bool]]:
 
 
 def write_chunk(memory: Any, chunk: Weights) -> None:
-    """Put a part where it belongs.
+    """Write a chunk of weights to the memory of a host.
 
     Raises:
-        ValueError: it does not fit into the memory.
+        ValueError: The chunk does not fit into the memory.
     """
     if chunk.encoding == "bfloat16":
         numbers = from_bfloat16(np.frombuffer(chunk.data, "<u2"))
@@ -49,9 +49,9 @@ def write_chunk(memory: Any, chunk: Weights) -> None:
 
 
 def to_bfloat16(values: Any) -> Any:
-    """Round float32 numbers to the nearest bfloat16, ties to even; their upper halves, uint16.
+    """Round float32 numbers to the nearest bfloat16, ties to even. Returns their upper halves, uint16.
 
-    The relative error is at most 2**-8 (0.4 %), of normal numbers; infinities stay, NaN stays NaN.
+    The relative error of normal numbers is at most 2**-8 (0.4 %). Infinities and NaN are kept.
 
     >>> from_bfloat16(to_bfloat16(np.array([1.0, 3.14159274, -5.0], "<f4"))).tolist()
     [1.0, 3.140625, -5.0]
@@ -62,5 +62,5 @@ def to_bfloat16(values: Any) -> Any:
 
 
 def from_bfloat16(halves: Any) -> Any:
-    """Numbers from their upper halves, float32."""
+    """Return float32 numbers from their upper halves."""
     return (np.asarray(halves, "<u4") << np.uint32(16)).view("<f4")

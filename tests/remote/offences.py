@@ -383,7 +383,7 @@ ANSWERS: dict[str, tuple[Callable[[Answers], Answers], str]] = {
         f"Answers.status_slot {LIST_OF} 32 to 32, got length 64",
     ),
 }
-NOT_MINE, NO_KIND = "side data are not about a sub-environment of worker 1", "a kind of info is announced that"
+NOT_MINE, NO_KIND = "side data are not about a sub-environment of worker 1", "a kind of info is invalid"
 REMARKS: dict[str, tuple[SideData, str]] = {
     "an info of another worker's row": (SideData([], [[0, {"a": "b"}]], []), NOT_MINE),
     "an info of no row": (SideData([], [[-1, {"a": "b"}]], []), NOT_MINE),

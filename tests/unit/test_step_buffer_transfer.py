@@ -14,7 +14,11 @@ from parenv.errors import ProtocolError
 from parenv.memory.kinds import kind_numbers
 from parenv.memory.maps import BoardMap
 from parenv.memory.spaces import leaves
+from parenv.memory.status_slot import STATUS_SLOT_BYTES
 from parenv.memory.step_buffer import StepBuffer, StepBufferSpec
+from parenv.protocol.frames import Sender, to_frames
+from parenv.remote.checks import decode
+from parenv.remote.host_messages import Answers
 from parenv.remote.step_buffer_transfer import WorkerRows, flags_of, row_plan
 
 OFFSET, SHARES, INFO_BYTES = 8192, (2, 3, 1), 64
@@ -135,7 +139,9 @@ def test_whatever_comes_is_written_into_the_workers_own_rows_or_refused(
     data = data[:cut] if cut < 0 else data + bytes(cut)
     before = driver.memory.copy()
     try:
-        driver.rows.write_answers(rows if rows is not None else good, memoryview(data), kind_numbers(1, 3))
+        answers = Answers(rows if rows is not None else good, bytes(STATUS_SLOT_BYTES), memoryview(data))
+        _, answers = decode(to_frames(Sender(1, 0), answers), 1 << 26)
+        driver.rows.write_answers(answers.rows, answers.data, kind_numbers(1, 3))
     except ProtocolError:
         assert np.array_equal(driver.memory, before)
         return
