@@ -1,4 +1,4 @@
-"""A worker host: joins a driver, starts workers for it, and carries what both sides say and write."""
+"""A worker host: joins a driver, starts workers for it, and forwards messages and data in both directions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NUM_ENDS = struct.Struct("<i")
 
 
 class Outcome(Enum):
-    """How the time with a driver ended."""
+    """End of a session with a driver."""
 
     OVER = "the driver has closed its pool"
     LEFT = "told to leave"
@@ -59,19 +59,19 @@ def serve(
     tell: Callable[[str], None] = print,
     is_leaving: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run workers for the driver at an address until it is done, or gone; where the connection breaks, join it anew.
+    """Run workers for a driver until it closes its pool. After a lost connection, join it again.
 
     Args:
-        address: of the driver, ``tcp://HOST:PORT``.
-        keys: this host's.
-        num_workers: how many workers there is room for.
-        patience_s: seconds to look for a driver, at first and whenever the connection was lost.
-        tell: told what happens, in words.
-        is_leaving: asked now and then whether to leave.
+        address: Address of the driver, ``tcp://HOST:PORT``.
+        keys: Keys of this host.
+        num_workers: Maximum number of workers.
+        patience_s: Seconds to look for a driver, at the start and after a lost connection.
+        tell: Function that receives reports as text.
+        is_leaving: Function that returns whether to leave. It is called at intervals.
 
     Returns:
-        The exit code: 0 where the driver has closed its pool or this host was told to leave, 1 where there was no
-        driver, 2 where it refused this host.
+        Exit code. 0: the driver has closed its pool, or this host leaves. 1: no driver was found. 2: the driver refused
+        this host.
     """
     make_room(num_workers)
     occupy_standard_descriptors()
@@ -91,16 +91,16 @@ def serve(
 
 
 class HostSession:
-    """From joining a driver until the connection ends. What there is of workers and memory ends with it.
+    """A connection to a driver, with the workers and the memory that end with it.
 
     Args:
-        address: of the driver.
-        keys: this host's.
-        num_workers: how many workers there is room for.
-        is_leaving: asked now and then whether to leave.
+        address: Address of the driver.
+        keys: Keys of this host.
+        num_workers: Maximum number of workers.
+        is_leaving: Function that returns whether to leave.
 
     Attributes:
-        reason: why the driver has refused this host.
+        reason: Reason of a refusal by the driver.
     """
 
     def __init__(self, address: str, keys: HostKeys, num_workers: int, is_leaving: Callable[[], bool]) -> None:
@@ -115,18 +115,18 @@ class HostSession:
         self._rows: HostRows | None = None
         self._plans: dict[int, wire.SlotPlan] = {}
         self._snapshot = Credit(-1, -1, -1, -1, b"")
-        """The last credit that came with one: it crosses once for all workers here."""
+        """The last credit with a snapshot. A snapshot is sent once for all workers here."""
         self._running: dict[Sender, bool] = {}
         self._next_beat = 0.0
         self._outcome: Outcome | None = None
         self.reason = ""
 
     def run(self, deadline: float, tell: Callable[[str], None]) -> Outcome:
-        """Join and serve.
+        """Join the driver and serve it.
 
         Args:
-            deadline: until when to look for the driver, on the monotonic clock.
-            tell: told what happens, in words.
+            deadline: Monotonic time until which to look for the driver.
+            tell: Function that receives reports as text.
         """
         self._say(wire.Join(wire.own_versions(), platform.node(), os.getpid(), self._num_workers))
         joined = False
@@ -142,7 +142,7 @@ class HostSession:
                 return Outcome.REFUSED
             if state == "connecting" and not remaining(deadline):
                 if self._driver.link.broken_handshakes:
-                    self.reason = "somebody is there, and breaks off: it may be another driver than the key file is for"
+                    self.reason = "a program there breaks off: it may be another driver than the key file is for"
                 return Outcome.NOBODY
             if self._launch is not None and not joined:
                 joined = True
@@ -153,7 +153,7 @@ class HostSession:
         return self._outcome
 
     def close(self) -> None:
-        """End the workers, and close everything. Idempotent."""
+        """End the workers and close the connection. Idempotent."""
         try:
             for worker in self._running:
                 self._local.send(worker, Close())
@@ -166,9 +166,9 @@ class HostSession:
             self._memory.close()
 
     def _serve(self) -> None:
-        """Do what there is to do, after waiting for it until the next heartbeat at most."""
+        """Wait for events until the next heartbeat, and process them."""
         events = self._local.wait(remaining(self._next_beat))
-        # What workers have answered on step buffers, before what they have said.
+        # Answers in step buffers go before messages.
         for worker, answers in self._rows.answers() if self._rows is not None else ():
             self._say(answers, worker)
         for event in events:
@@ -201,7 +201,7 @@ class HostSession:
         self._driver.want_to_write(bool(self._outbox))
 
     def _relay(self, event: Event) -> None:
-        """Pass on what has come of a worker; a commit behind what it commits."""
+        """Forward an event of a worker. The data of a rollout go before its commit."""
         sender = event.sender
         if isinstance(event, Ended):
             self._beat()
@@ -215,7 +215,7 @@ class HostSession:
         self._outbox.append(fitting(sender, message, self._max_message_bytes))
 
     def _committed(self, plan: wire.SlotPlan, sequence: int) -> Iterator[list[Any]]:
-        """What a worker has written for a credit, in chunks, as many at a time as one message may have."""
+        """Yield the rollout of a credit, in lists of chunks for one message each."""
         begin = plan.offset + sequence % plan.count * plan.slot_bytes
         slot = memoryview(self._mapping)[begin : begin + plan.slot_bytes]
         parts = [(0, plan.fixed_bytes)]

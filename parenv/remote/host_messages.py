@@ -1,7 +1,7 @@
-"""What a driver and a worker host say to each other beside the messages of workers, which a host passes on as they are.
+"""Messages between a driver and a worker host. A host forwards messages of workers unchanged.
 
-The header of a message about one worker names that worker; of all others, :data:`HOST`. ``memoryview`` fields are
-raw memory: copied into the message by whoever sends them, and read where they have come.
+The header names the worker that the message is about, or :data:`HOST`. ``memoryview`` fields are raw memory. The sender
+copies them into the message, and the receiver reads them without a copy.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from parenv.protocol.frames import PROTOCOL_VERSION, Sender, register
 from parenv.protocol.messages import Message
 
 HOST = Sender(0xFFFFFFFF, 0)
-"""Worker and generation in the header of what is about no worker."""
+"""Worker and generation in the header of a message about no worker."""
 CHUNK_BYTES = 1 << 18
-"""Memory crosses in chunks of at most so many bytes, so that what waits to be read is bounded, and signs of life pass
-between them."""
+"""Maximum size of a chunk of memory. It limits the unread bytes, and heartbeats pass between chunks."""
 MAX_STACK_LENGTH = 1 << 15
 
 
 def max_head_bytes(max_message_bytes: int) -> int:
-    """What the JSON at the head of a message from a host may have: read, it takes forty times as much memory.
+    """Return the maximum size of the JSON of a message from a host. Decoded, it takes forty times as much memory.
 
     >>> max_head_bytes(1 << 26), max_head_bytes(1 << 16)
     (4194304, 65536)
@@ -36,7 +35,7 @@ def max_head_bytes(max_message_bytes: int) -> int:
 
 
 def max_brackets(max_message_bytes: int) -> int:
-    """How many lists and dicts the JSON at the head of a message from a host may have: each takes microseconds to read.
+    """Return the maximum number of lists and dicts in the JSON of a message from a host: each takes microseconds.
 
     >>> max_brackets(1 << 26), max_brackets(1 << 16)
     (262144, 32768)
@@ -46,13 +45,13 @@ def max_brackets(max_message_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Join:
-    """Host, first: here I am.
+    """Host: first message.
 
     Args:
-        versions: of what must be the same on both sides, by name.
-        name: of the machine.
-        pid: of the host's process.
-        capacity: how many workers it has room for.
+        versions: Versions that must be equal on both sides, by name.
+        name: Name of the machine.
+        pid: Process id of the host.
+        capacity: Maximum number of workers.
     """
 
     versions: Any
@@ -63,10 +62,10 @@ class Join:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Driver: you cannot join.
+    """Driver: the host cannot join, or must leave.
 
     Args:
-        reason: in words.
+        reason: Reason as text.
     """
 
     reason: str
@@ -74,17 +73,17 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Driver: what every worker gets when it is started.
+    """Driver: the data that every worker gets when it starts.
 
     Args:
         entry: ``module:function`` that a worker runs.
-        job: pickled; for workers only.
-        preload: modules to import before the first worker starts.
-        environment: variables to set before any import.
-        threads: per worker.
-        head_bytes: size of the memory before the slots, or before the step buffer.
-        max_message_bytes: what a message to the driver may have.
-        wake-ups: 1: workers listen at wake-ups and answer on a step buffer, 0: they do not.
+        job: Pickled job of the workers. The host does not unpickle it.
+        preload: Modules to import before the first worker starts.
+        environment: Environment variables to set before any import.
+        threads: Number of threads per worker.
+        head_bytes: Size of the memory before the slots or the step buffer.
+        max_message_bytes: Maximum size of a message to the driver.
+        doorbells: 1: workers have wake-ups and a step buffer, 0: they do not.
         spawn: 1: workers are fresh interpreters, 0: they are forked.
     """
 
@@ -101,16 +100,16 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Start:
-    """Driver: start this worker."""
+    """Driver: start the worker."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Driver: send this worker a signal.
+    """Driver: send a signal to the worker.
 
     Args:
-        signum: which.
-        alone: 1: to the worker, 0: to all that it has started as well.
+        signum: Number of the signal.
+        alone: 1: to the worker, 0: to its children as well.
     """
 
     signum: int
@@ -119,15 +118,15 @@ class Signal:
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """Driver: where this worker's rollouts lie in the host's memory, and what of each crosses the network.
+    """Driver: the slots of the worker in the host's memory, and the parts of them to send.
 
     Args:
-        offset: of the worker's first slot, in bytes.
-        slot_bytes: distance between two.
-        count: how many; the rollout of a credit lies in the slot of its sequence modulo this.
-        fixed_bytes: the part of a slot that every rollout fills.
-        ends: where in a slot a number of episode ends is, and ``[offset, bytes]`` of what there is for each of these;
-            several where policies have names.
+        offset: Offset of the worker's first slot, in bytes.
+        slot_bytes: Distance between two slots.
+        count: Number of slots. A credit uses the slot of its sequence modulo this number.
+        fixed_bytes: Size of the part that every rollout fills.
+        ends: For each group of rows, the offset of its number of episode ends, and ``[offset, bytes]`` of each field
+            with one entry per episode end.
     """
 
     offset: int
@@ -142,9 +141,9 @@ class Weights:
     """Driver: a chunk of the policy's weights.
 
     Args:
-        offset: where it belongs in the host's memory, in bytes.
-        encoding: ``"exact"``, or ``"bfloat16"`` for float32 numbers of which it has the upper halves.
-        data: the chunk.
+        offset: Offset in the host's memory, in bytes.
+        encoding: ``"exact"``, or ``"bfloat16"`` for the upper halves of float32 numbers.
+        data: Bytes of the chunk.
     """
 
     offset: int
@@ -154,14 +153,14 @@ class Weights:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Main process: where a worker's rows of the step buffer are in the host's memory, as ``[offset, bytes per row]``.
+    """Driver: the columns of the step buffer for the worker's rows, as ``[offset, bytes per row]``.
 
     Args:
-        share: how many rows.
-        memory_bytes: what the memory must have for the whole step buffer.
-        requests: the columns that cross with every :class:`Ring`.
-        answers: those of which every answered row crosses.
-        infos: the one of which a row crosses where there is an info.
+        share: Number of rows.
+        memory_bytes: Size of the memory with the whole step buffer.
+        requests: Columns that are sent with every :class:`Ring`.
+        answers: Columns that are sent for every answered row.
+        infos: Column that is sent for every answered row with an info.
     """
 
     share: int
@@ -173,11 +172,11 @@ class RowPlan:
 
 @dataclass(frozen=True)
 class Ring:
-    """Driver: what is requested of this worker, and what to ring at its wake-up.
+    """Driver: requests to the worker, and a number for its wake-up.
 
     Args:
-        number: as in :mod:`parenv.process.wake_up`; 0 where a message follows that is about these requests.
-        data: the requests of all its rows, column by column.
+        number: Number as in :mod:`parenv.process.wake_up`. 0: a message about these requests follows.
+        data: Requests of all its rows, column by column.
     """
 
     number: int
@@ -186,15 +185,15 @@ class Ring:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Driver: all is over; or host: it leaves, with its workers."""
+    """Driver: the run is over. Host: it leaves with its workers."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """Host: this worker runs.
+    """Host: the worker runs.
 
     Args:
-        pid: its process id there.
+        pid: Process id on the host.
     """
 
     pid: int
@@ -202,13 +201,13 @@ class Started:
 
 @dataclass(frozen=True)
 class Gone:
-    """Host: this worker has ended.
+    """Host: the worker has ended.
 
     Args:
-        pid: its process id there.
-        exit_code: or ``None``.
-        signal: that ended it, or ``None``.
-        refused: why it could not be started at all, or nothing.
+        pid: Process id on the host.
+        exit_code: Exit code, or ``None``.
+        signal: Number of the signal that ended it, or ``None``.
+        refused: Reason if it could not be started.
     """
 
     pid: int
@@ -219,11 +218,11 @@ class Gone:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Host: chunks of a rollout of this worker, whose commit follows.
+    """Host: chunks of a rollout of the worker. The commit follows.
 
     Args:
-        sequence: that of the credit.
-        chunks: ``[offset, data]`` of each: where in the slot it belongs, in bytes, and a ``memoryview``.
+        sequence: Sequence number of the credit.
+        chunks: ``[offset, data]`` of each chunk: the offset in the slot in bytes, and a ``memoryview``.
     """
 
     sequence: int
@@ -232,11 +231,11 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Host: what its workers are doing.
+    """Host: the state of its workers.
 
     Args:
-        workers: indices.
-        status_slots: theirs, see :mod:`~parenv.memory.status_slot`, one behind the other.
+        workers: Indices of the workers.
+        status_slots: Their status slots in this order, see :mod:`~parenv.memory.status_slot`.
     """
 
     workers: Any = field(metadata=of([int]))
@@ -245,12 +244,12 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Answers:
-    """Host: rows that this worker has answered.
+    """Host: rows that the worker has answered.
 
     Args:
-        rows: counted from the worker's first one, rising.
-        status_slot: the worker's, see :mod:`parenv.memory.status_slot`.
-        data: these rows, column by column, and the infos of those that have one.
+        rows: Row numbers within the worker, in ascending order.
+        status_slot: Status slot of the worker, see :mod:`parenv.memory.status_slot`.
+        data: The rows, column by column, followed by their infos.
     """
 
     rows: Any = field(metadata=of([int]))
@@ -264,7 +263,7 @@ def _stack(value: Any, where: str) -> str:
 
 @dataclass(frozen=True)
 class Stack:
-    """Host: what this worker wrote when it was asked for its stack, perhaps nothing."""
+    """Host: the Python stack of the worker, or an empty text."""
 
     text: str = field(metadata=of(_stack))
 
@@ -274,14 +273,14 @@ Reports = Started | Gone | Chunks | Heartbeat | Stack
 Stepping = RowPlan | Ring | Answers
 HostMessage = Control | Reports | Stepping
 HOST_KINDS: tuple[type[HostMessage], ...] = get_args(HostMessage)
-"""In the order of the numbers that they have in frames."""
+"""Classes of messages, in the order of their numbers in frames."""
 AnyMessage = Message | HostMessage
 
 register(HOST_KINDS)
 
 
 def own_versions() -> dict[str, str]:
-    """The versions here."""
+    """Return the versions that must be equal on both sides before pickled data are sent."""
     return {
         "protocol": str(PROTOCOL_VERSION),
         "parenv": installed_version("parenv") or "unknown",
@@ -291,7 +290,7 @@ def own_versions() -> dict[str, str]:
 
 
 def disagreement(theirs: Any) -> str:
-    """What differs between there and here, in words; nothing if all agrees.
+    """Describe differences between versions of a host and this process. Returns an empty text if there are none.
 
     >>> disagreement(own_versions() | {"python": "2.7"}).startswith("python is 2.7 there and ")
     True

@@ -1,4 +1,4 @@
-"""Workers on other machines, through a worker host on each, and perhaps some on this one."""
+"""Placement of workers on hosts, and of some on this machine if the user asks for it."""
 
 from __future__ import annotations
 
@@ -45,25 +45,20 @@ _log = logging.getLogger("parenv")
 
 
 class _Host(NamedTuple):
-    """A host that has joined.
-
-    Args:
-        key: name of its key.
-        words: what it is called in messages.
-    """
+    """A host that has joined: the name of its key, and its description in messages."""
 
     key: str
     words: str
 
 
 class HostsPlacement:
-    """Places workers on hosts as these come, and takes over what they write.
+    """Places workers on hosts as these join, and copies their data to the memory of the main process.
 
     Args:
-        listener: where hosts join.
-        placing: the user's.
-        weights: the policy's weights, or ``None``.
-        provider: starts the hosts; ``None``: the user does.
+        listener: Listener for hosts.
+        placing: The user's placement.
+        weights: Weights of the policy, or ``None``.
+        provider: Starts the hosts. ``None``: the user starts them.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class HostsPlacement:
         self._closed = False
 
     def start(self, launch: Launch, workers: Sequence[Sender]) -> None:
-        """Start workers, as soon as there is room for them; returns at once."""
+        """Start workers as soon as hosts have room for them. Returns at once."""
         if self._launch is None:
             self._head = SharedMemory(fd=os.dup(launch.memory_fd)).map()
         self._launch = launch
@@ -106,30 +101,30 @@ class HostsPlacement:
         self._place()
 
     def lay_out(self, slots: SlotMap) -> None:
-        """Hear where rollouts lie, before any worker is told."""
+        """Set the location of the rollout slots, before workers get it."""
         self._exchange.lay_out(slots)
 
     def wake_up(self, worker: int) -> Notifier:
-        """Make the wake-up of the next process of a worker, on this machine or for its host, wherever that will be."""
+        """Create the wake-up of the next process of a worker, on this machine or on a host."""
         self._exchange.step_buffers.used = True
         if worker < self._num_local:
             return self._local.wake_up(worker)
         return HostNotifier(partial(self._request, worker))
 
     def lay_out_board(self, step_buffer: BoardMap) -> None:
-        """Hear where the rows of a vector env lie, before any worker is told.
+        """Set the location of the step buffer, before workers get it.
 
         Raises:
-            ConfigurationError: a row has more bytes than a host may send in one message.
+            ConfigurationError: A row is larger than a message may be.
         """
         self._exchange.step_buffers.lay_out(step_buffer)
 
     def poller(self, descriptor: int) -> Poller:
-        """What waits for a descriptor, and for hosts."""
+        """Create a poller for a descriptor and for hosts."""
         return HostsPoller(self.wait, self._events, self._local, descriptor)
 
     def send(self, to: Sender, message: Message) -> None:
-        """Send a message; one to a worker that is gone is dropped, and its end reported by :meth:`wait`."""
+        """Send a message to a worker. If it is gone, the message is dropped, and :meth:`wait` reports the end."""
         if to.worker < self._num_local:
             self._local.send(to, message)
             return
@@ -140,7 +135,7 @@ class HostsPlacement:
             self._tell(host, part, about)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Everything that has happened; waits up to the limit for the first thing to happen."""
+        """Return all events, after waiting for the first one up to the limit."""
         patience_s = 0.0 if self._events else min(timeout_s, PROBE_S)
         self._events.extend(self._local.wait(patience_s))
         self._hear()
@@ -148,7 +143,7 @@ class HostsPlacement:
         return drained(self._events)
 
     def signal(self, worker: Sender, signum: int, alone: bool) -> None:
-        """Send a signal to a worker, alone or with all that it has started; one that is gone is let be."""
+        """Send a signal to a worker, and to its children unless ``alone``. Does nothing if the worker is gone."""
         if worker.worker < self._num_local:
             self._local.signal(worker, signum, alone)
             return
@@ -160,7 +155,7 @@ class HostsPlacement:
             self._events.append(Ended(worker, -1, None, signal.SIGKILL, ""))
 
     def expel(self, worker: Sender, why: str, if_room: bool = False) -> bool:
-        """End the host of a worker, with all its workers, because of what the host does."""
+        """End the host of a worker with all its workers, because of an offence. Returns whether this was done."""
         host = self._scheduler.host_of(worker)
         if host is None or (if_room and not self._scheduler.could_leave(host)):
             return False
@@ -170,12 +165,12 @@ class HostsPlacement:
         return True
 
     def stack(self, worker: Sender) -> str:
-        """What a worker is doing, as a Python stack; empty if it can give none. Waits for it."""
+        """Wait for the Python stack of a worker. Returns an empty text without one."""
         if worker.worker < self._num_local:
             return self._local.stack(worker)
         self._stacks.pop(worker, None)
         self.signal(worker, STACK_SIGNAL, alone=True)
-        # A host that does not answer must not keep the main process waiting for long.
+        # The main process must not wait long for a host that does not answer.
         deadline = time.monotonic() + 2.0 * min(STACK_TIMEOUT_S, self.silence_s)
         while worker not in self._stacks and self._scheduler.host_of(worker) is not None and remaining(deadline):
             self._listener.wait(remaining(deadline))
@@ -183,22 +178,22 @@ class HostsPlacement:
         return self._stacks.pop(worker, "")
 
     def pid(self, worker: Sender) -> int:
-        """Process id of a worker on its own machine, or -1 while it is not known."""
+        """Return the process id of a worker on its machine, or -1 while it is unknown."""
         if worker.worker < self._num_local:
             return self._local.pid(worker)
         return self._pids.get(worker, -1)
 
     def alive(self) -> int:
-        """How many workers run."""
+        """Return the number of workers that run."""
         return len(self._pids) + self._local.alive()
 
     def traffic(self) -> Traffic:
-        """What has crossed the network."""
+        """Return the traffic with hosts."""
         refused = dict(self._refusals.counts + Counter(self._listener.refusals))
         return Traffic(self._sent, self._received, len(self._hosts), refused)
 
     def problems(self) -> list[str]:
-        """What keeps workers from being started, a sentence each."""
+        """Return the obstacles to the start of workers, one sentence each."""
         found = [] if self._provider is None else self._provider.problems(len(self._hosts))
         address = self._listener.address.replace("//0.0.0.0:", f"//{platform.node()}:")
         if self._hosts or self._provider is not None:
@@ -207,7 +202,7 @@ class HostsPlacement:
         return [f"No host has joined at {address}. Run `{command}` on each host"]
 
     def close(self, timeout_s: float) -> None:
-        """End every worker: by themselves within the limit, or by force after it. Idempotent."""
+        """Wait for the end of all workers up to the limit, then kill the others. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -217,7 +212,7 @@ class HostsPlacement:
                 self.wait(remaining(deadline))
             for host in list(self._hosts):
                 self._tell(host, wire.Goodbye())
-            # Closed at once, with messages of hosts still unread, the connections would be reset and this not arrive.
+            # If the listener closed with unread messages, it would reset the connections, and the goodbye could be lost.
             deadline = time.monotonic() + LINGER_S
             while self._hosts and remaining(deadline):
                 self.wait(remaining(deadline))
@@ -228,7 +223,7 @@ class HostsPlacement:
             self._listener.close(LINGER_S)
 
     def _request(self, worker: int, number: int) -> None:
-        """Have a worker on a host see what is requested of it, and ring its wake-up; of one that is gone, nothing."""
+        """Send requests to a worker on a host with a number for its wake-up, unless the host is gone."""
         host = self._scheduler.host_of(self._present[worker])
         if host is not None:
             self._tell(host, self._exchange.step_buffers.requests(worker, number), self._present[worker])
@@ -246,7 +241,7 @@ class HostsPlacement:
             self._lose(host, "the connection to it was lost")
 
     def _probe(self) -> None:
-        """A host that cannot be reached is known by what cannot be sent to it."""
+        """Send something to all hosts, to find those that cannot be reached."""
         now, ended = time.monotonic(), self._listener.admission.ended
         if now >= self._next_probe or ended != self._connections_ended:
             self._next_probe, self._connections_ended = now + PROBE_S, ended
@@ -267,7 +262,7 @@ class HostsPlacement:
             self._events.append(Ended(worker, pid, None, None, "", f"{gone.words} is gone: {why}"))
 
     def _forget(self, worker: Sender) -> int:
-        """Take nothing more from a worker that has ended; its process id."""
+        """Drop the state of a worker that has ended. Returns its process id."""
         self._exchange.forget_worker(worker)
         return self._pids.pop(worker, -1)
 
@@ -282,7 +277,7 @@ class HostsPlacement:
                 self._refuse("barred", name, f"cannot join: {barred}")
                 self._dismiss(host, barred, "it sent what it may not")
                 continue
-            # One that has not joined says no more than that it wants to.
+            # The first message of a host is short.
             if host not in self._hosts and len(frames[0]) > wire.max_head_bytes(0):
                 self._refuse("has not joined", name, "speaks, but has not joined")
                 continue
@@ -298,17 +293,17 @@ class HostsPlacement:
                 self._expel(host, name, error)
 
     def _refuse(self, reason: str, key: str, why: str) -> None:
-        """Count and log what is refused of a host; ``why`` may quote what the host has sent."""
+        """Count and log a refusal. ``why`` may quote text of the host."""
         shown = harmless(" ".join(why[: 2 * MAX_REASON].split()))[:MAX_REASON]
         self._refusals.note(reason, key, f"host {key} {shown}")
 
     def _offend(self, reason: str, key: str, why: str) -> None:
-        """Refuse what no correct host sends, see :data:`MAX_OFFENCES`."""
+        """Count and log an offence, see :data:`MAX_OFFENCES`."""
         self._refuse(reason, key, why)
         self._offences[key] += 1
 
     def _expel(self, host: bytes, name: str, error: Exception) -> None:
-        """End a host over whose message something was raised; whatever that is, it must not end the run."""
+        """End a host whose message has raised an exception. No exception may end the run."""
         why = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, ProtocolError):
             _log.debug("a message of host %s:\n%s", name, "".join(traceback.format_exception(error)))
@@ -316,7 +311,7 @@ class HostsPlacement:
         self._dismiss(host, f"the driver cannot accept what it was sent: {why}", "it sent what it may not")
 
     def _dismiss(self, host: bytes, refusal: str, why: str) -> None:
-        """End a host and its connection, and hear nothing more of it."""
+        """End a host and its connection, and ignore its further messages."""
         self._listener.dismiss(host, to_frames(wire.HOST, wire.Refuse(refusal)))
         self._lose(host, why)
 
@@ -331,7 +326,7 @@ class HostsPlacement:
             return
         self._hosts[host] = _Host(name, f"host {name!r} (machine {join.name[:MAX_NAME]!r}, pid {join.pid})")
         self._tell(host, self._exchange.welcome(launch, len(self._head)))
-        if host not in self._hosts:  # It was gone before it could be told.
+        if host not in self._hosts:  # The host was gone before the message could be sent.
             return
         _log.info("%s has joined with room for %d workers", self._hosts[host].words, join.capacity)
         self._scheduler.join(host, join.capacity)

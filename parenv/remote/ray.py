@@ -1,4 +1,4 @@
-"""Worker hosts as Ray actors: Ray says on which node each runs, and makes it anew elsewhere when that is lost."""
+"""Worker hosts as Ray actors. Ray places each on a node, and restarts it on another node if that is lost."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _log = logging.getLogger("parenv")
 
 
 class HostActor:
-    """What runs in the process of a Ray actor, in its main thread, so that SIGTERM ends it.
+    """A Ray actor. It runs in the main thread of its process, so that SIGTERM ends it.
 
     Args:
-        entry: ``module:function``, called as :func:`parenv.remote.host.serve` is.
-        address: where the driver listens.
-        keys: of the host.
-        num_workers: how many workers there is room for.
+        entry: ``module:function`` with the arguments of :func:`parenv.remote.host.serve`.
+        address: Address of the driver.
+        keys: Keys of the host.
+        num_workers: Maximum number of workers.
     """
 
     def __init__(self, entry: str, address: str, keys: HostKeys, num_workers: int) -> None:
@@ -39,10 +39,10 @@ class HostActor:
         self._node = os.getppid()
 
     def place(self) -> None:
-        """Done as soon as Ray has placed the actor."""
+        """Do nothing. Ray completes this call when it has placed the actor."""
 
     def run(self) -> None:
-        """Serve the driver. Nothing is returned or raised, for that the driver would have to unpickle."""
+        """Serve the driver. It neither returns a value nor raises: the driver would have to unpickle both."""
         try:
             serve = pkgutil.resolve_name(self._entry)
             serve(*self._arguments, is_leaving=self._is_orphan)
@@ -52,22 +52,22 @@ class HostActor:
             os._exit(1)
 
     def _is_orphan(self) -> bool:
-        """Whether Ray's own process on this node has ended. Ray then has made this actor anew on another node.
+        """Return whether Ray's process on this node has ended. Ray has then restarted this actor on another node.
 
-        Ray does not end the actors of a node that it had given up and that comes back.
+        If a lost node comes back, Ray does not end the actors on it.
         """
         return os.getppid() != self._node
 
 
 @dataclass
 class _Host:
-    """An actor, and what is known of it.
+    """State of an actor.
 
     Args:
-        actor: Ray's handle of it.
-        placed: done when it has been placed for the first time.
-        ended: done when it serves no more.
-        again_at: when another is to take its place, on the monotonic clock; ``None`` while it serves.
+        actor: Handle of Ray.
+        placed: Reference that is done when the actor has been placed for the first time.
+        ended: Reference that is done when the actor has ended.
+        again_at: Monotonic time at which another actor replaces it; ``None`` while it serves.
     """
 
     actor: Any
@@ -79,16 +79,16 @@ class _Host:
 class RayHosts:
     """The worker hosts of a pool on a Ray cluster.
 
-    Nothing that an actor returns is ever looked at, so nothing of it is unpickled here.
+    Results of actors are never fetched, so that nothing of them is unpickled here.
 
     Args:
-        options: how many, and what each takes.
+        options: The user's placement.
         entry: ``module:function`` that a host runs, see :class:`HostActor`.
-        restart: how often, and how soon, another takes the place of a host that ends by itself; ``None``: never. Those
-            that are killed, or whose node is lost, are Ray's to make anew, without a limit.
+        restart: Limit on the replacements of hosts that end by themselves; ``None``: none is replaced. If a host is
+            killed or its node is lost, Ray restarts it without a limit.
 
     Attributes:
-        listen: where the driver is to listen, at any port: its address among the nodes of the cluster.
+        listen: Address for the driver to listen at, with any port.
 
     Raises:
         ConfigurationError: Ray is not installed.
@@ -108,11 +108,11 @@ class RayHosts:
         self.listen = f"tcp://[{ip}]:*" if ":" in ip else f"tcp://{ip}:*"
 
     def start(self, address: str, keys: HostKeys) -> None:
-        """Have Ray start the hosts; returns at once.
+        """Start the hosts. Returns at once.
 
         Args:
-            address: where the driver listens.
-            keys: with which every host is to join it.
+            address: Address of the driver.
+            keys: Keys of every host.
 
         Raises:
             ConfigurationError: Ray refuses the resources.
@@ -126,9 +126,9 @@ class RayHosts:
             raise ConfigurationError(f"Ray refuses resources={self._options.resources}: {error}") from error
 
     def tend(self) -> None:
-        """Put another in the place of a host that has ended. Call now and then.
+        """Replace hosts that have ended. Call at intervals.
 
-        A host ends when it finds no driver for a while, when the driver refuses it, and when it cannot run at all.
+        A host ends if it does not find the driver, if the driver refuses it, or if it cannot run.
         """
         if self._is_lost():
             return
@@ -145,13 +145,10 @@ class RayHosts:
                 self._hosts[i] = self._make(self._options.shares[i])
 
     def problems(self, joined: int | None = None) -> list[str]:
-        """Say what keeps hosts from serving the driver, for the message of an error.
+        """Describe the obstacles to serving the driver, one sentence each.
 
         Args:
-            joined: how many are connected to the driver, where that is known.
-
-        Returns:
-            A sentence for each problem.
+            joined: Number of hosts that are connected to the driver. Default: unknown.
         """
         if self._is_lost():
             return ["Ray was shut down, and with it all worker hosts"]
@@ -174,9 +171,9 @@ class RayHosts:
         return found
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """End the hosts: by themselves within the limit, after the driver has said goodbye, or by force. Idempotent.
+        """Wait for the end of the hosts up to the limit, then kill them. Idempotent.
 
-        Ray itself goes on, as after everything else that uses it, until ``ray.shutdown()`` or the end of this process.
+        Ray itself continues until ``ray.shutdown()`` or the end of this process.
         """
         hosts, self._hosts = self._hosts, []
         if not hosts or self._is_lost():
@@ -192,7 +189,7 @@ class RayHosts:
         return context.get_node_id(), context.get_job_id()
 
     def _is_lost(self) -> bool:
-        """Whether Ray was shut down, and perhaps initialised again. What was asked of it would start another Ray."""
+        """Return whether Ray was shut down. Another call to Ray would then start it again."""
         return not self._ray.is_initialized() or self._current_session() != self._session
 
     def _make(self, share: int) -> _Host:
@@ -210,7 +207,7 @@ class RayHosts:
         return _Host(actor, actor.place.remote(), actor.run.remote())
 
     def _done(self, references: Sequence[Any], timeout_s: float = 0.0) -> list[int]:
-        """The indices of those that are done, after waiting until all are, up to the limit."""
+        """Return the indices of the references that are done, after waiting for all up to the limit."""
         if not references:
             return []
         done, _ = self._ray.wait(references, num_returns=len(references), timeout=timeout_s, fetch_local=False)
@@ -224,12 +221,12 @@ class RayHosts:
 
 
 def obstacle(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
-    """Say what is in the way of placing something on a node.
+    """Describe why resources cannot be placed on a node.
 
     Args:
-        need: the resources it takes.
-        nodes: the resources of each node, in use or not.
-        free: the resources of the cluster that are not in use.
+        need: Required resources.
+        nodes: Resources of each node, in use or not.
+        free: Free resources of the cluster.
 
     >>> obstacle({"CPU": 8.0}, [{"CPU": 4.0}, {"CPU": 2.0}], {"CPU": 6.0})
     'each needs CPU: 8, and no node has more than CPU: 4'
